@@ -1,0 +1,97 @@
+"""The exceptions that trainpipes raises.
+
+    TrainpipesError
+    ├── ConfigError            (ValueError)         a stage, loader or recipe got something it cannot use
+    │   └── TopologyError      (ValueError)         ranks, workers and shards do not fit together
+    ├── DataError              (ValueError)         what was read is not what it should be
+    │   ├── MissingFilesError  (FileNotFoundError)  nothing to read
+    │   ├── UnreadableError    (OSError)            files that cannot be opened or decoded
+    │   ├── SchemaError        (TypeError)          columns are missing, or have another type
+    │   └── DataChangedError   (OSError)            a file is no longer what it was when it was listed
+    ├── StateError             (ValueError)         a checkpoint does not fit this pipeline
+    └── MissingExtraError      (ImportError)        an optional package is not installed
+
+Every one states the rule, the value received and a way out, and carries what it knows
+as attributes: ``path``, ``row_group``, ``row``, ``stage``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "DataChangedError",
+    "DataError",
+    "MissingExtraError",
+    "MissingFilesError",
+    "SchemaError",
+    "StateError",
+    "TopologyError",
+    "TrainpipesError",
+    "UnreadableError",
+]
+
+
+class TrainpipesError(Exception):
+    """Base of all errors raised by trainpipes.
+
+    Attributes:
+        path: the file concerned, if any.
+        row_group: row group within ``path``, counted from 0, if known.
+        row: row within ``path``, counted from 0, if known.
+        stage: the stage that raised, as it prints in the pipeline.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        path: str | None = None,
+        row_group: int | None = None,
+        row: int | None = None,
+        stage: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.row_group = row_group
+        self.row = row
+        self.stage = stage
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ConfigError(TrainpipesError, ValueError):
+    """A stage, loader or recipe was given something it cannot use."""
+
+
+class TopologyError(ConfigError):
+    """The numbers of ranks, workers and shards do not fit together."""
+
+
+class DataError(TrainpipesError, ValueError):
+    """What was read is not what it should be."""
+
+
+class MissingFilesError(DataError, FileNotFoundError):
+    """No file matches, or a file that was listed is gone."""
+
+
+class UnreadableError(DataError, OSError):
+    """Files that cannot be opened or decoded."""
+
+
+class SchemaError(DataError, TypeError):
+    """A column is missing, or has another type than it must have."""
+
+
+class DataChangedError(DataError, OSError):
+    """A file is no longer what it was when it was listed."""
+
+
+class StateError(TrainpipesError, ValueError):
+    """A checkpoint does not fit this pipeline, is incomplete, or was damaged."""
+
+
+class MissingExtraError(TrainpipesError, ImportError):
+    """An optional package is needed and not installed."""

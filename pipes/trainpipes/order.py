@@ -1,0 +1,291 @@
+"""Who gets which rows, in which order: pure functions, no I/O, no state.
+
+The vocabulary, for an epoch of N rows cut into micro-batches of B rows:
+
+    micro-batch m   number in the one global sequence, over all ranks
+    shard s         residue class of m modulo S = num_shards: *who*
+    span g          one of G contiguous ranges of the epoch's rows: *where*   (G divides S)
+    window w        equal part of a span; its rows are permuted together
+    chunk c         rows that one of the S / G shards of a span gets at a time
+
+Micro-batch i of an epoch is chunk ``i // G`` of span ``i % G`` and belongs to shard ``i % S``.
+
+Randomness is counter-based: a permutation is a pure function of a seed and a path of names,
+made from the raw 64-bit stream of Philox-4x64 (Salmon et al., "Parallel random numbers: as easy
+as 1, 2, 3", SC'11) by a stable argsort. NumPy keeps bit streams, unlike ``Generator`` methods,
+the same over versions (NEP 19).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "IntArray",
+    "Layout",
+    "StreamLayout",
+    "count_batches",
+    "divisors",
+    "permutation",
+    "random_key",
+    "segments",
+    "slots_before",
+]
+
+IntArray = npt.NDArray[np.int64]
+
+#: Rows that a shard gets at a time where row counts are not known beforehand.
+MAX_CHUNK = 256
+
+
+def random_key(seed: int, *path: int | str) -> npt.NDArray[np.uint64]:
+    """The 128-bit Philox key of a seed and a path of names, two uint64.
+
+    >>> random_key(0, "rows", 3).tolist()
+    [11283098155838189180, 10466440962402757462]
+    """
+    text = json.dumps([seed, *path], separators=(",", ":"))
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], dtype="<u8").astype(np.uint64)
+
+
+def permutation(n: int, seed: int, *path: int | str) -> IntArray:
+    """A permutation of ``range(n)``, int64 ``[n]``: a pure function of n, seed and path.
+
+    About 60 ns a row.
+
+    >>> permutation(5, 0, "rows").tolist()
+    [0, 3, 4, 1, 2]
+    """
+    raw = np.random.Philox(key=random_key(seed, *path)).random_raw(n)
+    return np.argsort(raw, kind="stable").astype(np.int64, copy=False)
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors of ``n``, ascending.
+
+    >>> divisors(24)
+    [1, 2, 3, 4, 6, 8, 12, 24]
+    """
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def count_batches(rows: int, batch_size: int, drop_last: bool) -> int:
+    """Micro-batches in an epoch of ``rows`` rows, as a plain ``DataLoader`` counts them.
+
+    >>> count_batches(100, 32, drop_last=False), count_batches(100, 32, drop_last=True)
+    (4, 3)
+    """
+    return rows // batch_size if drop_last else -(-rows // batch_size)
+
+
+def slots_before(m: int, shard: int, num_shards: int) -> int:
+    """How many micro-batches below number ``m`` belong to ``shard``.
+
+    >>> [slots_before(10, shard, 4) for shard in range(4)]
+    [3, 3, 2, 2]
+    """
+    return max(0, -(-(m - shard) // num_shards))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an epoch of N rows is cut into spans, windows and chunks. The same in every epoch.
+
+    Args:
+        rows: N, rows in an epoch as planned (before any filter).
+        batch_size: B, rows in a micro-batch; 1 where the pipeline gives rows.
+        num_shards: S.
+        window_rows: least rows in a window where the span has as many: the shuffle's buffer.
+        span_rows: least rows in a span: the buffer again, or 1 where nothing is shuffled.
+        window_limit: most rows in a window, whatever ``window_rows`` says; None for no limit.
+        whole: True where row counts are known to the end, so that spans are cut in whole
+            micro-batches and dealt one by one; False where they are cut and dealt by rows.
+        rolling: True where a span goes on into the next epoch's without closing its last
+            micro-batch (``.repeat().batch()``); dealt in micro-batches over the epochs' joint.
+        stride: True for one span over all rows: file order.
+    """
+
+    rows: int
+    batch_size: int
+    num_shards: int
+    window_rows: int
+    span_rows: int = 1
+    window_limit: int | None = None
+    whole: bool = True
+    rolling: bool = False
+    stride: bool = False
+
+    @cached_property
+    def num_spans(self) -> int:
+        """G: the largest divisor of S for which each span has ``span_rows`` rows, else 1."""
+        if self.stride:
+            return 1
+        for spans in reversed(divisors(self.num_shards)):
+            if self._shortest(spans) >= max(1, self.span_rows):
+                return spans
+        return 1
+
+    @property
+    def sharers(self) -> int:
+        """S / G: the shards that share a span."""
+        return self.num_shards // self.num_spans
+
+    @property
+    def by_batches(self) -> bool:
+        """Whether spans are cut in whole micro-batches."""
+        return self.whole and not self.rolling
+
+    def _shortest(self, spans: int) -> int:
+        last = spans - 1
+        if self.by_batches:  # the short micro-batch may make an earlier span the shortest
+            full = count_batches(self.rows, self.batch_size, drop_last=False)
+            short = max(0, full - 1) % spans
+            return min(self._size(last, spans), self._size(short, spans))
+        return self._size(last, spans)
+
+    def _size(self, span: int, spans: int) -> int:
+        return self._start(span + 1, spans) - self._start(span, spans)
+
+    def _start(self, span: int, spans: int) -> int:
+        """First row of a span, of ``spans``: longer spans first."""
+        if not self.by_batches:
+            return span * (self.rows // spans) + min(span, self.rows % spans)
+        full = count_batches(self.rows, self.batch_size, drop_last=False)
+        start = self.batch_size * (span * (full // spans) + min(span, full % spans))
+        if full and span > (full - 1) % spans:
+            start -= -self.rows % self.batch_size
+        return start
+
+    def span(self, span: int) -> tuple[int, int]:
+        """First row of a span in the epoch's order, and the row after its last.
+
+        >>> layout = Layout(rows=100, batch_size=8, num_shards=4, window_rows=1)
+        >>> [layout.span(g) for g in range(layout.num_spans)]
+        [(0, 28), (28, 52), (52, 76), (76, 100)]
+        """
+        return self._start(span, self.num_spans), self._start(span + 1, self.num_spans)
+
+    def num_windows(self, span: int) -> int:
+        """Windows in a span: as many as have at least ``window_rows`` rows each."""
+        start, stop = self.span(span)
+        rows = stop - start
+        if rows == 0:
+            return 0
+        count = max(1, rows // max(1, self.window_rows))
+        if self.window_limit is not None:
+            count = max(count, -(-rows // self.window_limit))
+        return min(count, rows)
+
+    def window(self, span: int, window: int) -> tuple[int, int]:
+        """First row of a window, counted from the span's first, and the row after its last."""
+        start, stop = self.span(span)
+        count = self.num_windows(span)
+        return window * (stop - start) // count, (window + 1) * (stop - start) // count
+
+    def window_of(self, span: int, row: int) -> int:
+        """The window that holds a row counted from the span's first; their number past the end."""
+        start, stop = self.span(span)
+        count = self.num_windows(span)
+        if row >= stop - start:
+            return count
+        window = row * count // (stop - start)
+        while self.window(span, window)[1] <= row:
+            window += 1
+        return window
+
+    def chunk_rows(self, span: int) -> int:
+        """Rows that a shard of the span gets at a time."""
+        if self.whole:
+            return self.batch_size
+        start, stop = self.span(span)
+        return max(1, min(MAX_CHUNK, (stop - start) // (16 * self.sharers)))
+
+    def owned(self, span: int, sharer: int, window: int, rows: int, epoch: int) -> IntArray:
+        """Positions in a window's order that belong to one of the span's shards, int64, ascending.
+
+        Args:
+            span: the span.
+            sharer: which of its shards, from 0 to ``sharers - 1``.
+            window: the window within the span.
+            rows: rows in the window as it came out: fewer than planned after a filter.
+            epoch: counted from the start of the run; used when rolling.
+        """
+        if self.sharers == 1:
+            return np.arange(rows, dtype=np.int64)
+        position = np.arange(rows, dtype=np.int64)
+        if self.whole:
+            start, stop = self.span(span)
+            first = self.window(span, window)[0]
+            if self.rolling:
+                first += epoch * (stop - start)
+            chunk = (first + position) // self.batch_size
+        else:
+            chunk = position // self.chunk_rows(span) + window
+        return np.flatnonzero(chunk % self.sharers == sharer).astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True)
+class StreamLayout:
+    """How a stream of unknown length is dealt: one span, cut into windows as it comes.
+
+    Window w starts at row ``w * window_rows``; the last one may be longer or shorter.
+    Arguments as in ``Layout``.
+    """
+
+    batch_size: int
+    num_shards: int
+    window_rows: int
+    whole: bool = True
+
+    @property
+    def num_spans(self) -> int:
+        return 1
+
+    @property
+    def sharers(self) -> int:
+        return self.num_shards
+
+    def owned(self, span: int, sharer: int, window: int, rows: int, epoch: int) -> IntArray:
+        """Positions in a window's order that belong to a shard; see ``Layout.owned``."""
+        position = np.arange(rows, dtype=np.int64)
+        if self.sharers == 1:
+            return position
+        if self.whole:
+            chunk = (window * self.window_rows + position) // self.batch_size
+        else:
+            chunk = position // max(1, min(MAX_CHUNK, self.window_rows // 16)) + window
+        return np.flatnonzero(chunk % self.sharers == sharer).astype(np.int64, copy=False)
+
+
+def segments(
+    starts: IntArray, order: IntArray | None, first: int, stop: int
+) -> Sequence[tuple[int, int, int]]:
+    """The blocks, and rows within them, that make up rows ``first`` to ``stop`` of an epoch.
+
+    Args:
+        starts: rows before each block in the epoch's order, and all rows last: int64 ``[blocks + 1]``.
+        order: block at each place of the epoch's order, int64 ``[blocks]``; None for file order.
+
+    >>> segments(np.array([0, 4, 10]), np.array([1, 0]), 2, 7)
+    [(1, 2, 4), (0, 0, 3)]
+    """
+    found: list[tuple[int, int, int]] = []
+    if first >= stop:
+        return found
+    place = int(np.searchsorted(starts, first, side="right")) - 1
+    while first < stop:
+        begin, end = int(starts[place]), int(starts[place + 1])
+        if end > first:
+            block = place if order is None else int(order[place])
+            found.append((block, first - begin, min(end, stop) - begin))
+            first = end
+        place += 1
+    return found

@@ -1,0 +1,437 @@
+"""The fluent chain: an immutable record of stages that can be iterated.
+
+A ``Pipeline`` is a tuple of steps, each a stage's class and its options. It prints, compares and
+pickles as that record. Beside it, outside ``==``, hash and ``repr``, each pipeline object knows where
+its own iteration stands; a pipeline derived from it starts afresh.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.iterator import PipelineIterator, Runner
+from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.arrow import FromArrow
+from trainpipes.sources.dataset import FromDataset
+from trainpipes.sources.files import ListFiles
+from trainpipes.sources.iterable import FromIterable
+from trainpipes.sources.parquet import ReadParquet
+from trainpipes.sources.tensors import FromTensors
+from trainpipes.stages.batch import Batch
+from trainpipes.stages.collate import Collate
+from trainpipes.stages.columns import Rename, Select
+from trainpipes.stages.filter import Filter
+from trainpipes.stages.map import Map
+from trainpipes.stages.map_batches import Format, MapBatches
+from trainpipes.stages.pad_collate import PadCollate
+from trainpipes.stages.pin import Pin
+from trainpipes.stages.repeat import Repeat
+from trainpipes.stages.sharding_filter import ShardingFilter
+from trainpipes.stages.shuffle import Shuffle
+from trainpipes.stages.take import Skip, Take
+from trainpipes.stages.tokenize import Tokenize
+from trainpipes.topology import data_parallel
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from trainpipes.explain import Explanation
+    from trainpipes.map_dataset import MapDataset
+
+__all__ = [
+    "Pipeline",
+    "from_arrow",
+    "from_dataset",
+    "from_iterable",
+    "from_tensors",
+    "list_files",
+]
+
+#: A stage's class and its options, ordered.
+Step = tuple[type[Stage], dict[str, Any]]
+
+
+class Pipeline(IterableDataset[Any]):
+    """A chain of stages. Made by ``list_files`` or a ``from_...`` function, never changed.
+
+    Each ``iter()`` starts the next epoch, in another order if the pipeline shuffles. Iterators have
+    ``state_dict`` and ``load_state_dict``, and start to read at the first ``next``. A pipeline can be
+    iterated as it is, in a ``DataLoader`` or ``StatefulDataLoader`` with ``batch_size=None``, or in
+    ``trainpipes.Loader``. Stages are documented at their classes.
+
+    Args:
+        steps: the stages' classes and options.
+        ranks: rank and world size, if they are not the process's.
+    """
+
+    def __init__(self, steps: Sequence[Step], ranks: tuple[int, int] | None = None) -> None:
+        self._steps = tuple(steps)
+        self._ranks = ranks
+        self._runner = Runner(self._plan, self._data_parallel)
+
+    # The record
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Fresh stages of this chain, first one first."""
+        return tuple(cls(None, **options) for cls, options in self._steps)
+
+    def then(self, stage: Stage) -> Pipeline:
+        """This pipeline with one more stage: one of ours, or your own subclass of ``Stage``.
+
+        Args:
+            stage: the stage, made without a source.
+        """
+        if not isinstance(stage, Stage) or stage.source is not None:
+            raise ConfigError(f"then(stage) takes a stage made without a source, got {stage!r}")
+        steps = (*self._steps, (type(stage), stage.options))
+        Plan([cls(None, **options) for cls, options in steps])  # says now what does not fit
+        return Pipeline(steps, self._ranks)
+
+    def __repr__(self) -> str:
+        lines = [repr(stage) for stage in self.stages]
+        return "\n".join([lines[0], *(f"  .{line}" for line in lines[1:])])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Pipeline):
+            return NotImplemented
+        return self._ranks == other._ranks and _same(self._steps, other._steps)
+
+    def __hash__(self) -> int:
+        return hash((tuple(cls for cls, _ in self._steps), self._ranks))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker must not take itself for rank 0 of 1.
+        ranks = self._ranks if self._ranks is not None else data_parallel()
+        runner = self._runner
+        state = {"steps": self._steps, "ranks": self._ranks, "passes": runner.passes}
+        return {**state, "seen_ranks": ranks, "pending": runner.pending}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["steps"], state["ranks"])  # type: ignore[misc]
+        self._seen_ranks = state["seen_ranks"]
+        self._runner.passes = state["passes"]
+        self._runner.pending = state["pending"]
+
+    _seen_ranks: tuple[int, int] | None = None
+
+    def _data_parallel(self) -> tuple[int, int]:
+        if self._ranks is not None:
+            return self._ranks
+        if self._seen_ranks is not None and get_worker_info() is not None:
+            return self._seen_ranks
+        return data_parallel()
+
+    def _plan(self) -> Plan:
+        return Plan(self.stages)
+
+    # Stages
+
+    def read_parquet(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Pipeline:
+        """Read the rows of the listed files. See ``ReadParquet``."""
+        return self.then(ReadParquet(columns=columns, storage_options=storage_options))
+
+    def sharding_filter(
+        self, num_shards: int = 24, *, split: Literal["spans", "stride"] = "spans"
+    ) -> Pipeline:
+        """Deal the epoch to ranks and workers. See ``ShardingFilter``."""
+        return self.then(ShardingFilter(num_shards=num_shards, split=split))
+
+    def shuffle(
+        self, buffer_size: int = 40_960, *, seed: int = 0, max_bytes: int = 1 << 30
+    ) -> Pipeline:
+        """Shuffle row groups, and rows within a buffer. See ``Shuffle``."""
+        return self.then(Shuffle(buffer_size=buffer_size, seed=seed, max_bytes=max_bytes))
+
+    def map(self, fn: Callable[[Any], Any], *, version: str | None = None) -> Pipeline:
+        """Apply a function to each row, or to each batch above ``batch``. See ``Map``."""
+        return self.then(Map(fn=fn, version=version))
+
+    def map_batches(
+        self, fn: Callable[[Any], Any], *, format: Format = "arrow", version: str | None = None
+    ) -> Pipeline:
+        """Apply a function to the columns of many rows at once. See ``MapBatches``."""
+        return self.then(MapBatches(fn=fn, format=format, version=version))
+
+    def filter(
+        self, predicate: Callable[[Any], bool] | pc.Expression, *, version: str | None = None
+    ) -> Pipeline:
+        """Keep the rows for which a predicate holds. See ``Filter``."""
+        return self.then(Filter(predicate=predicate, version=version))
+
+    def select(self, *columns: str) -> Pipeline:
+        """Keep these columns. See ``Select``."""
+        return self.then(Select(columns=columns))
+
+    def rename(self, names: Mapping[str, str]) -> Pipeline:
+        """Give columns other names. See ``Rename``."""
+        return self.then(Rename(names=names))
+
+    def tokenize(
+        self,
+        tokenizer: Any,
+        columns: str | Sequence[str] | Mapping[str, str] = "text",
+        *,
+        pair: bool = False,
+        template: str | None = None,
+        max_length: int | None = None,
+        truncation_side: Literal["right", "left"] = "right",
+        add_special_tokens: bool = True,
+        eos: bool | str | int = False,
+        labels: bool | str | Sequence[str] | None = None,
+        keep_text: bool = False,
+    ) -> Pipeline:
+        """Turn text columns into token ids. See ``Tokenize``."""
+        return self.then(
+            Tokenize(
+                tokenizer=tokenizer,
+                columns=columns,
+                pair=pair,
+                template=template,
+                max_length=max_length,
+                truncation_side=truncation_side,
+                add_special_tokens=add_special_tokens,
+                eos=eos,
+                labels=labels,
+                keep_text=keep_text,
+            )
+        )
+
+    def batch(self, batch_size: int, *, drop_last: bool = False) -> Pipeline:
+        """Cut rows into micro-batches. See ``Batch``."""
+        return self.then(Batch(batch_size=batch_size, drop_last=drop_last))
+
+    def pad_collate(
+        self,
+        *,
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        padding: Literal["post", "pre"] | None = None,
+        truncating: Literal["post", "pre"] | None = None,
+        value: float | None = None,
+        mask: Mapping[str, str] | bool | None = None,
+        columns: Mapping[str, Mapping[str, Any]] | None = None,
+        dtype: torch.dtype = torch.int64,
+    ) -> Pipeline:
+        """Pad ragged columns into tensors ``[B, L]``. See ``PadCollate``."""
+        return self.then(
+            PadCollate(
+                max_length=max_length,
+                pad_to_multiple_of=pad_to_multiple_of,
+                padding=padding,
+                truncating=truncating,
+                value=value,
+                mask=mask,
+                columns=columns,
+                dtype=dtype,
+            )
+        )
+
+    def collate(
+        self,
+        fn: Callable[[Any], Any] | None = None,
+        *,
+        format: Literal["rows", "arrow", "numpy", "torch"] = "rows",
+        version: str | None = None,
+    ) -> Pipeline:
+        """Make a batch of each micro-batch by a function. See ``Collate``."""
+        return self.then(Collate(fn=fn, format=format, version=version))
+
+    def repeat(self, times: int | None = None) -> Pipeline:
+        """Go on with the next epoch in the same pass. See ``Repeat``."""
+        return self.then(Repeat(times=times))
+
+    def take(self, count: int) -> Pipeline:
+        """Give the first items of each epoch only. See ``Take``."""
+        return self.then(Take(count=count))
+
+    def skip(self, count: int) -> Pipeline:
+        """Leave out the first items of each epoch. See ``Skip``."""
+        return self.then(Skip(count=count))
+
+    def pin(self) -> Pipeline:
+        """Put batches in page-locked memory. See ``Pin``."""
+        return self.then(Pin())
+
+    def distributed(self, *, rank: int, world_size: int) -> Pipeline:
+        """This pipeline as read by one of several data-parallel ranks.
+
+        Args:
+            rank: from 0.
+            world_size: ranks in all.
+        """
+        if not 0 <= rank < world_size:
+            raise ConfigError(
+                f"distributed(rank, world_size) needs 0 <= rank < world_size, got {rank} and {world_size}"
+            )
+        return Pipeline(self._steps, (rank, world_size))
+
+    # Iteration
+
+    def __iter__(self) -> PipelineIterator:
+        if _batched_outside() and self._runner.plan.batch is not None:
+            raise ConfigError(
+                f"this pipeline makes batches itself ({self._runner.plan.batch}), and the DataLoader "
+                "would batch them again: pass batch_size=None to the DataLoader"
+            )
+        return PipelineIterator(self._runner)
+
+    def __len__(self) -> int:
+        plan = self._runner.plan
+        if not plan.known or plan.endless:
+            raise TypeError(f"this pipeline has no len(): {self._no_length()}")
+        return int(plan.pass_batches) // self._data_parallel()[1]
+
+    def _no_length(self) -> str:
+        plan = self._runner.plan
+        if plan.endless:
+            return "repeat() has no end; count steps, or give repeat(times=...)"
+        if not plan.rows_known:
+            return f"the rows of {plan.stages[0]} are not counted; list(pipe) counts them"
+        dropping = [str(s) for s in plan.before + plan.after if not s.keeps_rows]
+        what = dropping[0] if dropping else "take() or skip() on the way"
+        return f"how many rows {what} lets through is known only at the end; use estimate_len()"
+
+    def estimate_len(self) -> int:
+        """About ``len()``: exact where that is known, else as if no row were dropped. For learning
+        rate schedules.
+
+        Raises:
+            TypeError: the pipeline has no end, or its rows cannot be counted.
+        """
+        plan = self._runner.plan
+        if plan.known and not plan.endless:
+            return len(self)
+        if plan.endless or plan.epoch_rows is None:
+            raise TypeError(f"the length of this pipeline cannot be estimated: {self._no_length()}")
+        batches = plan.epoch_batches * (plan.times or 1)
+        return batches // self._data_parallel()[1]
+
+    def peek(self) -> Any:
+        """The first item that the next iteration will give, without starting one."""
+        return self._runner.peek()
+
+    def explain(self, *, world_size: int | None = None, num_workers: int = 0) -> Explanation:
+        """What will happen, before it does: files, rows, spans, shards, memory, world sizes.
+
+        Args:
+            world_size: of the run asked about; this process's if left out.
+            num_workers: DataLoader workers of each rank.
+        """
+        from trainpipes.explain import explain
+
+        world = self._data_parallel()[1] if world_size is None else world_size
+        return explain(self._runner.plan, world, num_workers)
+
+    def to_map_dataset(self, path: str | None = None) -> MapDataset:
+        """The rows of one epoch as a map-style dataset, kept once for all processes of a machine.
+
+        Args:
+            path: where to keep them; by default a file in the system's temporary folder, named
+                after the data and the stages.
+        """
+        from trainpipes.map_dataset import to_map_dataset
+
+        return to_map_dataset(self, path)
+
+    # State
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The state after the last item given by the latest iterator; of the start of the next pass
+        if there is none. None in a DataLoader's worker, whose iterator has it."""
+        return self._runner.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next ``iter()`` go on where ``state`` was taken, also in workers.
+
+        Raises:
+            StateError: it does not fit this pipeline.
+        """
+        self._runner.load(state)
+
+    def state_at(self, batches_delivered: int, *, epoch: int = 0) -> dict[str, Any]:
+        """The state after so many batches of each rank, without having kept one.
+
+        By arithmetic where row counts are known, else by running the pipeline that far.
+
+        Args:
+            batches_delivered: batches that each rank has had in that epoch.
+            epoch: which pass, from 0.
+        """
+        return self._runner.state_at(batches_delivered, epoch)
+
+
+def _batched_outside() -> bool:
+    """Whether a DataLoader that batches by itself asks for an iterator, here on the stack."""
+    frame = sys._getframe(2)
+    return frame.f_code.co_name == "__init__" and bool(frame.f_locals.get("auto_collation", False))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equality of options, also of arrays and tensors."""
+    if a is b:
+        return True
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    equals = getattr(a, "equals", None)
+    return bool(equals(b) if callable(equals) and type(a) is type(b) else a == b)
+
+
+def list_files(
+    urls: Any, *, suffix: Any = None, storage_options: Mapping[str, Any] | None = None
+) -> Pipeline:
+    """Files by path, folder, glob (also ``**``), any fsspec URL, or a list of these. See ``ListFiles``.
+
+    >>> import trainpipes as tp
+    >>> tp.list_files("data/*.parquet").read_parquet(columns=["text"]).batch(32)
+    list_files(urls='data/*.parquet')
+      .read_parquet(columns=['text'])
+      .batch(batch_size=32, drop_last=False)
+    """
+    return _start(ListFiles(urls=urls, suffix=suffix, storage_options=storage_options))
+
+
+def from_dataset(dataset: Any, sampler: Iterable[Any] | None = None) -> Pipeline:
+    """Rows of a map-style torch ``Dataset``. See ``FromDataset``."""
+    return _start(FromDataset(dataset=dataset, sampler=sampler))
+
+
+def from_arrow(table: Any) -> Pipeline:
+    """Rows of a ``pyarrow.Table`` in memory. See ``FromArrow``."""
+    return _start(FromArrow(table=table))
+
+
+def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
+    """Rows of tensors of one first dimension: tuples, or dicts if given by name. See ``FromTensors``."""
+    if tensors and named:
+        raise ConfigError("from_tensors(...) takes tensors by position or by name, got both")
+    if named:
+        return _start(FromTensors(tensors=tuple(named.values()), names=tuple(named)))
+    return _start(FromTensors(tensors=tensors))
+
+
+def from_iterable(
+    factory: Callable[[], Iterable[Any]] | Iterable[Any], *, version: str | None = None
+) -> Pipeline:
+    """Rows of what a function returns, made anew each epoch; no seeking. See ``FromIterable``."""
+    return _start(FromIterable(factory=factory, version=version))
+
+
+def _start(stage: Stage) -> Pipeline:
+    return Pipeline([(type(stage), stage.options)])

@@ -1,0 +1,97 @@
+"""One consumer: the lanes of its shards, advanced in the order of the global sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainpipes.errors import StateError
+from trainpipes.runtime.lane import ENDED, Lane
+from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.windows import Windows
+from trainpipes.state import Position, render
+from trainpipes.topology import Topology
+
+__all__ = ["Consumer"]
+
+
+class Consumer:
+    """What one worker of one rank gets, in order, from a position on.
+
+    Args:
+        plan: the pipeline's.
+        topology: which consumer this is.
+        position: where to start; its cursors may be those of all shards or of its own.
+        origin: the micro-batch from which workers took turns; where the run (re)started.
+    """
+
+    def __init__(self, plan: Plan, topology: Topology, position: Position, origin: int) -> None:
+        self._plan = plan
+        self._topology = topology
+        self._start = position
+        self._origin = origin
+        self._num_shards = plan.num_shards
+        self._windows: Windows | None = None
+        self._lanes: dict[int, Lane] = {}
+        self._texts: dict[int, str] = {}  # of lanes that have not moved since
+        self._m = position.m
+        self._stride = topology.world_size * topology.num_workers
+        self._next = topology.next_slot(position.m, origin)
+        self._end = self._last_slot()
+        self._own = self._shards()
+        self._running = set(self._own)
+        lacking = position.missing(self._own)
+        if lacking:
+            raise StateError(
+                f"a state for this consumer needs the cursors of shards {sorted(self._own)}, and "
+                f"those of {lacking} are not in it; load the states of all ranks and workers"
+            )
+
+    def _last_slot(self) -> float:
+        return self._plan.last_slot(self._topology.world_size)
+
+    def _shards(self) -> set[int]:
+        first = self._topology.next_slot(self._origin, self._origin)
+        return {m % self._num_shards for m in range(first, first + self._num_shards, self._stride)}
+
+    def __next__(self) -> Any:
+        while self._running and self._next < self._end:
+            m = self._next
+            shard = m % self._num_shards
+            lane = self._lane(shard)
+            item = lane.next()
+            if item is ENDED:
+                self._running.discard(shard)
+            self._texts.pop(shard, None)
+            self._next += self._stride
+            if item is not ENDED:
+                step = (m - self._origin) // self._topology.world_size
+                self._m = self._origin + (step + 1) * self._topology.world_size
+                return item
+        raise StopIteration
+
+    def _lane(self, shard: int) -> Lane:
+        if shard not in self._lanes:
+            if self._windows is None:
+                self._windows = self._plan.windows()
+            cursor = self._start.cursors.get(shard)
+            number = self._start.epoch
+            self._lanes[shard] = Lane(self._plan, self._windows, shard, number, cursor)
+        return self._lanes[shard]
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the data."""
+        return self._start.epoch
+
+    @property
+    def m(self) -> int:
+        """Micro-batches taken over all ranks after the last item given: its step is over."""
+        return self._m
+
+    def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The state after the last item given: of this consumer's own shards."""
+        for shard in self._own:
+            if shard not in self._texts:
+                self._texts[shard] = self._lane(shard).cursor_text()
+        position = Position(self.epoch, self._m, self._num_shards, extra=extra or {})
+        return render(position, self._plan.identity, self._texts)

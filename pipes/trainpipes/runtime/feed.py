@@ -1,0 +1,132 @@
+"""The rows of one shard, in its order: the bottom of each shard's chain.
+
+Its cursor is the epoch, the window, and the row within that window's order. Opening one reads the
+window that holds the next row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trainpipes.errors import DataError
+from trainpipes.order import IntArray, Layout, StreamLayout
+from trainpipes.runtime.run import Cursors, Run
+from trainpipes.runtime.windows import Windows
+
+__all__ = ["Feed"]
+
+
+class Feed:
+    """Runs of rows of one shard.
+
+    Args:
+        windows: where rows are read.
+        layout: how the epoch is cut and dealt.
+        slot: the shard, as the epoch at hand numbers them.
+        run_rows: most rows in a run.
+        state: where to start: ``epoch``, ``window``, ``row``, and ``stream`` for a stream that
+            can go where it says.
+        user: who asks for windows: the same number for the same shard in a process.
+        first_epoch: the epoch in which the run started.
+        last_epoch: for rows that roll on, the last epoch; None for no end. Else the one at hand.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        layout: Layout | StreamLayout,
+        slot: int,
+        run_rows: int,
+        state: dict[str, Any],
+        user: int,
+        first_epoch: int = 0,
+        last_epoch: int | None = None,
+        rolling: bool = False,
+    ) -> None:
+        self._windows = windows
+        self._layout = layout
+        self._span, self._sharer = slot % layout.num_spans, slot // layout.num_spans
+        self._run_rows = run_rows
+        self._user = user
+        self._first_epoch = first_epoch
+        self._last_epoch = last_epoch
+        self._rolling = rolling
+        self._epoch = int(state["epoch"])
+        self._window = int(state["window"])
+        self._row = int(state["row"])
+        self._stream: dict[str, Any] = state.get("stream", {})
+        self._empty_epoch = self._window == 0 and self._row == 0
+        self._ended = False
+        self._positions: IntArray | None = None  # of this shard in the window's order
+
+    def next_run(self) -> Run:
+        while not self._ended:
+            run = self._advance()
+            if run is not None:
+                self._empty_epoch = False
+                return run
+        raise StopIteration
+
+    def _advance(self) -> Run | None:
+        if self._positions is None:  # pass over a window without a row of this shard
+            planned = self._windows.planned(self._span, self._window)
+            if planned is not None and planned > 0:
+                self._positions = self._own(planned)
+                if not len(self._positions) or self._positions[-1] < self._row:
+                    self._next_window({})
+                    return None
+        window = self._windows.get(self._user, self._epoch, self._span, self._window, self._stream)
+        if window is None:
+            self._end_epoch()
+            return None
+        if self._positions is None:
+            self._positions = self._own(len(window.block))
+        start = int(np.searchsorted(self._positions, self._row))
+        positions = self._positions[start : start + self._run_rows]
+        if not len(positions):
+            self._next_window(window.after)
+            return None
+        base = self._state()
+        rows = np.concatenate([[self._row], positions + 1]).astype(np.int64)
+        if start + len(positions) < len(self._positions):
+            self._row = int(rows[-1])
+            return Run(window.take(positions), Cursors.counting(base, rows))
+        self._next_window(window.after)
+        rows[-1] = 0
+        which = np.zeros(len(rows), dtype=np.int64)
+        which[-1] = 1
+        return Run(window.take(positions), Cursors((base, self._state()), which, rows))
+
+    def _own(self, rows: int) -> IntArray:
+        epoch = self._epoch - self._first_epoch
+        return self._layout.owned(self._span, self._sharer, self._window, rows, epoch)
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"epoch": self._epoch, "window": self._window}
+        if self._stream:
+            state["stream"] = self._stream
+        return state
+
+    def _next_window(self, stream: dict[str, Any]) -> None:
+        self._window += 1
+        self._row = 0
+        self._stream = stream
+        self._positions = None
+
+    def _end_epoch(self) -> None:
+        if not self._rolling or self._epoch == self._last_epoch:
+            self._ended = True
+            return
+        if self._empty_epoch and not (self._layout.whole and isinstance(self._layout, Layout)):
+            raise DataError(
+                f"repeat() goes on for ever only where each shard gets rows: a shard of "
+                f"{self._layout.num_shards} got none in epoch {self._epoch}; lower num_shards in "
+                "sharding_filter(), or check the filter"
+            )
+        self._epoch += 1
+        self._window = self._row = 0
+        self._stream = {}
+        self._positions = None
+        self._empty_epoch = True

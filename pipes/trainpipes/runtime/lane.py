@@ -1,0 +1,172 @@
+"""One shard: its chain of stages, epoch after epoch, one item at a time, and its cursor."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainpipes.errors import DataError, TrainpipesError
+from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.run import Run, RunSource
+from trainpipes.runtime.source import Place
+from trainpipes.runtime.windows import Windows
+
+__all__ = ["ENDED", "Lane"]
+
+
+class _Ended:
+    def __repr__(self) -> str:
+        return "ENDED"
+
+
+#: What a lane gives past its last item.
+ENDED: Any = _Ended()
+
+
+class Lane:
+    """Items of one shard.
+
+    Args:
+        plan: the pipeline's.
+        windows: shared by the lanes of one process.
+        shard: which shard.
+        number: of the pass.
+        cursor: where to start, as ``cursor`` gave it; None for the pass's start.
+    """
+
+    def __init__(
+        self, plan: Plan, windows: Windows, shard: int, number: int, cursor: dict[str, Any] | None
+    ) -> None:
+        self._plan = plan
+        self._windows = windows
+        self._shard = shard
+        self._first_epoch = plan.first_epoch(number)
+        self._epoch = self._first_epoch
+        self._chain: RunSource | None = None
+        self._run: Run | None = None
+        self._items: list[Any] = []
+        self._k = 0
+        self._at = 0  # micro-batches of this epoch's slot passed
+        self._until: int | None = None
+        self._slot = 0
+        self.delivered = 0
+        self.ended = False
+        if cursor is None:
+            self._enter(self._epoch)
+            return
+        below = dict(cursor)
+        self.delivered = int(below.pop("delivered"))
+        self.ended = bool(below.pop("ended", False))
+        at = int(below.pop("at"))
+        self._epoch = self._first_epoch if plan.rolling else innermost(below)["epoch"]
+        self._slot = plan.slot(shard, self._epoch - self._first_epoch)
+        self._until = plan.chunks(self._slot)[1]
+        self._at = at
+        self._state: dict[str, Any] = below
+
+    def _enter(self, epoch: int) -> None:
+        """Stand before the first item of an epoch."""
+        plan = self._plan
+        self._epoch = epoch
+        self._slot = plan.slot(self._shard, epoch - self._first_epoch)
+        skip, self._until = plan.chunks(self._slot)
+        self._chain = self._run = None
+        if skip and plan.seekable:
+            self._state, self._at = plan.start(self._slot, epoch, skip), skip
+            return
+        self._state, self._at = plan.start(self._slot, epoch, 0), 0
+        stream = self._windows.start(epoch)
+        if stream:
+            self._state["stream"] = stream
+        for _ in range(skip):  # counts are not known: pass over items as they come
+            if self._pull() is ENDED:
+                break
+
+    def next(self) -> Any:
+        """The next item, or ENDED, and then ever after."""
+        while not self.ended:
+            item = self._pull()
+            if item is not ENDED:
+                self.delivered += 1
+                return item
+            plan = self._plan
+            if plan.rolling or plan.repeat is None or self._epoch_is_last():
+                self.ended = True
+                break
+            if self._at == 0 and not plan.known:
+                raise DataError(
+                    f"repeat() goes on for ever only where each shard gets rows: shard "
+                    f"{self._shard} of {plan.num_shards} got none in epoch {self._epoch}; lower "
+                    "num_shards in sharding_filter(), or check the filter"
+                )
+            self._enter(self._epoch + 1)
+        return ENDED
+
+    def _epoch_is_last(self) -> bool:
+        times = self._plan.times
+        return times is not None and self._epoch == self._first_epoch + times - 1
+
+    def _pull(self) -> Any:
+        if self._until is not None and self._at >= self._until:
+            return ENDED
+        if self._run is None or self._k == len(self._run):
+            if self._chain is None:
+                self._chain = self._plan.chain(
+                    self._windows, self._shard, self._slot, self._state, self._first_epoch
+                )
+            try:
+                self._run = self._chain.next_run()
+            except StopIteration:
+                return ENDED
+            except Exception as error:
+                say_where(error, self._plan)
+                raise
+            self._items = self._run.unroll()
+            self._k = 0
+        item = self._items[self._k]
+        self._items[self._k] = None  # the run does not keep what was handed over
+        self._k += 1
+        self._at += 1
+        return item
+
+    def cursor(self) -> dict[str, Any]:
+        """Where the next item starts, as plain JSON types."""
+        state = self._state if self._run is None else self._run.cursors.state(self._k)
+        cursor = {**state, "delivered": self.delivered, "at": self._at}
+        if self.ended:
+            cursor["ended"] = True
+        return cursor
+
+    def cursor_text(self) -> str:
+        """``cursor`` as compact JSON."""
+        try:
+            return json.dumps(self.cursor(), separators=(",", ":"))
+        except TypeError as error:
+            raise DataError(
+                f"a position is kept as JSON, and a node below gave a state that JSON cannot hold: {error}"
+            ) from error
+
+
+def say_where(error: Exception, plan: Plan) -> None:
+    """Add to an error that a stage marked with a row: which stage, and where the row stands."""
+    stage, row = getattr(error, "_trainpipes", (None, None))
+    if stage is None:
+        return
+    place = Place() if row is None else plan.place_of(row)
+    if isinstance(error, TrainpipesError):
+        error.path = error.path or place.path
+        error.row_group = place.row_group if error.row_group is None else error.row_group
+        error.row = place.row if error.row is None else error.row
+        error.stage = error.stage or stage
+        if row is not None:
+            error.message = f"{error.message} (at {place})"
+    else:
+        error.add_note(f"raised in {stage}" + ("" if row is None else f" at {place}"))
+    del error._trainpipes  # type: ignore[attr-defined]
+
+
+def innermost(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of the rows at the bottom of nested states."""
+    while "below" in state:
+        state = state["below"]
+    return state

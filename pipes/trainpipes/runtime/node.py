@@ -1,0 +1,116 @@
+"""A chain of stages used as torchdata nodes: run as the pipeline of the same stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchdata.nodes import BaseNode
+
+from trainpipes.runtime.block import Payload
+from trainpipes.runtime.iterator import Pass
+from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.runtime.stage import Stage
+from trainpipes.state import Position, parse
+from trainpipes.topology import Topology, data_parallel
+
+__all__ = ["FromNode", "NodeIterator"]
+
+
+class FromNode(Stage):
+    """Items of a foreign torchdata node as rows.
+
+    In: a node. Out: its items, untouched. Cursor: the node's state at the window's start, and the
+    items since. Its items are drawn in small lots, ahead of use by at most one lot.
+    """
+
+    role = "source"
+
+    def __init__(self, node: BaseNode[Any]) -> None:
+        super().__init__(None)
+        self.node = node
+
+    def open_source(self, files: Any = None) -> NodeStream:
+        return NodeStream(self.node)
+
+
+class NodeStream(RowStream):
+    """A foreign node as a stream that can go where its own state says."""
+
+    def __init__(self, node: BaseNode[Any]) -> None:
+        self._node = node
+
+    @property
+    def seekable(self) -> bool:
+        return True
+
+    def open(self, epoch: int, state: dict[str, Any] | None) -> NodeReader:
+        self._node.reset(state)
+        return NodeReader(self._node)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"node": type(self._node).__qualname__}
+
+
+class NodeReader(StreamReader):
+    """One pass over a foreign node."""
+
+    def __init__(self, node: BaseNode[Any]) -> None:
+        self._node = node
+        self._ended = False
+
+    def read(self, rows: int) -> Payload | None:
+        found: list[Any] = []
+        while len(found) < rows and not self._ended:
+            try:
+                found.append(next(self._node))
+            except StopIteration:
+                self._ended = True
+        return found or None
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._node.state_dict())
+
+
+class NodeIterator:
+    """Iteration of a chain of nodes, with torchdata's ``reset`` and state.
+
+    Args:
+        nodes: the chain, first node first; that one may be foreign.
+    """
+
+    def __init__(self, nodes: Sequence[BaseNode[Any]]) -> None:
+        stages = [n if isinstance(n, Stage) else FromNode(n) for n in nodes]
+        self._plan = Plan(stages)
+        self._number = 0
+        self._pass: Pass | None = None
+        self._consumed = False
+
+    def reset(self, state: dict[str, Any] | None) -> None:
+        plan = self._plan
+        rank, world = data_parallel()
+        topology = Topology(rank, world)
+        topology.check(plan.num_shards, plan.shard is not None)
+        if state is not None:
+            position = parse(state, plan.identity, plan.num_shards)
+            self._pass = Pass(plan, topology, position, position.m, go_on=False)
+        else:
+            if self._pass is not None and self._consumed:
+                self._number = self._pass.epoch + 1
+            self._pass = Pass(plan, topology, Position(self._number, 0, plan.num_shards), 0)
+        self._number = self._pass.epoch
+        # A state in mid-pass means that something of it was consumed.
+        self._consumed = state is not None and position.m > 0
+
+    def __next__(self) -> Any:
+        assert self._pass is not None
+        self._consumed = True
+        item = next(self._pass)
+        for stage in self._plan.place:
+            item = stage.place(item)  # type: ignore[attr-defined]
+        return item
+
+    def state_dict(self) -> dict[str, Any]:
+        assert self._pass is not None
+        return self._pass.state()

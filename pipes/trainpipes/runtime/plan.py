@@ -1,0 +1,493 @@
+"""From a record of stages to what will happen: which stage stands where, how the epoch is cut,
+and how one shard's chain is put together. Reads nothing but the source's listing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from trainpipes.errors import ConfigError, TopologyError
+from trainpipes.order import (
+    IntArray,
+    Layout,
+    StreamLayout,
+    count_batches,
+    permutation,
+    slots_before,
+)
+from trainpipes.runtime.feed import Feed
+from trainpipes.runtime.run import RunSource
+from trainpipes.runtime.source import Place, RowSource, RowStream
+from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.windows import (
+    BlockTable,
+    ListedWindows,
+    StreamWindows,
+    Windows,
+    chain_before,
+)
+
+__all__ = ["Plan"]
+
+#: Rows in a run, about; whole micro-batches where there are any.
+RUN_ROWS = 512
+#: What a pipeline that does not shuffle reads at a time, in rows and in bytes.
+READ_ROWS = 8192
+READ_BYTES = 8 << 20
+#: Epochs between the passes of an endless pipeline, so that no two passes share an order.
+PASS_EPOCHS = 1 << 20
+
+
+class Plan:
+    """What a chain of stages amounts to.
+
+    Args:
+        stages: the chain, first one first; the instances belong to the plan.
+        source: rows already listed, if another plan of the same chain has; listed anew otherwise.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], source: RowSource | RowStream | None = None
+    ) -> None:
+        self.stages = list(stages)
+        arrange(self)
+        for number, stage in enumerate(self.stages):
+            stage.bind(self.stages[:number])
+        self._source = source
+
+    # Set by ``arrange``.
+    file_stages: list[Stage]
+    before: list[Stage]
+    after: list[Stage]
+    shuffle: Stage | None
+    shard: Stage | None
+    batch: Stage | None
+    repeat: Stage | None
+    place: list[Stage]
+    skip_rows: int
+    stop_rows: int | None
+    skip_batches: int
+    stop_batches: int | None
+    rolling: bool
+    counted: list[tuple[int, Stage]]
+
+    # What the options say
+
+    @property
+    def num_shards(self) -> int:
+        return 1 if self.shard is None else int(self.shard.options["num_shards"])
+
+    @property
+    def batch_size(self) -> int:
+        return 1 if self.batch is None else int(self.batch.options["batch_size"])
+
+    @property
+    def drop_last(self) -> bool:
+        return False if self.batch is None else bool(self.batch.options["drop_last"])
+
+    @property
+    def times(self) -> int | None:
+        """Epochs in a pass; None for no end."""
+        return 1 if self.repeat is None else self.repeat.options["times"]
+
+    @property
+    def endless(self) -> bool:
+        return self.times is None
+
+    def first_epoch(self, number: int) -> int:
+        """The epoch with which pass ``number`` starts."""
+        return number * (PASS_EPOCHS if self.times is None else self.times)
+
+    # What the source says
+
+    @cached_property
+    def source(self) -> RowSource | RowStream:
+        if self._source is None:
+            first = self.stages[0]
+            if first.role == "files":
+                self._source = self.stages[len(self.file_stages)].open_source(self.file_stages)
+            else:
+                self._source = first.open_source()
+        return self._source
+
+    @cached_property
+    def blocks(self) -> BlockTable:
+        source = self.source
+        assert isinstance(source, RowSource)
+        return BlockTable(source.lengths, self.skip_rows, self.stop_rows)
+
+    @cached_property
+    def epoch_rows(self) -> int | None:
+        """Rows read in an epoch, if they are counted before they are read."""
+        if isinstance(self.source, RowSource):
+            return self.blocks.rows
+        total = self.source.length
+        if total is None:
+            return None
+        return max(
+            0, (total if self.stop_rows is None else min(total, self.stop_rows)) - self.skip_rows
+        )
+
+    @property
+    def rows_known(self) -> bool:
+        return self.epoch_rows is not None
+
+    @cached_property
+    def rows_kept(self) -> bool:
+        """Whether each row read is one that is batched."""
+        rows = self.before + [s for s in self.after_rows if s.role not in ("take", "skip")]
+        return all(stage.keeps_rows for stage in rows) and not self._counted_rows
+
+    @property
+    def after_rows(self) -> list[Stage]:
+        """Stages on rows after the dealing."""
+        if self.batch is None:
+            return self.after
+        return self.after[: self.after.index(self.batch)]
+
+    @property
+    def _counted_rows(self) -> bool:
+        return any(stage.role in ("take", "skip") for stage in self.after)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether rows are dealt in whole micro-batches."""
+        stream = isinstance(self.source, RowStream)
+        return self.rows_kept and not (self.rolling and stream and self.num_shards > 1)
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether the number of micro-batches in a pass is known, and none is missing."""
+        ragged = self.rolling and not self.endless and self.layout.num_spans > 1
+        keeps = all(stage.keeps_rows for stage in self.after)
+        return self.rows_known and self.whole and keeps and not ragged
+
+    @cached_property
+    def layout(self) -> Layout | StreamLayout:
+        buffer = None if self.shuffle is None else int(self.shuffle.options["buffer_size"])
+        source = self.source
+        if isinstance(source, RowStream):
+            # Unshuffled, a window is what is read at a time, and no stream is read far ahead.
+            rows = buffer if buffer is not None else max(self.batch_size, 1)
+            return StreamLayout(self.batch_size, self.num_shards, rows, self.whole)
+        layout = Layout(
+            rows=self.blocks.rows,
+            batch_size=self.batch_size,
+            num_shards=self.num_shards,
+            window_rows=READ_ROWS if buffer is None else buffer,
+            span_rows=1 if buffer is None else buffer,
+            whole=self.whole,
+            rolling=self.rolling,
+            stride=self.shard is not None and self.shard.options["split"] == "stride",
+        )
+        return replace(layout, window_limit=self._window_limit(layout.num_spans))
+
+    def _window_limit(self, spans: int) -> int | None:
+        assert isinstance(self.source, RowSource)
+        row_bytes = self.source.row_bytes
+        if not row_bytes:
+            return None
+        if self.shuffle is None:
+            return max(1, int(READ_BYTES // row_bytes))
+        return max(1, int(self.shuffle.options["max_bytes"] // (row_bytes * spans)))
+
+    @cached_property
+    def seed(self) -> int | None:
+        return None if self.shuffle is None else int(self.shuffle.options["seed"])
+
+    def block_order(self, epoch: int) -> IntArray | None:
+        """Order of the blocks in an epoch; None for file order."""
+        for stage in self.file_stages:
+            if stage.role == "shuffle":
+                return self._file_order(epoch, int(stage.options["seed"]))
+        if self.seed is None:
+            return None
+        return permutation(len(self.blocks.lengths), self.seed, "blocks", epoch)
+
+    def _file_order(self, epoch: int, seed: int) -> IntArray:
+        """Files in another order; row groups shuffled too where rows are."""
+        files = np.asarray(self.source.file_of_block)  # type: ignore[union-attr]
+        order = permutation(int(files.max(initial=-1)) + 1, seed, "files", epoch)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        if self.seed is not None:
+            blocks = permutation(len(files), self.seed, "blocks", epoch)
+            return blocks[np.argsort(rank[files[blocks]], kind="stable")]
+        return np.argsort(rank[files], kind="stable").astype(np.int64, copy=False)
+
+    def windows(self) -> Windows:
+        """The windows of this plan, for the shards of one process."""
+        before = chain_before(self.before)
+        if isinstance(self.source, RowStream):
+            assert isinstance(self.layout, StreamLayout)
+            cut = (self.skip_rows, self.stop_rows)
+            return StreamWindows(self.source, self.layout.window_rows, cut, self.seed, before)
+        assert isinstance(self.layout, Layout)
+        keeps = all(stage.keeps_rows for stage in self.before)
+        return ListedWindows(
+            self.source, self.blocks, self.layout, self.block_order, self.seed, before, keeps
+        )
+
+    def place_of(self, row: int) -> Place:
+        """Where a row, numbered in file order, stands."""
+        if isinstance(self.source, RowSource):
+            return self.blocks.locate(self.source, row)
+        return Place(row=row)
+
+    # Counts
+
+    @cached_property
+    def epoch_batches(self) -> int:
+        """Micro-batches of an epoch over all ranks, where counts are known."""
+        assert self.epoch_rows is not None
+        total = count_batches(self.epoch_rows, self.batch_size, self.drop_last)
+        stop = total if self.stop_batches is None else min(total, self.stop_batches)
+        return max(0, stop - self.skip_batches)
+
+    @cached_property
+    def pass_batches(self) -> float:
+        """Micro-batches of a pass over all ranks, where counts are known; inf for no end."""
+        assert self.epoch_rows is not None
+        if self.times is None:
+            return math.inf if self.epoch_batches or (self.rolling and self.epoch_rows) else 0
+        if self.rolling:
+            return count_batches(self.epoch_rows * self.times, self.batch_size, self.drop_last)
+        return self.epoch_batches * self.times
+
+    def last_slot(self, world_size: int) -> float:
+        """The micro-batch after the last one of a pass; inf where that is not known. Several ranks
+        deliver the same number each, so the last few may be left out."""
+        if self.known:
+            total = self.pass_batches
+            return total if math.isinf(total) else total // world_size * world_size
+        if world_size > 1 and not self.endless:
+            raise TopologyError(
+                "row counts of this pipeline are not known beforehand, so that several ranks would end "
+                f"an epoch at different steps and hang, got {world_size} ranks: add .repeat() and "
+                "count steps"
+            )
+        if self.stop_batches is not None and self.repeat is None:
+            return max(0, self.stop_batches - self.skip_batches)
+        return math.inf
+
+    # One shard
+
+    def slot(self, shard: int, epoch: int) -> int:
+        """Which of the epoch's own S sequences a shard takes: epochs of K micro-batches follow
+        each other in m, and K need not be a multiple of S."""
+        shift = self.skip_batches
+        if self.repeat is not None and not self.rolling and self.known:
+            shift -= epoch * self.epoch_batches
+        return (shard + shift) % self.num_shards
+
+    def chunks(self, slot: int) -> tuple[int, int | None]:
+        """First of a slot's micro-batches that an epoch delivers, and the one after its last."""
+        skipped = slots_before(self.skip_batches, slot, self.num_shards)
+        if self.stop_batches is None:
+            return skipped, None
+        return skipped, max(skipped, slots_before(self.stop_batches, slot, self.num_shards))
+
+    def start(self, slot: int, epoch: int, skip: int) -> dict[str, Any]:
+        """The state of a chain at the first row of an epoch, or after ``skip`` micro-batches of
+        the slot where rows can be counted."""
+        row = window = 0
+        if skip:
+            layout = self.layout
+            assert isinstance(layout, Layout)
+            span = slot % layout.num_spans
+            chunk = skip * layout.sharers + slot // layout.num_spans
+            row = chunk * self.batch_size
+            window = layout.window_of(span, row)
+            if window < layout.num_windows(span):
+                row -= layout.window(span, window)[0]
+            else:
+                row = 0
+        return {"epoch": epoch, "window": window, "row": row}
+
+    def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
+        """The cursor of a shard after ``m`` micro-batches of a pass over all ranks, by arithmetic
+        (``seekable`` only)."""
+        delivered = slots_before(m, shard, self.num_shards)
+        first = self.first_epoch(number)
+        epoch = first
+        passed = m
+        if self.repeat is not None and self.epoch_batches:
+            epoch = first + passed // self.epoch_batches
+            if self.times is not None:
+                epoch = min(epoch, first + self.times - 1)
+            passed = m - (epoch - first) * self.epoch_batches
+        slot = self.slot(shard, epoch - first)
+        at = slots_before(passed + self.skip_batches, slot, self.num_shards)
+        return {**self.start(slot, epoch, at), "delivered": delivered, "at": at}
+
+    @property
+    def seekable(self) -> bool:
+        """Whether a micro-batch's first row follows from its number."""
+        return self.known and not self.rolling and isinstance(self.layout, Layout)
+
+    def chain(
+        self, windows: Windows, shard: int, slot: int, state: dict[str, Any], first_epoch: int
+    ) -> RunSource:
+        """The stages of one shard above its rows, opened at ``state``."""
+        last_epoch = None if self.times is None else first_epoch + self.times - 1
+
+        def open_at(level: int, at: dict[str, Any]) -> RunSource:
+            if level == 0:
+                return Feed(
+                    windows, self.layout, slot, self.run_rows, at, shard,
+                    first_epoch, last_epoch, self.rolling,
+                )  # fmt: skip
+            return self.after[level - 1].begin(lambda below: open_at(level - 1, below), at)
+
+        return open_at(len(self.after), state)
+
+    @cached_property
+    def run_rows(self) -> int:
+        """Rows in a run: few where Python is called for each, so that the first one comes soon."""
+        if any(stage.per_row for stage in self.after):
+            return max(self.batch_size, 8) if self.batch is None else self.batch_size
+        if self.batch is None:
+            return RUN_ROWS // 2
+        return self.batch_size * max(1, RUN_ROWS // self.batch_size)
+
+    # Identity
+
+    @cached_property
+    def identity(self) -> str:
+        """What a state must agree on with the pipeline that loads it, as JSON."""
+        shaping = [s for s in self.stages if s.role not in ("place", "files")]
+        places = {
+            "reader": 0,
+            "source": 0,
+            "shard": 1,
+        }  # where it stands in a chain changes nothing
+        shaping.sort(key=lambda s: places.get(s.role, 2))
+        stages = [stage.identity() for stage in shaping]
+        return json.dumps(
+            {"data": self.source.fingerprint(), "stages": stages}, separators=(",", ":")
+        )
+
+
+def arrange(plan: Plan) -> None:
+    """Sort the stages of a chain into a plan's parts, or say why they do not make one."""
+    stages = plan.stages
+    if not stages or stages[0].role not in ("files", "source"):
+        raise ConfigError(
+            "a pipeline starts with rows: list_files(...), from_dataset(...), from_arrow(...), "
+            f"from_tensors(...) or from_iterable(...), got {stages[0] if stages else 'no stage'}"
+        )
+    reader = next((n for n, s in enumerate(stages) if s.role == "reader"), 0)
+    plan.file_stages = stages[:reader]
+    for stage in plan.file_stages[1:]:
+        if stage.role not in ("shuffle", "shard") and stage.name != "filter":
+            raise ConfigError(
+                f"{stage} cannot stand on file paths; put it after {stages[reader].name}()"
+            )
+    plan.shuffle = plan.batch = plan.repeat = plan.shard = None
+    plan.before, plan.after, plan.place = [], [], []
+    plan.skip_rows, plan.stop_rows = 0, None
+    plan.skip_batches, plan.stop_batches = 0, None
+    plan.rolling, plan.counted = False, []
+    for stage in plan.file_stages:
+        if stage.role == "shard":
+            plan.shard = once(plan.shard, stage)
+    for stage in stages[reader + 1 :]:
+        _arrange_one(plan, stage)
+    if plan.shuffle is not None and getattr(stages[0], "orders_rows", False):
+        raise ConfigError(
+            f"{stages[0]} orders the rows itself, and so does {plan.shuffle}: leave one out"
+        )
+    _move_up(plan)
+    late = stages[0].late()
+    if late is not None:
+        (plan.before or plan.after).insert(0, late)
+    if any(s.role in ("take", "skip") for s in plan.after) and plan.num_shards > 1:
+        found = next(s for s in plan.after if s.role in ("take", "skip"))
+        raise ConfigError(
+            f"{found} of a sharded pipeline stands directly after the source (rows in file order) "
+            "or after batch() (micro-batches): elsewhere each shard would count for itself"
+        )
+
+
+def _arrange_one(plan: Plan, stage: Stage) -> None:
+    role = stage.role
+    if role == "shuffle":
+        if plan.batch is not None:
+            raise ConfigError(f"{stage} orders rows: put it before batch()")
+        plan.shuffle = once(plan.shuffle, stage)
+        plan.before, plan.after = plan.before + plan.after, []
+        if any(s.role in ("take", "skip") for s in plan.before):
+            raise ConfigError(
+                "take() and skip() before a shuffle stand directly after the source, where rows "
+                "are counted in file order; here a stage that drops rows stands between"
+            )
+    elif role == "shard":
+        plan.shard = once(plan.shard, stage)
+    elif role == "batch":
+        plan.batch = once(plan.batch, stage)
+        plan.rolling = plan.repeat is not None
+        for place, counted in reversed(plan.counted):  # they counted rows, not micro-batches
+            plan.after.insert(place, counted)
+        plan.counted, plan.skip_batches, plan.stop_batches = [], 0, None
+        plan.after.append(stage)
+    elif role == "repeat":
+        plan.repeat = once(plan.repeat, stage)
+    elif role in ("take", "skip"):
+        _arrange_count(plan, stage)
+    elif role == "place":
+        plan.place.append(stage)
+    elif role in ("rows", "finish"):
+        plan.after.append(stage)
+    else:
+        raise ConfigError(f"{stage} starts a pipeline; it cannot stand above another stage")
+
+
+def _move_up(plan: Plan) -> None:
+    """Let stages that treat each row by itself and keep them all wait until rows are dealt: what
+    comes out is the same, and a consumer works on its own rows only."""
+    if plan.shuffle is None:
+        return
+    last = max((n for n, s in enumerate(plan.before) if not s.keeps_rows), default=-1)
+    plan.before, moved = plan.before[: last + 1], plan.before[last + 1 :]
+    plan.after = moved + plan.after
+    plan.counted = [(place + len(moved), stage) for place, stage in plan.counted]
+
+
+def _arrange_count(plan: Plan, stage: Stage) -> None:
+    """A take or skip: of rows in file order, of micro-batches, or on the way."""
+    count = int(stage.options["count"])
+    above = plan.after
+    if plan.repeat is not None:
+        raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")
+    in_file_order = plan.batch is None and plan.shuffle is None
+    if in_file_order and all(s.keeps_rows and s.role == "rows" for s in above):
+        if stage.role == "skip":
+            plan.skip_rows += count
+        else:
+            stop = plan.skip_rows + count
+            plan.stop_rows = stop if plan.stop_rows is None else min(plan.stop_rows, stop)
+        return
+    items = above if plan.batch is None else above[above.index(plan.batch) :]
+    counted = all(s.keeps_rows for s in items)
+    if counted and (plan.batch is not None or plan.shuffle is not None):
+        if plan.batch is None:
+            plan.counted.append((len(above), stage))
+        if stage.role == "skip":
+            plan.skip_batches += count
+        else:
+            stop = plan.skip_batches + count
+            plan.stop_batches = stop if plan.stop_batches is None else min(plan.stop_batches, stop)
+        return
+    plan.after.append(stage)
+
+
+def once(found: Stage | None, stage: Stage) -> Stage:
+    if found is not None:
+        raise ConfigError(f"a pipeline has one {stage.name}(), got {found} and {stage}")
+    return stage

@@ -1,0 +1,114 @@
+"""What a pipeline needs of the place its rows come from.
+
+A ``RowSource`` lists its blocks (row groups, ranges of indices) before anything is read, so that
+the epoch can be planned, shuffled and dealt by numbers alone. A ``RowStream`` cannot: it is read
+from the start, and a resume skips.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainpipes.order import IntArray
+from trainpipes.runtime.block import Payload
+
+__all__ = ["Place", "Reader", "RowSource", "RowStream", "StreamReader"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row stands, for messages."""
+
+    path: str | None = None
+    row_group: int | None = None
+    row: int | None = None
+
+    def __str__(self) -> str:
+        parts = [] if self.path is None else [self.path]
+        if self.row_group is not None:
+            parts.append(f"row group {self.row_group}")
+        if self.row is not None:
+            parts.append(f"row {self.row}")
+        return ", ".join(parts) or "an unknown row"
+
+
+class Reader(Protocol):
+    """Reads one span's blocks. Reading on where the last call ended costs nothing extra."""
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        """Rows ``start`` to ``stop`` of a block."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RowSource(ABC):
+    """Rows whose blocks are known before they are read.
+
+    Attributes:
+        lengths: rows in each block, in file order, int64 ``[blocks]``.
+        row_bytes: bytes of an average row in memory, as far as it can be told; None if unknown.
+    """
+
+    lengths: IntArray
+    row_bytes: float | None = None
+
+    @abstractmethod
+    def reader(self) -> Reader:
+        """A reader with a place of its own. Readers may be used by different threads."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the data, of plain JSON types: two sources that differ in rows or
+        their order differ here. Counts come before digests, so that a message names them."""
+
+    def place(self, block: int, row: int) -> Place:
+        """Where row ``row`` of a block stands."""
+        return Place(row_group=block, row=row)
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Lines for ``explain()``: what, how much."""
+        return []
+
+
+class StreamReader(ABC):
+    """One pass over a stream."""
+
+    @abstractmethod
+    def read(self, rows: int) -> Payload | None:
+        """The next ``rows`` rows, fewer at the end, None past it."""
+
+    def state(self) -> dict[str, Any]:
+        """Where the next ``read`` starts, for streams that can go there; else empty."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027  (nothing to close is the usual case)
+        """Let go of what the pass holds."""
+
+
+class RowStream(ABC):
+    """Rows that come one after the other and cannot be listed."""
+
+    @property
+    def length(self) -> int | None:
+        """Rows in each epoch, if they can be told."""
+        return None
+
+    @abstractmethod
+    def open(self, epoch: int, state: dict[str, Any] | None) -> StreamReader:
+        """A pass from its start, or from where an earlier pass's ``state()`` says."""
+
+    @property
+    def seekable(self) -> bool:
+        """Whether ``state()`` leads back without reading again from the start."""
+        return False
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the stream, of plain JSON types."""
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Lines for ``explain()``: what, how much."""
+        return []

@@ -1,0 +1,217 @@
+"""The one class that every stage is: a step of a pipeline, and a torchdata node.
+
+As a step it is a record of options, and ``begin`` puts it above a shard's rows. As a node it can
+stand alone, below or above torchdata's own nodes, and in ``torchdata.nodes.Loader``; the chain
+that ends in it then runs exactly as the pipeline of the same stages would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.runtime.run import Run, RunSource
+from trainpipes.runtime.source import RowSource, RowStream
+
+__all__ = ["OpenState", "Role", "Stage", "identify"]
+
+Role = Literal[
+    "files",  # lists files; first in a chain
+    "reader",  # turns files into a source of rows
+    "source",  # rows from elsewhere; first in a chain
+    "rows",  # each row by itself: may stand before or after a shuffle, and above batches
+    "shuffle",
+    "shard",
+    "batch",  # cuts rows into micro-batches
+    "finish",  # micro-batches to what the training loop gets
+    "repeat",
+    "take",
+    "skip",
+    "place",  # where finished batches lie: pinned memory, a device
+]
+
+#: Opens the rows below a stage at a state of theirs.
+OpenState = Callable[[dict[str, Any]], RunSource]
+
+
+class Stage(BaseNode[Any]):
+    """One step of a pipeline.
+
+    A stage of your own with role "rows" or "finish" defines ``process``. Its options go to
+    ``super().__init__`` by name; they are what the pipeline records, prints, compares and pickles.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        options: the options as given.
+
+    Attributes:
+        role: what the stage is to the plan.
+        keeps_rows: whether as many rows come out as go in, each made of the one it stands for.
+        per_row: whether it calls Python for each row, so that it is given few at a time.
+        free: options that change how the stage runs and not what comes out of it.
+    """
+
+    role: ClassVar[Role] = "rows"
+    keeps_rows: bool = True
+    per_row: bool = False
+    free: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, source: BaseNode[Any] | None = None, **options: Any) -> None:
+        super().__init__()
+        if source is not None and not isinstance(source, BaseNode):
+            raise ConfigError(
+                f"{type(self).__name__}(source, ...) stands above a node, got {source!r}; "
+                "options are given by name"
+            )
+        self.source = source
+        self.options = options
+        self._iterator: Any = None
+
+    # As a step
+
+    @property
+    def name(self) -> str:
+        """The stage's name in a chain: its class in snake case."""
+        return snake_case(type(self).__name__)
+
+    def process(self, run: Run) -> Run:
+        """What comes out for what goes in; for stages without a place of their own.
+
+        Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, never added or reordered.
+        """
+        raise ConfigError(f"{self} has neither process() nor begin()")
+
+    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
+        """The runs of one shard from this stage, opened at ``state``.
+
+        Args:
+            open_below: opens the rows below at a state of theirs.
+            state: a state that a run of this stage gave, or one of the rows' own at the start.
+        """
+        return _Processed(self, open_below(state))
+
+    def bind(self, below: Sequence[Stage]) -> None:
+        """Look at the stages below, first one first, before anything runs."""
+
+    def identity(self) -> dict[str, Any]:
+        """The stage's name and the options that shape rows or their order, of JSON types."""
+        shaped = {k: identify(v) for k, v in self.options.items() if k not in self.free}
+        return {"stage": self.name, **{k: v for k, v in shaped.items() if v is not None}}
+
+    def open_source(self, files: Any = None) -> RowSource | RowStream:
+        """The rows of a stage with role "reader" (of these files) or "source"."""
+        raise ConfigError(f"{self} does not read rows")
+
+    def late(self) -> Stage | None:
+        """What turns the source's keys into rows, as late as it can: after they are dealt."""
+        return None
+
+    def __repr__(self) -> str:
+        shown = [f"{k}={show(v)}" for k, v in self.options.items() if v is not None]
+        return f"{self.name}({', '.join(shown)})"
+
+    # As a node
+
+    def chain(self) -> list[BaseNode[Any]]:
+        """The nodes that end in this one, first one first; a foreign node ends the walk down."""
+        nodes: list[BaseNode[Any]] = [self]
+        while isinstance(nodes[-1], Stage) and nodes[-1].source is not None:
+            nodes.append(nodes[-1].source)
+        return nodes[::-1]
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        from trainpipes.runtime.node import NodeIterator  # a node runs what it is the end of
+
+        if self._iterator is None:
+            self._iterator = NodeIterator(self.chain())
+        self._iterator.reset(initial_state)
+
+    def next(self) -> Any:
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._iterator.state_dict()
+        return state
+
+
+class _Processed:
+    """The runs below, each put through a stage."""
+
+    def __init__(self, stage: Stage, below: RunSource) -> None:
+        self._stage = stage
+        self._below = below
+
+    def next_run(self) -> Run:
+        dropping: dict[str, Any] | None = None
+        while True:
+            below = self._below.next_run()
+            run = self._stage.process(below)
+            if len(run):
+                return run
+            at = below.cursors.state(0)
+            if dropping is None:
+                dropping = at
+            elif at.get("epoch", 0) > dropping.get("epoch", 0) + 1:
+                raise DataError(
+                    f"{self._stage} let no row of a whole epoch through, and under repeat() would look "
+                    "for one for ever: check its condition",
+                    stage=str(self._stage),
+                )
+
+
+def snake_case(name: str) -> str:
+    """``PadCollate`` -> ``pad_collate``."""
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+def show(value: Any) -> str:
+    """A short form of an option for ``repr``: functions by name, file and line."""
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        name = getattr(value, "__qualname__", "?").replace("<locals>.", "")
+        return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
+
+
+def identify(value: Any) -> Any:
+    """What stands for an option in a fingerprint: plain values as they are, functions by module
+    and qualified name, arrays and bytes by their content, other objects by what their
+    ``fingerprint()`` says, else by their type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): identify(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [identify(v) for v in value]
+    if isinstance(value, set | frozenset):
+        return sorted((identify(v) for v in value), key=repr)
+    if isinstance(value, bytes):
+        return f"sha256:{hashlib.sha256(value).hexdigest()[:16]}"
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
+        return f"{value.dtype}{list(value.shape)}:{digest}"
+    if hasattr(value, "fingerprint"):
+        return json.loads(json.dumps(value.fingerprint()))
+    qualified = getattr(value, "__qualname__", None)
+    if qualified is not None:
+        return f"{getattr(value, '__module__', '?')}.{qualified}"
+    inner = getattr(value, "func", None)  # functools.partial
+    if inner is not None:
+        return {"function": identify(inner), "arguments": identify([value.args, value.keywords])}
+    return f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"
+
+
+def stable_text(value: Any) -> str:
+    """``str`` of a value whose class defines one (a dtype, an expression), else nothing."""
+    cls = type(value)
+    return "" if cls.__repr__ is object.__repr__ and cls.__str__ is object.__str__ else str(value)

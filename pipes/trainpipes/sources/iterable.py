@@ -1,0 +1,102 @@
+"""``from_iterable``: rows of anything that can be iterated, from its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.block import Payload
+from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.runtime.stage import Stage, identify
+
+__all__ = ["FromIterable"]
+
+
+class FromIterable(Stage):
+    """Rows of an iterable that is made anew for each epoch.
+
+    Out: the items, untouched. Cursor: a count. There is no seeking: a resume makes the iterable again
+    and passes over the items already used, and with ``sharding_filter`` every consumer reads all of
+    it. The same factory must give the same items in the same order each time.
+
+    Args:
+        factory: function without arguments that returns a fresh iterable; or a re-iterable object
+            such as a list or an ``IterableDataset``.
+        version: names the factory in checkpoints instead of its module and name.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_iterable(lambda: (i * i for i in range(4))))
+    [0, 1, 4, 9]
+    """
+
+    role = "source"
+
+    def __init__(
+        self,
+        source: None = None,
+        factory: Callable[[], Iterable[Any]] | Iterable[Any] | None = None,
+        *,
+        version: str | None = None,
+    ) -> None:
+        if isinstance(factory, Iterator):
+            raise ConfigError(
+                "from_iterable(factory) takes a function that returns a fresh iterable, got an iterator "
+                f"({type(factory).__name__}), which is empty after one epoch: pass lambda: ... instead"
+            )
+        if not callable(factory) and not isinstance(factory, Iterable):
+            raise ConfigError(
+                f"from_iterable(factory) takes a function that returns an iterable, got {factory!r}"
+            )
+        super().__init__(source, factory=factory, version=version)
+        self._factory = factory
+
+    def open_source(self, files: Any = None) -> IterableStream:
+        assert self._factory is not None
+        return IterableStream(self._factory, self.options["version"])
+
+    def identity(self) -> dict[str, Any]:
+        return {"stage": self.name}
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        return text if len(text) < 120 else f"from_iterable({type(self._factory).__name__})"
+
+
+class IterableStream(RowStream):
+    """An iterable made anew for each pass."""
+
+    def __init__(
+        self, factory: Callable[[], Iterable[Any]] | Iterable[Any], version: str | None
+    ) -> None:
+        self._factory = factory
+        self._version = version
+
+    def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
+        factory = self._factory
+        if callable(factory) and not isinstance(factory, IterableDataset):
+            return IterableReader(iter(factory()))
+        assert isinstance(factory, Iterable)
+        return IterableReader(iter(factory))
+
+    def fingerprint(self) -> dict[str, Any]:
+        if self._version is not None:
+            return {"iterable": f"version {self._version}"}
+        factory = self._factory
+        return {"iterable": identify(factory) if callable(factory) else type(factory).__qualname__}
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [("rows", "an iterable: not counted; a resume passes over the rows already used")]
+
+
+class IterableReader(StreamReader):
+    """One pass over an iterable."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def read(self, rows: int) -> Payload | None:
+        return list(islice(self._items, rows)) or None

@@ -1,0 +1,106 @@
+"""``from_tensors``: rows of tensors in memory, as ``TensorDataset`` has them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.block import TensorRows
+from trainpipes.runtime.source import Place, Reader, RowSource
+from trainpipes.runtime.stage import Stage
+
+__all__ = ["FromTensors"]
+
+BLOCK_ROWS = 8192
+
+
+class FromTensors(Stage):
+    """Rows of tensors that share their first dimension.
+
+    Out: tuples of tensors, or dicts where the tensors are given by name. Cursor: a row number. Costs
+    the tensors; batches are gathered, not stacked row by row.
+
+    Args:
+        tensors: each ``[N, ...]``, as tensors, arrays or lists of numbers.
+        names: a name for each, or None for tuples.
+
+    Raises:
+        ConfigError: first dimensions differ.
+
+    >>> import torch, trainpipes as tp
+    >>> x, y = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 0])
+    >>> list(tp.from_tensors(x, y).batch(2).collate())[1]
+    [tensor([[4., 5.]]), tensor([0])]
+    """
+
+    role = "source"
+
+    def __init__(
+        self,
+        source: None = None,
+        tensors: tuple[Any, ...] = (),
+        names: tuple[str, ...] | None = None,
+    ) -> None:
+        if not tensors:
+            raise ConfigError("from_tensors(...) takes one tensor or more, got none")
+        converted = tuple(torch.as_tensor(t) for t in tensors)
+        shapes = [tuple(t.shape) for t in converted]
+        if any(not s for s in shapes) or len({s[0] for s in shapes}) > 1:
+            raise ConfigError(
+                f"from_tensors(...) takes tensors of one and the same first dimension, got shapes {shapes}"
+            )
+        super().__init__(source, tensors=converted, names=names)
+        self._rows = TensorRows(converted, names)
+
+    def open_source(self, files: Any = None) -> TensorSource:
+        return TensorSource(self._rows)
+
+    def identity(self) -> dict[str, Any]:
+        return {"stage": self.name}
+
+    def __repr__(self) -> str:
+        shapes = [
+            f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in self._rows.tensors
+        ]
+        if self._rows.names is not None:
+            shapes = [f"{n}={s}" for n, s in zip(self._rows.names, shapes, strict=True)]
+        return f"from_tensors({', '.join(shapes)})"
+
+
+class TensorSource(RowSource):
+    """Tensors in memory, in blocks."""
+
+    def __init__(self, rows: TensorRows) -> None:
+        self._rows = rows
+        self._starts = np.arange(0, max(1, len(rows)), BLOCK_ROWS, dtype=np.int64)
+        self.lengths = np.diff(np.append(self._starts, len(rows)))
+        total = sum(t.nbytes for t in rows.tensors)
+        self.row_bytes = total / len(rows) if len(rows) else None
+
+    def reader(self) -> Reader:
+        return self
+
+    def read(self, block: int, start: int, stop: int) -> TensorRows:
+        first = int(self._starts[block])
+        return self._rows.slice(first + start, first + stop)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def place(self, block: int, row: int) -> Place:
+        return Place(row=int(self._starts[block]) + row)
+
+    def fingerprint(self) -> dict[str, Any]:
+        shapes = [f"{t.dtype}{list(t.shape)}" for t in self._rows.tensors]
+        digest = hashlib.sha256()
+        for tensor in self._rows.tensors:
+            for row in tensor[:: max(1, len(self._rows) // 4)][:5]:
+                digest.update(repr(row.tolist()).encode())
+        return {"rows": len(self._rows), "tensors": shapes, "sample": digest.hexdigest()[:16]}
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [("rows", f"{len(self._rows):,}")]

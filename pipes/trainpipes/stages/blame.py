@@ -1,0 +1,36 @@
+"""Tells whoever catches an error of a user's function which row it was about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+
+__all__ = ["blame", "each"]
+
+
+def each(stage: Stage, fn: Callable[[Any], Any], run: Run, first: int = 0) -> list[Any]:
+    """``fn`` of every item of a run from ``first`` on; an error names the stage and the row."""
+    results: list[Any] = []
+    append = results.append
+    items = run.unroll()
+    try:
+        for item in items[first:] if first else items:
+            append(fn(item))
+    except Exception as error:
+        ids = run.row_ids(first + len(results))
+        blame(error, stage, int(ids[0]) if len(ids) else None)
+        raise
+    return results
+
+
+def blame(error: BaseException, stage: Stage, row: int | None) -> None:
+    """Mark an error with the stage and the number of the row it is about.
+
+    The number is of the row in file order; where it stands (file, row group, row) is looked up
+    when the error leaves the pipeline.
+    """
+    if not hasattr(error, "_trainpipes"):
+        error._trainpipes = (str(stage), row)  # type: ignore[attr-defined]

@@ -1,0 +1,78 @@
+"""``select`` and ``rename``: which columns go on, and what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.columns import table_of
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+from trainpipes.stages.naming import need_columns
+
+__all__ = ["Rename", "Select"]
+
+
+class Select(Stage):
+    """Keeps some columns, in the order given.
+
+    In: rows with columns. Out: the same rows, fewer columns. Cursor: none of its own. Costs nothing.
+    Columns that no stage needs are better not read at all: ``read_parquet(columns=...)``.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        columns: names to keep.
+
+    Raises:
+        SchemaError: a column is not there; names the nearest.
+    """
+
+    role = "rows"
+
+    def __init__(self, source: BaseNode[Any] | None = None, columns: Sequence[str] = ()) -> None:
+        names = [columns] if isinstance(columns, str) else list(columns)
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"select(columns) takes one column name or more, got {columns!r}")
+        super().__init__(source, columns=names)
+        self._columns = names
+
+    def process(self, run: Run) -> Run:
+        table = table_of(run.block.data, self)
+        need_columns(table.column_names, self._columns, self)
+        return run.with_block(run.block.with_data(table.select(self._columns)))
+
+
+class Rename(Stage):
+    """Gives columns other names.
+
+    In: rows with columns. Out: the same rows. Cursor: none of its own. Costs nothing.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        names: new name of each old one.
+
+    Raises:
+        SchemaError: a column is not there, or a new name is taken.
+    """
+
+    role = "rows"
+
+    def __init__(
+        self, source: BaseNode[Any] | None = None, names: Mapping[str, str] | None = None
+    ) -> None:
+        if not names or not all(isinstance(n, str) for pair in names.items() for n in pair):
+            raise ConfigError(f"rename(names) takes a dict of old names to new ones, got {names!r}")
+        super().__init__(source, names=dict(names))
+        self._names = dict(names)
+
+    def process(self, run: Run) -> Run:
+        table = table_of(run.block.data, self)
+        need_columns(table.column_names, list(self._names), self)
+        renamed = [self._names.get(name, name) for name in table.column_names]
+        twice = sorted({name for name in renamed if renamed.count(name) > 1})
+        if twice:
+            raise ConfigError(f"{self}: columns need different names, got {twice} twice")
+        return run.with_block(run.block.with_data(table.rename_columns(renamed)))

@@ -1,0 +1,91 @@
+"""``filter``: keep the items for which something holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.runtime.columns import table_of
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+from trainpipes.stages.blame import each
+
+__all__ = ["Filter"]
+
+
+class Filter(Stage):
+    """Keeps the rows for which a predicate holds; above a batch, the batches.
+
+    In: rows or items. Out: those kept, unchanged and in order. Cursor: none of its own. A
+    ``pyarrow.compute`` expression costs nanoseconds a row, a Python function a call a row. How
+    many rows an epoch has is then not known beforehand: ``len()`` is not there, and several ranks
+    need ``.repeat()``.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        predicate: function of one item returning a bool, or a ``pyarrow.compute`` expression over
+            columns, null counting as False.
+        version: names the function in checkpoints; see ``map``.
+
+    >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp
+    >>> pipe = tp.from_arrow(pa.table({"x": [1, 2, 3]}))
+    >>> list(pipe.filter(pc.field("x") > 1))
+    [{'x': 2}, {'x': 3}]
+    """
+
+    role = "rows"
+    keeps_rows = False
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        predicate: Callable[[Any], bool] | pc.Expression | None = None,
+        *,
+        version: str | None = None,
+    ) -> None:
+        if not isinstance(predicate, pc.Expression) and not callable(predicate):
+            raise ConfigError(
+                "filter(predicate) takes a function of one row or a pyarrow.compute expression, "
+                f"got {predicate!r}"
+            )
+        super().__init__(source, predicate=predicate, version=version)
+        self.predicate = predicate
+        self.per_row = not isinstance(predicate, pc.Expression)
+
+    def identity(self) -> dict[str, Any]:
+        identity = super().identity()
+        if isinstance(self.predicate, pc.Expression):
+            identity["predicate"] = str(self.predicate)
+        elif self.options["version"] is not None:
+            identity["predicate"] = f"version {identity.pop('version')}"
+        return identity
+
+    def process(self, run: Run) -> Run:
+        mask = self._holds(run) if isinstance(self.predicate, pc.Expression) else self._asked(run)
+        return run if mask.all() else run.pick(np.flatnonzero(mask).astype(np.int64))
+
+    def _asked(self, run: Run) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        assert callable(self.predicate)
+        return np.fromiter(
+            map(bool, each(self, self.predicate, run)), dtype=np.bool_, count=len(run)
+        )
+
+    def _holds(self, run: Run) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        if run.bounds is not None:
+            raise ConfigError(f"{self}: an expression is about rows; put it before batch()")
+        table = table_of(run.block.data, self)
+        try:
+            kept = table.append_column("", pa.array(np.arange(len(table)))).filter(self.predicate)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
+            raise SchemaError(
+                f"{self} cannot be asked of columns {table.column_names}: {error}", stage=str(self)
+            ) from error
+        mask = np.zeros(len(table), dtype=np.bool_)
+        mask[kept.column(table.num_columns).to_numpy()] = True
+        return mask

@@ -1,0 +1,87 @@
+"""``map_batches``: a function on whole columns, of any number of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.runtime.block import Payload
+from trainpipes.runtime.columns import from_columns, table_of, to_columns
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+from trainpipes.stages.blame import blame
+from trainpipes.stages.map import named
+
+__all__ = ["Format", "MapBatches"]
+
+Format = Literal["arrow", "numpy", "torch"]
+
+
+class MapBatches(Stage):
+    """Applies a function to the columns of many rows at once.
+
+    In: rows with named columns. Out: as many rows, with the columns that the function returns.
+    How many rows come at a time is not fixed and may differ between two runs, so the function
+    treats each row by itself. Cursor: none of its own. Costs what the function costs.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        fn: function of columns. With ``format="arrow"`` of a ``pyarrow.Table``, returning one (or
+            a dict of arrays); with "numpy" or "torch" of a dict of arrays or tensors
+            ``[rows, ...]``, returning such a dict. Ragged columns come as object arrays of arrays
+            in "numpy", and as lists of tensors in "torch".
+        format: what the function takes.
+        version: names the function in checkpoints; see ``map``.
+
+    Raises:
+        DataError: the function returned another number of rows.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> pipe = tp.from_arrow(pa.table({"x": [1, 2]}))
+    >>> list(pipe.map_batches(lambda c: {"y": c["x"] * 2}, format="numpy"))
+    [{'y': 2}, {'y': 4}]
+    """
+
+    role = "rows"
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        fn: Callable[[Any], Any] | None = None,
+        *,
+        format: Format = "arrow",
+        version: str | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise ConfigError(f"map_batches(fn) takes a function of columns, got {fn!r}")
+        if format not in ("arrow", "numpy", "torch"):
+            raise ConfigError(f'format is "arrow", "numpy" or "torch", got {format!r}')
+        super().__init__(source, fn=fn, format=format, version=version)
+        self._fn = fn
+        self._format = format
+
+    def identity(self) -> dict[str, Any]:
+        return named(super().identity(), self.options["version"])
+
+    def process(self, run: Run) -> Run:
+        if run.items is not None:
+            raise ConfigError(
+                f"{self} stands below pad_collate() or collate(), which make tensors of columns; "
+                "above them use map()"
+            )
+        table = table_of(run.block.data, self)
+        try:
+            data: Payload = from_columns(self._fn(to_columns(table, self._format)), self)
+        except Exception as error:
+            blame(error, self, int(run.block.ids[0]))
+            raise
+        if len(data) != len(run.block):
+            raise DataError(
+                f"{self}: the function gives one row for each row it gets, got {len(run.block)} rows "
+                f"and returned {len(data)}; to drop rows use filter()",
+                stage=str(self),
+            )
+        return run.with_block(run.block.with_data(data))

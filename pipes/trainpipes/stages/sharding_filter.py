@@ -1,0 +1,45 @@
+"""``sharding_filter``: deal the epoch to ranks and workers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.stage import Stage
+from trainpipes.stages.shuffle import whole_number
+
+__all__ = ["ShardingFilter"]
+
+
+class ShardingFilter(Stage):
+    """Deals the micro-batches of an epoch to logical shards, and these to ranks and workers.
+
+    In and out: rows. Micro-batch m of the one global sequence belongs to shard
+    ``m % num_shards``; rank r of R takes every m with ``m % R == r``. So the sequence is the same
+    on any number of ranks that divides ``num_shards``, and a state saved on one can be resumed on
+    another. Cursor: one for each shard. Costs nothing; large data is read by each rank in its
+    own part only. Stands anywhere before ``batch``.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        num_shards: S, logical shards. A number with many divisors fits many world sizes: 24, 48,
+            96, 240, 960.
+        split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
+            micro-batches in file order, every consumer reading all rows: for evaluation.
+    """
+
+    role = "shard"
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        num_shards: int = 24,
+        *,
+        split: Literal["spans", "stride"] = "spans",
+    ) -> None:
+        whole_number(num_shards, 1, "sharding_filter(num_shards)", "logical shards")
+        if split not in ("spans", "stride"):
+            raise ConfigError(f'sharding_filter(split) is "spans" or "stride", got {split!r}')
+        super().__init__(source, num_shards=num_shards, split=split)

@@ -1,0 +1,63 @@
+"""``shuffle``: another order every epoch, within a buffer of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.stage import Stage
+
+__all__ = ["Shuffle", "whole_number"]
+
+
+class Shuffle(Stage):
+    """Shuffles the order of row groups, and rows within windows.
+
+    In: rows. Out: the same rows in another order, a new one every epoch, the same for the same
+    seed in any process and on any topology. Cursor: the window and the row within it: no rows, no
+    random state; a resume reads that window again. Costs a window of ``buffer_size`` to
+    ``2 * buffer_size`` rows for each open span, and about 60 ns a row for the permutation.
+
+    Every micro-batch is drawn from at least ``buffer_size`` rows, or from all where there are
+    fewer. A file of one huge row group is shuffled within consecutive stretches of that size.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        buffer_size: rows that are mixed with each other, at least.
+        seed: of the order. Global seeds are neither read nor touched.
+        max_bytes: most memory for all windows together, estimated from the file footers; it makes
+            windows smaller where rows are fat, and wins over ``buffer_size``.
+
+    >>> import trainpipes as tp
+    >>> pipe = tp.from_iterable(lambda: range(6)).shuffle(6, seed=0)
+    >>> list(pipe), list(pipe)
+    ([5, 1, 0, 3, 4, 2], [0, 3, 5, 1, 4, 2])
+    """
+
+    role = "shuffle"
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        buffer_size: int = 40_960,
+        *,
+        seed: int = 0,
+        max_bytes: int = 1 << 30,
+    ) -> None:
+        whole_number(buffer_size, 1, "shuffle(buffer_size)", "rows to mix with each other")
+        whole_number(seed, None, "shuffle(seed)", "a seed")
+        whole_number(max_bytes, 1, "shuffle(max_bytes)", "bytes for all windows")
+        super().__init__(source, buffer_size=buffer_size, seed=seed, max_bytes=max_bytes)
+
+
+def whole_number(value: Any, least: int | None, option: str, meaning: str) -> None:
+    """Raise unless ``value`` is an integer of ``least`` or more."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
+        bound = "" if least is None else f" of {least} or more"
+        raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {value!r}")

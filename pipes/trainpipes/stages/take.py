@@ -1,0 +1,98 @@
+"""``take`` and ``skip``: the first items only, or all but the first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torchdata.nodes import BaseNode
+
+from trainpipes.runtime.run import Cursors, Run, RunSource
+from trainpipes.runtime.stage import OpenState, Stage
+from trainpipes.stages.shuffle import whole_number
+
+__all__ = ["Skip", "Take"]
+
+
+class _Counted(Stage):
+    """A stage that counts items. Directly after the source and after ``batch`` the plan does it by
+    arithmetic; elsewhere, in a pipeline of one shard, it counts what passes. Cursor then: the count,
+    and the rows' state at the start of the run in hand."""
+
+    def __init__(self, source: BaseNode[Any] | None = None, count: int = 0) -> None:
+        whole_number(count, 0, f"{self.name}(count)", "items in each epoch")
+        super().__init__(source, count=count)
+        self._count = count
+
+    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
+        low, high = (0, self._count) if self.role == "take" else (self._count, None)
+        if "below" not in state:
+            return _Counter(open_below(state), state, 0, 0, low, high)
+        below = state["below"]
+        return _Counter(open_below(below), below, state["passed"], state["row"], low, high)
+
+
+class Take(_Counted):
+    """Gives the first ``count`` items of each epoch.
+
+    In and out: rows, or micro-batches above ``batch``. Directly after the source the rows are
+    counted in file order; above ``batch``, micro-batches are counted over all ranks.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        count: items.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_iterable(lambda: range(9)).take(2))
+    [0, 1]
+    """
+
+    role = "take"
+
+
+class Skip(_Counted):
+    """Leaves out the first ``count`` items of each epoch.
+
+    Counts as ``take`` does.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        count: items.
+    """
+
+    role = "skip"
+
+
+class _Counter:
+    """Items ``low`` to ``high`` of those below."""
+
+    def __init__(
+        self,
+        below: RunSource,
+        state: dict[str, Any],
+        passed: int,
+        row: int,
+        low: int,
+        high: int | None,
+    ) -> None:
+        self._below = below
+        self._state = state  # of the rows below, before the run in hand
+        self._passed = passed  # items before that run
+        self._skip = row  # items of that run already used
+        self._low, self._high = low, high
+
+    def next_run(self) -> Run:
+        while True:
+            if self._high is not None and self._passed + self._skip >= self._high:
+                raise StopIteration
+            run = self._below.next_run()
+            first = max(self._skip, self._low - self._passed)
+            last = len(run) if self._high is None else min(len(run), self._high - self._passed)
+            base = {"below": self._state, "passed": self._passed}
+            self._passed += len(run)
+            self._state = run.cursors.state(len(run))
+            self._skip = max(0, self._skip - len(run))
+            if first < last:
+                kept = run.pick(np.arange(first, last, dtype=np.int64))
+                rows = np.arange(first, last + 1, dtype=np.int64)
+                return Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)
