@@ -133,7 +133,7 @@ class Loader:
             for item in current:
                 given = True
                 for stage in plan.place:
-                    item = stage.place(item)  # type: ignore[attr-defined]
+                    item = stage.place(item)
                 yield item
             if given or position.m == 0:  # a state at an epoch's end goes on with the next epoch
                 return

@@ -184,7 +184,7 @@ class PipelineIterator:
             self._runner.passes.rewind(current.epoch + 1)
         if self._info is None:
             for stage in self._runner.plan.place:
-                item = stage.place(item)  # type: ignore[attr-defined]
+                item = stage.place(item)
         return item
 
     def state_dict(self) -> dict[str, Any]:

@@ -119,6 +119,8 @@ class Lane:
             except StopIteration:
                 return ENDED
             except Exception as error:
+                self._state = self._place()  # asked again, it fails again, and no row is lost
+                self._chain = self._run = None
                 say_where(error, self._plan)
                 raise
             self._items = self._run.unroll()
@@ -129,10 +131,12 @@ class Lane:
         self._at += 1
         return item
 
+    def _place(self) -> dict[str, Any]:
+        return self._state if self._run is None else self._run.cursors.state(self._k)
+
     def cursor(self) -> dict[str, Any]:
         """Where the next item starts, as plain JSON types."""
-        state = self._state if self._run is None else self._run.cursors.state(self._k)
-        cursor = {**state, "delivered": self.delivered, "at": self._at}
+        cursor = {**self._place(), "delivered": self.delivered, "at": self._at}
         if self.ended:
             cursor["ended"] = True
         return cursor

@@ -108,7 +108,7 @@ class NodeIterator:
         self._consumed = True
         item = next(self._pass)
         for stage in self._plan.place:
-            item = stage.place(item)  # type: ignore[attr-defined]
+            item = stage.place(item)
         return item
 
     def state_dict(self) -> dict[str, Any]:

@@ -108,6 +108,10 @@ class Stage(BaseNode[Any]):
         """The rows of a stage with role "reader" (of these files) or "source"."""
         raise ConfigError(f"{self} does not read rows")
 
+    def place(self, item: Any) -> Any:
+        """A finished batch where it is to lie; for stages with role "place"."""
+        return item
+
     def late(self) -> Stage | None:
         """What turns the source's keys into rows, as late as it can: after they are dealt."""
         return None
@@ -213,5 +217,5 @@ def identify(value: Any) -> Any:
 
 def stable_text(value: Any) -> str:
     """``str`` of a value whose class defines one (a dtype, an expression), else nothing."""
-    cls = type(value)
-    return "" if cls.__repr__ is object.__repr__ and cls.__str__ is object.__str__ else str(value)
+    plain = {"__repr__", "__str__"}.isdisjoint(*(vars(c) for c in type(value).__mro__[:-1]))
+    return "" if plain else str(value)

@@ -174,11 +174,11 @@ class SamplerStream(RowStream):
         own = getattr(self._sampler, "generator", None)
         kept = own.get_state() if isinstance(own, torch.Generator) else None
         with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(seed)
-            if kept is not None:
+            torch.manual_seed(seed)
+            if isinstance(own, torch.Generator):
                 own.manual_seed(seed ^ own.initial_seed())
             keys = list(self._sampler)
-            if kept is not None:
+            if isinstance(own, torch.Generator) and kept is not None:
                 own.set_state(kept)
         return IterableReader(iter(keys))
 

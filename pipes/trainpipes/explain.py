@@ -1,0 +1,156 @@
+"""What a pipeline will do, said before it does it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainpipes.order import Layout, divisors
+from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.rounds import share_out
+from trainpipes.runtime.source import RowSource
+from trainpipes.topology import Topology
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What will happen in a run. Prints as a table.
+
+    Attributes:
+        rows: rows read in an epoch; None where they are not counted beforehand.
+        batches: items that each rank gets in an epoch; None where that is not known.
+        num_shards: S.
+        num_spans: G, ranges of the epoch that are read side by side.
+        window_rows: rows of the largest window; None where that is not known.
+        window_bytes: most memory for the windows of one process, estimated from the file footers;
+            None where rows have no known size.
+        world_size: ranks asked about.
+        num_workers: workers of each rank asked about.
+        world_sizes: numbers of ranks that divide ``num_shards``.
+        lines: all of it, as label and text.
+        notes: what a user may want to change.
+    """
+
+    rows: int | None
+    batches: int | None
+    num_shards: int
+    num_spans: int
+    window_rows: int | None
+    window_bytes: int | None
+    world_size: int
+    num_workers: int
+    world_sizes: tuple[int, ...]
+    lines: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        width = max(len(label) for label, _ in self.lines)
+        table = [f"{label:<{width}}  {text}" for label, text in self.lines]
+        return "\n".join([*table, *(f"note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
+
+
+def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
+    """What ``plan`` amounts to on so many ranks with so many workers.
+
+    Raises:
+        TopologyError: the ranks do not divide the shards.
+    """
+    Topology(0, world_size).check(plan.num_shards, plan.shard is not None)
+    layout = plan.layout
+    lines = [(label, text) for label, text in plan.source.describe()]
+    rows = plan.epoch_rows
+    batches = None
+    if plan.known and not plan.endless:
+        batches = int(plan.pass_batches) // world_size
+    lines.append(("an epoch", _epoch_text(plan, batches, world_size)))
+    spans, shards = layout.num_spans, plan.num_shards
+    lines.append(
+        ("order", f"{shards} shard{'s' * (shards > 1)} over {spans} span{'s' * (spans > 1)} of rows")
+    )
+    window_rows = window_bytes = None
+    if isinstance(layout, Layout) and rows:
+        window_rows = max(_largest(layout, span) for span in {0, spans - 1})
+        open_spans = _open_spans(plan, world_size, num_workers)
+        said = f"{window_rows:,} rows mixed at a time" if plan.shuffle else "file order, not shuffled"
+        lines.append(("shuffle", said))
+        assert isinstance(plan.source, RowSource)
+        if plan.source.row_bytes and plan.shuffle is not None:
+            window_bytes = math.ceil(plan.source.row_bytes * window_rows * open_spans)
+            lines.append(
+                (
+                    "memory",
+                    f"about {_size(window_bytes)} in {open_spans} window{'s' * (open_spans > 1)} for "
+                    f"each {'worker' if num_workers else 'rank'}",
+                )
+            )
+    sizes = tuple(divisors(shards))
+    lines.append(("world sizes", ", ".join(map(str, sizes))))
+    notes = _notes(plan, window_rows)
+    return Explanation(
+        rows, batches, shards, spans, window_rows, window_bytes, world_size, num_workers, sizes,
+        tuple(lines), tuple(notes),
+    )  # fmt: skip
+
+
+def _epoch_text(plan: Plan, batches: int | None, world_size: int) -> str:
+    what = "rows" if plan.batch is None else "micro-batches"
+    if plan.endless:
+        return "no end: repeat()"
+    if batches is None:
+        known = "" if plan.epoch_rows is None else f"at most about {plan.epoch_batches:,} {what}: "
+        return f"{known}how many is known only at the end"
+    each = f" for each of {world_size} ranks" if world_size > 1 else ""
+    return f"{batches:,} {what}{each}"
+
+
+def _largest(layout: Layout, span: int) -> int:
+    count = layout.num_windows(span)
+    if not count:
+        return 0
+    start, stop = layout.span(span)
+    return -(-(stop - start) // count)
+
+
+def _open_spans(plan: Plan, world_size: int, num_workers: int) -> int:
+    """Most spans that one process reads side by side."""
+    shards = list(range(0, plan.num_shards, world_size))
+    owners = share_out(shards, plan.layout.num_spans, max(1, min(num_workers, len(shards))))
+    spans: dict[int, set[int]] = {}
+    for shard, worker in owners.items():
+        spans.setdefault(worker, set()).add(shard % plan.layout.num_spans)
+    return max(len(found) for found in spans.values())
+
+
+def _notes(plan: Plan, window_rows: int | None) -> list[str]:
+    notes = []
+    if plan.shuffle is not None and window_rows:
+        assert isinstance(plan.source, RowSource)
+        buffer = int(plan.shuffle.options["buffer_size"])
+        if window_rows < min(buffer, plan.blocks.rows):
+            notes.append(
+                f"max_bytes = {plan.shuffle.options['max_bytes']:,} makes the shuffle's buffer smaller "
+                f"than the {buffer:,} rows asked for; raise it in shuffle(max_bytes=...)"
+            )
+        longest = int(plan.blocks.lengths.max(initial=0))
+        if longest > 2 * window_rows:
+            notes.append(
+                f"row groups have up to {longest:,} rows: rows are mixed within {window_rows:,} "
+                "consecutive rows of one. Write the files with smaller row groups for a wider shuffle"
+            )
+    if plan.shard is not None and len(divisors(plan.num_shards)) < 6 and plan.num_shards > 8:
+        notes.append(
+            f"num_shards = {plan.num_shards} fits few world sizes; 24, 48, 96, 240 or 960 fit many"
+        )
+    return notes
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return ""
