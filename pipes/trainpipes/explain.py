@@ -69,13 +69,18 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     lines.append(("an epoch", _epoch_text(plan, batches, world_size)))
     spans, shards = layout.num_spans, plan.num_shards
     lines.append(
-        ("order", f"{shards} shard{'s' * (shards > 1)} over {spans} span{'s' * (spans > 1)} of rows")
+        (
+            "order",
+            f"{shards} shard{'s' * (shards > 1)} over {spans} span{'s' * (spans > 1)} of rows",
+        )
     )
     window_rows = window_bytes = None
     if isinstance(layout, Layout) and rows:
         window_rows = max(_largest(layout, span) for span in {0, spans - 1})
         open_spans = _open_spans(plan, world_size, num_workers)
-        said = f"{window_rows:,} rows mixed at a time" if plan.shuffle else "file order, not shuffled"
+        said = (
+            f"{window_rows:,} rows mixed at a time" if plan.shuffle else "file order, not shuffled"
+        )
         lines.append(("shuffle", said))
         assert isinstance(plan.source, RowSource)
         if plan.source.row_bytes and plan.shuffle is not None:

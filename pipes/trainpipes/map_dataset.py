@@ -129,5 +129,3 @@ def _runs(runner: Runner) -> Any:
             except StopIteration:
                 break
             yield run
-
-

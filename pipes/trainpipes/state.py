@@ -147,8 +147,8 @@ def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any
         return None
     if isinstance(saved, list) and isinstance(present, list):
         for number in range(max(len(saved), len(present))):
-            pair = [v[number] if number < len(v) else None for v in (saved, present)]
-            found = first_difference(*pair, f"{path}/{number}")
+            old, new = (v[number] if number < len(v) else None for v in (saved, present))
+            found = first_difference(old, new, f"{path}/{number}")
             if found:
                 return found
         return None

@@ -169,7 +169,8 @@ class _Driver:
             return iter(self._subject)
         self._subject.reset(self._state)
         self._state = None
-        return self._subject
+        iterator: Iterator[Any] = self._subject
+        return iterator
 
     def state(self) -> Any:
         return self._subject.state_dict()

@@ -217,5 +217,5 @@ def identify(value: Any) -> Any:
 
 def stable_text(value: Any) -> str:
     """``str`` of a value whose class defines one (a dtype, an expression), else nothing."""
-    plain = {"__repr__", "__str__"}.isdisjoint(*(vars(c) for c in type(value).__mro__[:-1]))
-    return "" if plain else str(value)
+    named = any({"__repr__", "__str__"} & vars(c).keys() for c in type(value).__mro__[:-1])
+    return str(value) if named else ""
