@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import json
 import pickle
-import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import sharedctypes
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+from weakref import WeakMethod
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.agreement import InStep, agreement_over
+from trainpipes.runtime.consumer import Consumer
 from trainpipes.runtime.iterator import PipelineIterator, Runner
-from trainpipes.runtime.lane import Lane
 from trainpipes.runtime.rounds import Message, Rounds, unpack
 from trainpipes.stages.pin import Pin
-from trainpipes.state import Position, render
+from trainpipes.state import Position
 from trainpipes.topology import Topology
 
 __all__ = ["Loader"]
+
+_END: Any = object()
 
 
 class Loader:
@@ -92,7 +98,7 @@ class Loader:
         }
         self._persistent = persistent_workers
         self._held: tuple[Any, DataLoader[Message]] | None = None
-        self._current: _Rounded | None = None
+        self._current: _Rounded | InStep | None = None
 
     @property
     def _runner(self) -> Runner:
@@ -126,17 +132,26 @@ class Loader:
         if position is None:
             position = Position(runner.passes.upcoming, 0, plan.num_shards)
         for start in (position, Position(position.epoch + 1, 0, plan.num_shards)):
-            current = _Rounded(self, topology, start)
-            self._current = current
+            current = self._current = self._open(topology, start)
             given = False
             runner.passes.rewind(start.epoch + 1)
-            for item in current:
-                given = True
-                for stage in plan.place:
-                    item = stage.place(item)
-                yield item
+            try:
+                for item in iter(partial(next, current, _END), _END):
+                    given = True
+                    for stage in plan.place:
+                        item = stage.place(item)
+                    yield item
+            finally:
+                current.close()
             if given or position.m == 0:  # a state at an epoch's end goes on with the next epoch
                 return
+
+    def _open(self, topology: Topology, start: Position) -> _Rounded | InStep:
+        plan, world = self._runner.plan, topology.world_size
+        if not plan.ends_unevenly or plan.ragged or world == 1:
+            return _Rounded(self, topology, start, stops_at_holes=False)
+        rounded = _Rounded(self, topology, start, stops_at_holes=True)
+        return InStep(rounded, agreement_over(), start.m, world)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch delivered: integers and strings in a flat dict."""
@@ -148,6 +163,19 @@ class Loader:
                 "a Loader runs in the process that trains, not in a DataLoader's worker"
             )
         return state
+
+    def gather_state(self, group: Any = None) -> dict[str, Any]:
+        """The state of all ranks as one, which any number of ranks can load. A collective: all ranks
+        call it after the same step.
+
+        Args:
+            group: a process group; the default one if left out.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            return merge_states([self.state_dict()])
+        states: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(states, self.state_dict(), group=group)
+        return merge_states(states)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on where ``state`` was taken.
@@ -173,11 +201,9 @@ class Loader:
         generator = torch.Generator()  # a DataLoader would draw from the global one
         generator.manual_seed(position.epoch)
         options = {k: v for k, v in self._options.items() if v is not None}
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*set_vital.*")
-            held: DataLoader[Message] = DataLoader(
-                rounds, batch_size=None, num_workers=workers, generator=generator, **options
-            )
+        held: DataLoader[Message] = DataLoader(
+            rounds, batch_size=None, num_workers=workers, generator=generator, **options
+        )
         self._check_pickles(held)
         if self._persistent:
             self._held = (epoch, held)
@@ -210,57 +236,106 @@ def check_pickles(stage: Any, name: str, value: Any) -> None:
 class _Rounded:
     """One pass made by workers, dealt in order, with the cursors of what was delivered.
 
+    Looks to the ranks' agreement like a consumer.
+
     Args:
         loader: whose workers.
         topology: this rank.
         position: where to start.
+        stops_at_holes: whether it ends before the first micro-batch that is missing.
     """
 
-    def __init__(self, loader: Loader, topology: Topology, position: Position) -> None:
-        self._loader = loader
+    def __init__(
+        self, loader: Loader, topology: Topology, position: Position, stops_at_holes: bool
+    ) -> None:
+        # Not the loader itself: in a cycle, worker processes would outlive their last reference.
+        self._start_workers = WeakMethod(loader._messages)
+        self._num_workers = loader.num_workers
         self._plan = loader._runner.plan
-        self._rank, self._world = topology.rank, topology.world_size
+        self._topology = topology
         self._position = position
+        self._stops_at_holes = stops_at_holes
+        self._start = Consumer(self._plan, topology, position, position.m, stops_at_holes)
+        self._texts = self._start.texts()
         self._m = position.m
-        plan = self._plan
-        self._shards = [s for s in range(plan.num_shards) if s % self._world == self._rank]
-        windows = plan.windows()
-        self._texts = {
-            s: Lane(plan, windows, s, position.epoch, position.cursors.get(s)).cursor_text()
-            for s in self._shards
-        }
+        self._last = -1
+        self._next = topology.first(position.m)
+        self._end = self._plan.last_slot(topology.world_size)
+        self._running = {s for s, text in self._texts.items() if not json.loads(text).get("ended")}
+        self._messages: Iterator[Message] | None = None
+        self._ready: dict[int, tuple[Any, str]] = {}
+        self._ended: dict[int, str] = {}
 
-    def __iter__(self) -> Iterator[Any]:
-        plan, world = self._plan, self._world
-        end = plan.last_slot(world)
-        m = self._position.m + (self._rank - self._position.m) % world
-        if m >= end:
-            return
-        workers = min(self._loader.num_workers, len(self._shards))
-        running = {s for s in self._shards if not json.loads(self._texts[s]).get("ended")}
-        messages = self._loader._messages(self._position, (self._rank, world), workers)
-        ready: dict[int, tuple[Any, str]] = {}
-        ended: dict[int, str] = {}
-        while running and m < end:
-            shard = m % plan.num_shards
-            while shard in running and m not in ready and shard not in ended:
-                message = next(messages, None)
-                if message is None:
-                    return
-                items = unpack(message.items)
-                ready.update(
-                    zip(message.slots, zip(items, message.cursors, strict=True), strict=True)
-                )
-                ended.update(message.ended)
-            if m in ready:
-                item, self._texts[shard] = ready.pop(m)
-                self._m = self._position.m + ((m - self._position.m) // world + 1) * world
-                yield item
-            elif shard in running:
-                running.discard(shard)
-                self._texts[shard] = ended[shard]
-            m += world
+    @property
+    def epoch(self) -> int:
+        return self._position.epoch
 
-    def state(self) -> dict[str, Any]:
-        position = Position(self._position.epoch, self._m, self._plan.num_shards)
-        return render(position, self._plan.identity, self._texts)
+    @property
+    def m(self) -> int:
+        return self._m
+
+    @property
+    def upcoming(self) -> int:
+        return self._next
+
+    def texts(self) -> dict[int, str]:
+        return dict(self._texts)
+
+    def moved(self) -> dict[int, str]:
+        return {self._last: self._texts[self._last]}
+
+    def __next__(self) -> Any:
+        world = self._topology.world_size
+        while self._running and self._next < self._end:
+            m = self._next
+            shard = m % self._plan.num_shards
+            while shard in self._running and m not in self._ready and shard not in self._ended:
+                self._receive()
+            if m not in self._ready:
+                if shard in self._running:
+                    self._running.discard(shard)
+                    self._texts[shard] = self._ended[shard]
+                if self._stops_at_holes:
+                    self._end = m
+                    break
+                self._next += world
+                continue
+            item, self._texts[shard] = self._ready.pop(m)
+            self._m = self._position.m + ((m - self._position.m) // world + 1) * world
+            self._last = shard
+            self._next += world
+            return item
+        raise StopIteration
+
+    def _receive(self) -> None:
+        """Take in one message: a worker's part of a round."""
+        if self._messages is None:
+            workers = min(self._num_workers, len(self._texts))
+            ranks = (self._topology.rank, self._topology.world_size)
+            start = self._start_workers()
+            assert start is not None
+            self._messages = start(self._position, ranks, workers)
+        message = next(self._messages, None)
+        if message is None:
+            raise RuntimeError("all workers have ended, and not all of their batches have come")
+        items = unpack(message.items)
+        parts = zip(items, message.cursors, strict=True)
+        self._ready.update(zip(message.slots, parts, strict=True))
+        self._ended.update(message.ended)
+
+    def close(self) -> None:
+        """Let the workers go."""
+        self._messages = None
+        self._ready.clear()
+        self._end = min(self._end, self._next)
+
+    def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        if self._plan.known and self._m >= self._plan.last_slot(self._topology.world_size):
+            return self._start.next_pass_state(extra)
+        return self.render(self._m, self._texts, extra)
+
+    def render(self, m: int, texts: dict[int, str], extra: dict[str, Any] | None) -> dict[str, Any]:
+        return self._start.render(m, texts, extra)
+
+    def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._start.next_pass_state(extra)

@@ -22,13 +22,24 @@ class Consumer:
         topology: which consumer this is.
         position: where to start; its cursors may be those of all shards or of its own.
         origin: the micro-batch from which workers took turns; where the run (re)started.
+        stops_at_holes: whether it ends before the first micro-batch that is missing; else it passes
+            over shards that have ended, and gives all.
     """
 
-    def __init__(self, plan: Plan, topology: Topology, position: Position, origin: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        position: Position,
+        origin: int,
+        stops_at_holes: bool = False,
+    ) -> None:
         self._plan = plan
         self._topology = topology
         self._start = position
         self._origin = origin
+        self._stops_at_holes = stops_at_holes
+        self._last = -1  # the shard that gave the last item
         self._num_shards = plan.num_shards
         self._windows: Windows | None = None
         self._lanes: dict[int, Lane] = {}
@@ -36,7 +47,7 @@ class Consumer:
         self._m = position.m
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, origin)
-        self._end = self._last_slot()
+        self._end = plan.last_slot(topology.world_size)
         self._own = self._shards()
         self._running = set(self._own)
         lacking = position.missing(self._own)
@@ -45,9 +56,6 @@ class Consumer:
                 f"a state for this consumer needs the cursors of shards {sorted(self._own)}, and "
                 f"those of {lacking} are not in it; load the states of all ranks and workers"
             )
-
-    def _last_slot(self) -> float:
-        return self._plan.last_slot(self._topology.world_size)
 
     def _shards(self) -> set[int]:
         first = self._topology.next_slot(self._origin, self._origin)
@@ -59,13 +67,17 @@ class Consumer:
             shard = m % self._num_shards
             lane = self._lane(shard)
             item = lane.next()
+            self._texts.pop(shard, None)
             if item is ENDED:
                 self._running.discard(shard)
-            self._texts.pop(shard, None)
+                if self._stops_at_holes:
+                    self._end = m
+                    break
             self._next += self._stride
             if item is not ENDED:
                 step = (m - self._origin) // self._topology.world_size
                 self._m = self._origin + (step + 1) * self._topology.world_size
+                self._last = shard
                 return item
         raise StopIteration
 
@@ -88,10 +100,40 @@ class Consumer:
         """Micro-batches taken over all ranks after the last item given: its step is over."""
         return self._m
 
-    def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The state after the last item given: of this consumer's own shards."""
+    @property
+    def upcoming(self) -> int:
+        """The micro-batch that this consumer gives next, or would have given."""
+        return self._next
+
+    def close(self) -> None:
+        """Nothing is held that must be let go."""
+
+    def texts(self) -> dict[int, str]:
+        """The cursor of each of this consumer's shards, as JSON."""
         for shard in self._own:
             if shard not in self._texts:
                 self._texts[shard] = self._lane(shard).cursor_text()
-        position = Position(self.epoch, self._m, self._num_shards, extra=extra or {})
-        return render(position, self._plan.identity, self._texts)
+        return dict(self._texts)
+
+    def moved(self) -> dict[int, str]:
+        """The cursor of the shard that gave the last item."""
+        return {self._last: self._lane(self._last).cursor_text()}
+
+    def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The state after the last item given: of this consumer's own shards. After the last item of
+        a pass it is that of the next one's start; a worker, which has ``extra`` to say, cannot know
+        that the others have come to the end too."""
+        if extra is None and self._plan.known and self._m >= self._end:
+            return self.next_pass_state()
+        return self.render(self._m, self.texts(), extra)
+
+    def render(self, m: int, texts: dict[int, str], extra: dict[str, Any] | None) -> dict[str, Any]:
+        """The state of given cursors."""
+        position = Position(self.epoch, m, self._num_shards, extra=extra or {})
+        return render(position, self._plan.identity, texts)
+
+    def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The state of the next pass's start."""
+        start = Position(self.epoch + 1, 0, self._num_shards)
+        after = Consumer(self._plan, self._topology, start, 0, self._stops_at_holes)
+        return after.render(0, after.texts(), extra)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from trainpipes.errors import StateError
+from trainpipes.errors import StateError, TopologyError
+from trainpipes.merge import merge_states
+from trainpipes.runtime.agreement import InStep, agreement_over
 from trainpipes.runtime.consumer import Consumer
 from trainpipes.runtime.passes import Passes
 from trainpipes.runtime.plan import Plan
@@ -35,9 +37,9 @@ class Pass:
     ) -> None:
         self._plan = plan
         self._topology = topology
-        self._consumer = Consumer(plan, topology, position, origin)
-        self._may_go_on = go_on and position.m > 0
         self.origin = origin
+        self._consumer = self._open(position)
+        self._may_go_on = go_on and position.m > 0
 
     @property
     def epoch(self) -> int:
@@ -49,12 +51,24 @@ class Pass:
         except StopIteration:
             if not self._may_go_on:
                 raise
-            start = Position(self.epoch + 1, 0, self._plan.num_shards)
-            self._consumer = Consumer(self._plan, self._topology, start, 0)
             self.origin = 0
+            self._consumer = self._open(Position(self.epoch + 1, 0, self._plan.num_shards))
             item = next(self._consumer)
         self._may_go_on = False
         return item
+
+    def _open(self, position: Position) -> Consumer | InStep:
+        plan, topology = self._plan, self._topology
+        if not plan.ends_unevenly or plan.ragged or topology.world_size == 1:
+            return Consumer(plan, topology, position, self.origin)
+        if topology.num_workers > 1 or get_worker_info() is not None:
+            raise TopologyError(
+                "row counts of this pipeline are not known beforehand, so that several ranks would end an "
+                f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "
+                "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
+            )
+        consumer = Consumer(plan, topology, position, self.origin, stops_at_holes=True)
+        return InStep(consumer, agreement_over(), self.origin, topology.world_size)
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._consumer.state(extra)
@@ -96,7 +110,9 @@ class Runner:
         return parse(state, self.plan.identity, self.plan.num_shards)
 
     def load(self, state: dict[str, Any]) -> None:
-        """Let the next pass start where the state says."""
+        """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
+        if isinstance(state, Mapping) and "trainpipes" not in state and "pipeline" not in state:
+            state = merge_states([state])
         position = self.parse(state)
         self.pending = dict(state)
         self.last = None

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.errors import ConfigError, TopologyError
+from trainpipes.errors import ConfigError
 from trainpipes.order import (
     IntArray,
     Layout,
@@ -40,6 +40,9 @@ RUN_ROWS = 512
 #: What a pipeline that does not shuffle reads at a time, in rows and in bytes.
 READ_ROWS = 8192
 READ_BYTES = 8 << 20
+#: Of the memory that a shuffle may take, the windows' part; the rest is for files that are open and
+#: batches that are made ahead.
+WINDOW_SHARE = 2 / 3
 #: Epochs between the passes of an endless pipeline, so that no two passes share an order.
 PASS_EPOCHS = 1 << 20
 
@@ -195,7 +198,8 @@ class Plan:
             return None
         if self.shuffle is None:
             return max(1, int(READ_BYTES // row_bytes))
-        return max(1, int(self.shuffle.options["max_bytes"] // (row_bytes * spans)))
+        windows = int(self.shuffle.options["max_bytes"]) * WINDOW_SHARE
+        return max(1, int(windows // (row_bytes * spans)))
 
     @cached_property
     def seed(self) -> int | None:
@@ -265,16 +269,20 @@ class Plan:
         deliver the same number each, so the last few may be left out."""
         if self.known:
             total = self.pass_batches
-            return total if math.isinf(total) else total // world_size * world_size
-        if world_size > 1 and not self.endless:
-            raise TopologyError(
-                "row counts of this pipeline are not known beforehand, so that several ranks would end "
-                f"an epoch at different steps and hang, got {world_size} ranks: add .repeat() and "
-                "count steps"
-            )
+            return total if math.isinf(total) or self.ragged else total // world_size * world_size
         if self.stop_batches is not None and self.repeat is None:
             return max(0, self.stop_batches - self.skip_batches)
         return math.inf
+
+    @property
+    def ragged(self) -> bool:
+        """Whether ranks may end at different steps, and all is delivered."""
+        return self.shard is not None and self.shard.options["tail"] == "ragged"
+
+    @property
+    def ends_unevenly(self) -> bool:
+        """Whether shards end at steps that are not known beforehand."""
+        return not self.known and not self.endless
 
     # One shard
 

@@ -8,6 +8,7 @@ that ends in it then runs exactly as the pipeline of the same stages would.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -117,7 +118,15 @@ class Stage(BaseNode[Any]):
         return None
 
     def __repr__(self) -> str:
-        shown = [f"{k}={show(v)}" for k, v in self.options.items() if v is not None]
+        """The stage as it is written in a chain; options left at their defaults are left out."""
+        parameters = inspect.signature(type(self)).parameters
+        shown = []
+        for name, value in self.options.items():
+            parameter = parameters.get(name)
+            if value is None or (parameter is not None and value is parameter.default):
+                continue
+            by_name = parameter is None or parameter.kind is parameter.KEYWORD_ONLY
+            shown.append(f"{name}={show(value)}" if by_name else show(value))
         return f"{self.name}({', '.join(shown)})"
 
     # As a node

@@ -1,0 +1,139 @@
+"""How ranks end an epoch at the same step, where shards end at steps that nobody knows beforehand.
+
+Each rank looks a few steps ahead; then all agree, by one all-reduce of a single number, on the first
+micro-batch that is missing on any of them. What lies before it is delivered, in whole steps; there
+the epoch ends for all. Without that, a rank that has ended leaves the others waiting in their
+next collective.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from trainpipes.errors import TopologyError
+
+__all__ = ["Agreement", "InStep", "agreement_over"]
+
+#: Steps between two agreements.
+AHEAD = 16
+_NONE_MISSING = (1 << 62) - 1
+
+#: The least of one integer of each rank.
+Agreement = Callable[[int], int]
+
+_groups: dict[tuple[int, ...], Any] = {}
+
+
+def agreement_over(ranks: list[int] | None = None) -> Agreement:
+    """Agreement of the processes of ``torch.distributed``, over a gloo group of their own.
+
+    Args:
+        ranks: global ranks that take part; all if left out.
+
+    Raises:
+        TopologyError: ``torch.distributed`` is not initialised.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise TopologyError(
+            "row counts of this pipeline are not known beforehand, so that its ranks must agree where an "
+            "epoch ends, and torch.distributed is not initialised: call init_process_group() first, or "
+            "add .repeat() and count steps"
+        )
+    members = tuple(ranks) if ranks is not None else tuple(range(dist.get_world_size()))
+    if members not in _groups:
+        _groups[members] = dist.new_group(
+            list(members), backend="gloo", use_local_synchronization=True
+        )
+    group = _groups[members]
+
+    def least(number: int) -> int:
+        shared = torch.tensor([number], dtype=torch.int64)
+        dist.all_reduce(shared, op=dist.ReduceOp.MIN, group=group)
+        return int(shared.item())
+
+    return least
+
+
+class InOrder(Protocol):
+    """What gives one rank's batches and stops before the first that is missing: see ``Consumer``."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def m(self) -> int: ...
+    @property
+    def upcoming(self) -> int: ...
+    def __next__(self) -> Any: ...
+    def texts(self) -> dict[int, str]: ...
+    def moved(self) -> dict[int, str]: ...
+    def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+    def render(
+        self, m: int, texts: dict[int, str], extra: dict[str, Any] | None
+    ) -> dict[str, Any]: ...
+
+
+class InStep:
+    """What a rank's consumer gives, up to where all ranks end together.
+
+    Args:
+        consumer: this rank's; it stops before its first missing micro-batch.
+        agree: gives the least of all ranks' numbers.
+        origin: the micro-batch from which steps are counted.
+        world_size: ranks.
+    """
+
+    def __init__(self, consumer: InOrder, agree: Agreement, origin: int, world_size: int) -> None:
+        self._consumer = consumer
+        self._agree = agree
+        self._origin = origin
+        self._world = world_size
+        self._ready: deque[tuple[Any, int, dict[int, str]]] = deque()
+        self._texts = consumer.texts()
+        self._m = consumer.m
+        self._final = False
+
+    @property
+    def epoch(self) -> int:
+        return self._consumer.epoch
+
+    def __next__(self) -> Any:
+        if not self._ready and not self._final:
+            self._look_ahead()
+        if not self._ready:
+            raise StopIteration
+        item, self._m, moved = self._ready.popleft()
+        self._texts.update(moved)
+        return item
+
+    def _look_ahead(self) -> None:
+        missing = _NONE_MISSING
+        for _ in range(AHEAD):
+            try:
+                item = next(self._consumer)
+            except StopIteration:
+                missing = self._consumer.upcoming
+                break
+            self._ready.append((item, self._consumer.m, self._consumer.moved()))
+        first = self._agree(missing)
+        if first == _NONE_MISSING:
+            return
+        self._final = True
+        end = self._origin + (first - self._origin) // self._world * self._world
+        while self._ready and self._ready[-1][1] > end:
+            self._ready.pop()
+
+    def close(self) -> None:
+        """Let go of what the consumer holds."""
+        self._consumer.close()
+
+    def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The state after the last item given: of the next pass's start after the last one."""
+        if self._final and not self._ready:
+            return self._consumer.next_pass_state()
+        return self._consumer.render(self._m, self._texts, extra)
