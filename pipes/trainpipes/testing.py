@@ -97,10 +97,11 @@ def check_resume(
         state = reference[epoch].states[k]
         largest = max(largest, len(json.dumps(state)))
         before = json.dumps(state)
-        for _ in range(2):  # the same state twice: loading must not change it
-            _compare(reference, epoch, k, _resume(make, state, epochs - epoch, limit, k))
+        _compare(reference, epoch, k, _resume(make, state, epochs - epoch, limit, k))
         if json.dumps(state) != before:
             raise ResumeError(f"loading the state of epoch {epoch}, item {k} changed it")
+        again = _resume(make, state, 1, k + 3, k)  # the same state a second time
+        _compare(reference, epoch, k, [again[0][: len(reference[epoch].items) - k]], part=True)
     alone = points[:: max(1, len(points) // processes)][:processes] if processes else []
     for epoch, k in alone:
         state = reference[epoch].states[k]
@@ -190,15 +191,13 @@ def _walk(driver: _Driver, epochs: int, limit: int | None) -> list[_Epoch]:
         items: list[str] = []
         states: list[Any] = []
         iterator = driver.epoch()
-        # A loader knows the epoch at hand once it has begun: its start is the state before.
         while limit is None or len(items) < limit:
-            state = None if not items and found else copy.deepcopy(driver.state())
+            states.append(copy.deepcopy(driver.state()))
             try:
                 items.append(digest(next(iterator)))
             except StopIteration:
-                states.append(copy.deepcopy(driver.state()))
+                states[-1] = copy.deepcopy(driver.state())
                 break
-            states.append(state if state is not None else found[-1].states[-1])
         else:
             states.append(copy.deepcopy(driver.state()))
         found.append(_Epoch(items, states))
@@ -234,14 +233,17 @@ def _resume(
     return found
 
 
-def _compare(reference: list[_Epoch], epoch: int, k: int, found: list[list[str]]) -> None:
-    """What a resumed run gave, against the rest. A state at an epoch's end may go on with the next."""
+def _compare(
+    reference: list[_Epoch], epoch: int, k: int, found: list[list[str]], part: bool = False
+) -> None:
+    """What a resumed run gave (or ``part`` of it), against the rest. A state at an epoch's end may go on
+    with the next."""
     expected = [reference[epoch].items[k:], *(e.items for e in reference[epoch + 1 :])]
     if not expected[0] and (not found or found[0]):
         expected = expected[1:]
         found = found[: len(expected)]
     for number, (right, given) in enumerate(zip(expected, found, strict=False)):
-        if right == given:
+        if right == given or (part and right[: len(given)] == given):
             continue
         same = next((i for i, (a, b) in enumerate(zip(right, given, strict=False)) if a != b), None)
         first = min(len(right), len(given)) if same is None else same

@@ -123,7 +123,8 @@ class Stage(BaseNode[Any]):
         shown = []
         for name, value in self.options.items():
             parameter = parameters.get(name)
-            if value is None or (parameter is not None and value is parameter.default):
+            default = inspect.Parameter.empty if parameter is None else parameter.default
+            if value is None or (type(value) is type(default) and value == default):
                 continue
             by_name = parameter is None or parameter.kind is parameter.KEYWORD_ONLY
             shown.append(f"{name}={show(value)}" if by_name else show(value))

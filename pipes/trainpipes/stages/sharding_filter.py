@@ -28,9 +28,13 @@ class ShardingFilter(Stage):
             96, 240, 960.
         split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
             micro-batches in file order, every consumer reading all rows: for evaluation.
+        tail: "even" ends an epoch at the same step on all ranks, leaving out the last few micro-batches;
+            "ragged" delivers all, so that ranks may end a step or more apart: for evaluation without
+            collectives in the loop. A state of such an end is for the same number of ranks.
     """
 
     role = "shard"
+    free = frozenset({"tail"})
 
     def __init__(
         self,
@@ -38,8 +42,11 @@ class ShardingFilter(Stage):
         num_shards: int = 24,
         *,
         split: Literal["spans", "stride"] = "spans",
+        tail: Literal["even", "ragged"] = "even",
     ) -> None:
         whole_number(num_shards, 1, "sharding_filter(num_shards)", "logical shards")
         if split not in ("spans", "stride"):
             raise ConfigError(f'sharding_filter(split) is "spans" or "stride", got {split!r}')
-        super().__init__(source, num_shards=num_shards, split=split)
+        if tail not in ("even", "ragged"):
+            raise ConfigError(f'sharding_filter(tail) is "even" or "ragged", got {tail!r}')
+        super().__init__(source, num_shards=num_shards, split=split, tail=tail)

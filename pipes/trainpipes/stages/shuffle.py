@@ -27,8 +27,10 @@ class Shuffle(Stage):
         source: the node below, or None as a step of a pipeline.
         buffer_size: rows that are mixed with each other, at least.
         seed: of the order. Global seeds are neither read nor touched.
-        max_bytes: most memory for all windows together, estimated from the file footers; it makes
-            windows smaller where rows are fat, and wins over ``buffer_size``.
+        max_bytes: most memory for the pipeline of one process, two thirds of it for windows and the
+            rest for what is read and made ahead, estimated from the file footers. It makes windows
+            smaller where rows are fat, and wins over ``buffer_size``; 1 GiB if left out. It shapes
+            the order, so that a resume needs the same.
 
     >>> import trainpipes as tp
     >>> pipe = tp.from_iterable(lambda: range(6)).shuffle(6, seed=0)

@@ -1,0 +1,321 @@
+"""``pad_collate``: tensors of micro-batches, ragged columns padded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.order import IntArray
+from trainpipes.padding import PadSide, pad_ragged
+from trainpipes.runtime.block import TensorRows
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+from trainpipes.stages.blame import blame
+from trainpipes.stages.naming import need_columns
+from trainpipes.stages.pad_columns import (
+    BadCell,
+    Column,
+    Opaque,
+    Ragged,
+    check_fit,
+    of_arrow,
+    of_list,
+)
+from trainpipes.stages.pad_rules import FIXED, Rule, asked_masks, column_rule, numpy_dtype
+from trainpipes.stages.tokenize import Tokenize
+
+__all__ = ["PadCollate"]
+
+
+class PadCollate(Stage):
+    """Makes tensors of the columns of each micro-batch; lists of numbers are padded.
+
+    In: micro-batches of rows with columns. Out: a dict of tensors each, ``[B, L]`` for a column of
+    lists:
+
+    - list of integers: ``dtype``; of bools: bool; of float32 or float64: float32; of float16: float16;
+      of fixed-size lists of n numbers: ``[B, L, n]``
+    - integer: int64 ``[B]``; bool, float32, float64: as it is, ``[B]``
+    - fixed-size list or tensor of numbers: as it is, ``[B, n, …]``
+    - anything else (strings, times, structs): a list of B Python objects
+
+    L is the length of the longest row of the micro-batch, or ``max_length``, rounded up to
+    ``pad_to_multiple_of``. Where rows are Python dicts (after ``map``), each micro-batch is judged
+    by its own rows: lists and arrays of one dimension are padded, arrays of more are stacked; an
+    integer column is int64, one of Python floats float64. Tensors are contiguous, writable and
+    share no memory. Cursor: none of its own. Costs about 15 us a micro-batch of 32 rows of 150
+    tokens for a ragged column, 4 us more for its mask, 2 us for a column of numbers; where rows are
+    Python dicts, several times that.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        max_length: L of every ragged column; longer rows are cut.
+        pad_to_multiple_of: L is rounded up to a multiple of it, also above ``max_length``.
+        padding: the side that is filled up: "post" (the default, unless the tokenizer below pads
+            on the left) or "pre".
+        truncating: the side on which rows longer than ``max_length`` are cut: "post" (the default)
+            or "pre".
+        value: what ragged columns are padded with. Left out, columns of token ids get the pad
+            token of the ``tokenize`` below, others 0. "labels" get -100, "attention_mask" and
+            "token_type_ids" 0, unless ``columns`` says otherwise.
+        mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 where there is a
+            token) unless the rows have a column of that name. False for none, or a dict of ragged
+            columns and the names of their masks.
+        columns: for a column a dict of ``max_length``, ``pad_to_multiple_of``, ``padding``,
+            ``truncating``, ``value``, ``dtype``, or ``mask`` (a name), which come before those
+            above. ``dtype`` also applies to columns of numbers.
+        dtype: of ragged columns of integers.
+
+    Raises:
+        DataError: a null where a number or a list should be, or an integer that ``dtype`` cannot
+            hold; names column and row.
+        SchemaError: a column named in ``columns`` or ``mask`` is not there, or one holds lists of
+            lists.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = pa.table({"input_ids": [[1, 2, 3], [4]], "labels": [[1, 2, 3], [4]]})
+    >>> batch, = tp.from_arrow(rows).batch(2).pad_collate()
+    >>> batch["labels"]
+    tensor([[   1,    2,    3],
+            [   4, -100, -100]])
+    >>> batch["attention_mask"]
+    tensor([[1, 1, 1],
+            [1, 0, 0]])
+    """
+
+    role = "finish"
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        *,
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        padding: PadSide | None = None,
+        truncating: PadSide | None = None,
+        value: float | None = None,
+        mask: Mapping[str, str] | bool | None = None,
+        columns: Mapping[str, Mapping[str, Any]] | None = None,
+        dtype: torch.dtype = torch.int64,
+    ) -> None:
+        rule = Rule(max_length, pad_to_multiple_of, padding, truncating, value)
+        rule.check("pad_collate")
+        super().__init__(
+            source,
+            max_length=max_length,
+            pad_to_multiple_of=pad_to_multiple_of,
+            padding=padding,
+            truncating=truncating,
+            value=value,
+            mask=mask,
+            columns=columns,
+            dtype=dtype,
+        )
+        self._dtype = numpy_dtype(dtype, "pad_collate")
+        self._rule = rule
+        self._rules = {name: column_rule(rule, name, own) for name, own in (columns or {}).items()}
+        self._dtypes = {
+            name: numpy_dtype(own.dtype, "pad_collate(columns)")
+            for name, own in self._rules.items()
+            if own.dtype is not None
+        }
+        self._asked_masks = asked_masks(mask, self._rules)
+        ids = self._rules.get("input_ids", rule)
+        self._adds_attention = mask is None and ids.mask is None
+        self._tokenize: Tokenize | None = None
+        self._id_columns: frozenset[str] = frozenset()
+
+    def bind(self, below: Sequence[Stage]) -> None:
+        self._tokenize, self._id_columns = None, frozenset()
+        for stage in below:
+            if isinstance(stage, Tokenize):
+                self._tokenize = stage
+                self._id_columns = frozenset(stage.id_columns)
+            elif stage.name == "rename":
+                names = stage.options["names"]
+                self._id_columns = frozenset(names.get(name, name) for name in self._id_columns)
+
+    def identity(self) -> dict[str, Any]:
+        identity = super().identity()
+        if self._tokenize is not None:  # what it says of padding shapes batches too
+            if self._rule.value is None:
+                identity["value"] = self._tokenize.pad_id
+            if self._rule.padding is None:
+                identity["padding"] = self._tokenize.padding_side
+        return identity
+
+    def process(self, run: Run) -> Run:
+        if run.items is not None:
+            raise ConfigError(f"{self} stands above batch(), and nothing else has collated yet")
+        data = run.block.data
+        if run.bounds is None:
+            return run.with_items(self._of_foreign(run))
+        if isinstance(data, pa.Table):
+            columns = {name: data.column(name) for name in data.column_names}
+            return run.with_items(self._batches(columns, of_arrow, run.bounds, run.block.ids))
+        edges = list(pairwise(run.bounds.tolist()))
+        if isinstance(data, TensorRows) and data.names is not None:
+            named = dict(zip(data.names, data.tensors, strict=True))
+            return run.with_items([{k: t[a:b].clone() for k, t in named.items()} for a, b in edges])
+        rows = run.block.rows()
+        ids = run.block.ids
+        return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in edges])
+
+    def _of_foreign(self, run: Run) -> list[dict[str, Any]]:
+        """Items of another kind of node, which are micro-batches if they are lists of rows."""
+        batches = []
+        for item, row in zip(run.block.rows(), run.block.ids.tolist(), strict=True):
+            if not isinstance(item, list):
+                raise ConfigError(
+                    f"{self} works on micro-batches, got a row ({type(item).__name__}): put "
+                    ".batch(n) before it"
+                )
+            batches.append(self._of_rows(item, np.full(len(item), row, dtype=np.int64)))
+        return batches
+
+    def _of_rows(self, rows: list[Any], ids: IntArray) -> dict[str, Any]:
+        """One micro-batch of rows that are dicts."""
+        names = rows[0].keys() if rows and isinstance(rows[0], Mapping) else None
+        for number, row in enumerate(rows):
+            if names is None or not isinstance(row, Mapping) or row.keys() != names:
+                self._refuse_row(row, names, int(ids[number]))
+        columns = {name: [row[name] for row in rows] for name in names or ()}
+        bounds = np.array([0, len(rows)], dtype=np.int64)
+        batch: dict[str, Any] = self._batches(columns, of_list, bounds, ids)[0]
+        return batch
+
+    def _refuse_row(self, row: Any, names: Any, row_id: int) -> NoReturn:
+        if isinstance(row, Mapping):
+            found = f"keys {list(row)} where the first row of its micro-batch has {list(names)}"
+        else:
+            found = f"{type(row).__name__}; make dicts with map(), or use collate()"
+        error = SchemaError(
+            f"{self}: the rows of a micro-batch are dicts with the same keys, got {found}",
+            stage=str(self),
+        )
+        blame(error, self, row_id)
+        raise error
+
+    def _batches(
+        self, columns: Mapping[str, Any], read: Any, bounds: IntArray, ids: IntArray
+    ) -> list[dict[str, Any]]:
+        """All micro-batches of some rows."""
+        present = list(columns)
+        need_columns(present, [*self._rules, *self._asked_masks], self)
+        masks = dict(self._asked_masks)
+        if self._adds_attention and "attention_mask" not in {*present, *masks.values()}:
+            masks = {"input_ids": "attention_mask"} | masks
+        taken = sorted(set(masks.values()) & set(present))
+        if taken:
+            raise SchemaError(
+                f"{self}: the rows have a column {taken[0]!r} already; give the mask another name",
+                stage=str(self),
+            )
+        batches: list[dict[str, Any]] = [{} for _ in range(len(bounds) - 1)]
+        for name, values in columns.items():
+            try:
+                column: Column = read(values, name)
+                self._write(batches, name, column, bounds, masks.get(name))
+            except BadCell as bad:
+                kind = SchemaError if bad.row is None else DataError
+                error = kind(f"{self}: column {name!r} {bad}", stage=str(self))
+                if bad.row is not None:
+                    blame(error, self, int(ids[bad.row]))
+                raise error from None
+        return batches
+
+    def _write(
+        self,
+        batches: list[dict[str, Any]],
+        name: str,
+        column: Column,
+        bounds: IntArray,
+        mask: str | None,
+    ) -> None:
+        """Put one column, and its mask, into every micro-batch."""
+        if isinstance(column, Ragged):
+            self._write_ragged(batches, name, column, bounds, mask)
+            return
+        if mask is not None and name in self._asked_masks:
+            raise BadCell(None, f"is to get the mask {mask!r}, and holds no lists that are padded")
+        edges = pairwise(bounds.tolist())
+        if isinstance(column, Opaque):
+            for batch, (start, stop) in zip(batches, edges, strict=True):
+                batch[name] = column.values[start:stop]
+            return
+        values = column.values
+        dtype = self._even_dtype(name, values)
+        size = values[:1].size
+        check_fit(values, dtype, lambda place: place // size)
+        for batch, (start, stop) in zip(batches, edges, strict=True):
+            batch[name] = torch.from_numpy(np.array(values[start:stop], dtype=dtype, order="C"))
+
+    def _write_ragged(
+        self,
+        batches: list[dict[str, Any]],
+        name: str,
+        column: Ragged,
+        bounds: IntArray,
+        mask: str | None,
+    ) -> None:
+        rule = self._rules.get(name, self._rule)
+        values, lengths = column.values, column.lengths
+        dtype = self._dtypes.get(name) or self._ragged_dtype(values.dtype)
+        ends = np.cumsum(lengths) * (values[:1].size or 1)
+        check_fit(values, dtype, lambda place: int(np.searchsorted(ends, place, side="right")))
+        rectangles = pad_ragged(
+            values,
+            lengths,
+            bounds,
+            self._pad_value(name, dtype),
+            dtype=dtype,
+            max_length=rule.max_length,
+            multiple=rule.pad_to_multiple_of or 1,
+            padding=self._side(rule),
+            truncating=rule.truncating or "post",
+        )
+        for batch, (cells, real) in zip(batches, rectangles, strict=True):
+            batch[name] = torch.from_numpy(cells)
+            if mask is not None:
+                batch[mask] = torch.from_numpy(real.astype(np.int64))
+
+    def _even_dtype(self, name: str, values: Any) -> np.dtype[Any]:
+        is_integer = values.ndim == 1 and values.dtype.kind in "iu"
+        found: np.dtype[Any] = np.dtype(np.int64) if is_integer else values.dtype
+        return self._dtypes.get(name) or found
+
+    def _ragged_dtype(self, found: np.dtype[Any]) -> np.dtype[Any]:
+        if found.kind in "iu":
+            return self._dtype
+        return np.dtype(np.float32) if found.kind == "f" and found.itemsize > 2 else found
+
+    def _side(self, rule: Rule) -> PadSide:
+        if rule.padding is not None:
+            return rule.padding
+        return "post" if self._tokenize is None else self._tokenize.padding_side
+
+    def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
+        value = None if name not in self._rules else self._rules[name].value
+        if value is None:
+            value = FIXED.get(name, self._rule.value)
+        if value is None and self._tokenize is not None and name in self._id_columns:
+            value = self._tokenize.pad_id
+        if value is None:
+            return 0
+        try:
+            fits = dtype.kind == "f" or np.array(value).astype(dtype).item() == value
+        except (OverflowError, ValueError):
+            fits = False
+        if not fits or (dtype.kind == "u" and value < 0):
+            raise ConfigError(
+                f"{self}: column {name!r} is padded with {value}, which {dtype} cannot hold; give "
+                f"columns={{{name!r}: {{'value': …}}}}"
+            )
+        return value

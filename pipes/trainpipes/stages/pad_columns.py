@@ -1,0 +1,293 @@
+"""What a column of a micro-batch is to ``pad_collate``: ragged, even, or opaque."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from trainpipes.order import IntArray
+from trainpipes.stages.text_columns import one_chunk
+
+__all__ = ["BadCell", "Column", "Even", "Opaque", "Ragged", "check_fit", "of_arrow", "of_list"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A list of numbers a row.
+
+    Args:
+        values: the rows, one after the other, ``[values, ...]``.
+        lengths: of each row, int64 ``[rows]``.
+    """
+
+    values: Array
+    lengths: IntArray
+
+
+@dataclass(frozen=True)
+class Even:
+    """A number, or an array of one shape, a row: ``[rows, ...]``; may be shared and read-only."""
+
+    values: Array
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """Anything else: an object a row."""
+
+    values: list[Any]
+
+
+Column = Ragged | Even | Opaque
+
+
+class BadCell(Exception):
+    """A value that a column cannot have.
+
+    Args:
+        row: which, within the column; None if the column's type is at fault.
+        problem: what is wrong, and the way out.
+    """
+
+    def __init__(self, row: int | None, problem: str) -> None:
+        super().__init__(problem)
+        self.row = row
+
+
+TWO_RAGGED = (
+    "holds lists of lists, and one ragged dimension is what can be padded: flatten it with "
+    "map_batches(), or leave it out with select()"
+)
+
+
+def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
+    """A column of a table.
+
+    Raises:
+        BadCell: a null among numbers, or lists of lists.
+    """
+    array = one_chunk(column)
+    kind = array.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        _refuse_null(array, name)
+        starts = np.arange(len(array)) * kind.storage_type.list_size
+        _refuse_null_within(array.storage.flatten(), starts)
+        return Even(array.to_numpy_ndarray())
+    if isinstance(array, pa.ExtensionArray):
+        return Opaque(array.to_pylist())
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        array = pa.array(array.to_pylist(), pa.large_list(kind.value_type))
+        kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _of_lists(array, name)
+    if pa.types.is_fixed_size_list(kind):
+        return _of_fixed(array, name)
+    if not _is_number(kind):
+        return Opaque(array.to_pylist())
+    _refuse_null(array, name)
+    return Even(_numpy(array))
+
+
+def _of_lists(array: Any, name: str) -> Column:
+    leaf = array.type.value_type
+    shape: tuple[int, ...] = ()
+    while pa.types.is_fixed_size_list(leaf):
+        leaf, shape = leaf.value_type, (*shape, leaf.list_size)
+    if not _is_number(leaf):
+        inner = leaf
+        while pa.types.is_list(inner) or pa.types.is_large_list(inner):
+            inner = inner.value_type
+        if inner is not leaf and _is_number(inner):
+            raise BadCell(None, TWO_RAGGED)
+        return Opaque(array.to_pylist())
+    _refuse_null(array, name)
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    starts = offsets[:-1] - offsets[0]
+    while shape and pa.types.is_fixed_size_list(values.type):
+        _refuse_null_within(values, starts)
+        starts = starts * values.type.list_size
+        values = values.flatten()
+    _refuse_null_within(values, starts)
+    return Ragged(_numpy(values).reshape(-1, *shape), np.diff(offsets))
+
+
+def _of_fixed(array: Any, name: str) -> Column:
+    shape: tuple[int, ...] = ()
+    leaf = array.type
+    while pa.types.is_fixed_size_list(leaf):
+        leaf, shape = leaf.value_type, (*shape, leaf.list_size)
+    if not _is_number(leaf):
+        return Opaque(array.to_pylist())
+    _refuse_null(array, name)
+    rows, starts = len(array), np.arange(len(array))
+    while pa.types.is_fixed_size_list(array.type):
+        starts = starts * array.type.list_size
+        array = array.flatten()
+        _refuse_null_within(array, starts)
+    return Even(_numpy(array).reshape(rows, *shape))
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def _numpy(array: Any) -> Array:
+    found: Array = array.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _refuse_null(array: Any, name: str) -> None:
+    if array.null_count:
+        raise BadCell(int(array.is_null().index(True).as_py()), no_null(name))
+
+
+def no_null(name: str) -> str:
+    return (
+        "is null, which has no place in a tensor: fill it with map_batches(), or drop such rows "
+        f"with .filter(pc.field({name!r}).is_valid())"
+    )
+
+
+def _refuse_null_within(values: Any, starts: IntArray) -> None:
+    """Refuse a null inside a row's list; rows start at ``starts`` in ``values``."""
+    if values.null_count:
+        place = int(values.is_null().index(True).as_py())
+        row = int(np.searchsorted(starts, place, side="right")) - 1
+        raise BadCell(row, NULL_WITHIN)
+
+
+NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_batches()"
+
+
+def of_list(values: Sequence[Any], name: str) -> Column:
+    """A column of one micro-batch, as Python values, arrays or tensors.
+
+    Numbers, and arrays of two dimensions or more, are even; lists of numbers, and arrays of one
+    dimension, are ragged.
+
+    Raises:
+        BadCell: values of several kinds, or shapes that differ in more than one length.
+    """
+    kinds = [_kind(value) for value in values]
+    known = {kind for kind in kinds if kind != "none"}
+    if known <= {"other"}:
+        return Opaque(list(values))
+    if known == {"list"} and "none" in kinds:
+        rest = of_list([value for value in values if value is not None], name)
+        if isinstance(rest, Opaque):
+            return Opaque(list(values))
+    if len(set(kinds)) > 1:
+        if "none" in kinds:
+            raise BadCell(kinds.index("none"), no_null(name))
+        row = next(k for k, kind in enumerate(kinds) if kind != kinds[0])
+        raise BadCell(
+            row,
+            f"is {_short(values[row])} where the row before it is {_short(values[row - 1])}: within a "
+            "micro-batch all are numbers, all are lists, or none is",
+        )
+    if kinds[0] == "list":
+        return _of_row_lists(values)
+    arrays = [_array(value) for value in values]
+    if kinds[0] == "number":
+        found = np.array(arrays)
+        return Even(found)
+    odd = next((k for k, a in enumerate(arrays) if a.shape != arrays[0].shape), None)
+    if odd is not None:
+        raise BadCell(
+            odd,
+            f"has shape {list(arrays[odd].shape)} where the first of its micro-batch has "
+            f"{list(arrays[0].shape)}: arrays of two dimensions or more are stacked, not padded",
+        )
+    return Even(np.stack(arrays))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "list"
+    if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+        return "number"
+    is_numeric = isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    if is_numeric or isinstance(value, torch.Tensor):
+        return ("number", "list")[value.ndim] if value.ndim < 2 else "array"
+    return "none" if value is None else "other"
+
+
+def _array(value: Any) -> Any:
+    """A tensor as an array; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dtype == torch.bfloat16:  # unknown to NumPy; float32 holds all of its values
+        value = value.float()
+    return value.numpy(force=True)
+
+
+def _of_row_lists(rows: Sequence[Any]) -> Column:
+    """One list or one-dimensional array a row."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    plain = all(isinstance(row, list | tuple) for row in rows)
+    try:
+        if plain:
+            values = np.array(list(chain.from_iterable(rows)))
+        else:  # an empty Python list says nothing of its type
+            parts = [np.asarray(_array(row)) for row in rows if not isinstance(row, list) or row]
+            values = np.concatenate(parts)
+    except ValueError:  # arrays of several lengths within a row
+        raise BadCell(None, TWO_RAGGED) from None
+    if not values.size and plain:
+        values = np.empty(0, dtype=np.int64)
+    if values.dtype.kind in "biuf":
+        if values.ndim > 1:
+            raise BadCell(None, TWO_RAGGED)
+        return Ragged(values, lengths)
+    flat = list(chain.from_iterable(rows))
+    if any(isinstance(v, list | tuple | np.ndarray | torch.Tensor) for v in flat):
+        raise BadCell(None, TWO_RAGGED)
+    if any(isinstance(v, int | float) for v in flat) and None in flat:
+        place = flat.index(None)
+        raise BadCell(int(np.searchsorted(np.cumsum(lengths), place, side="right")), NULL_WITHIN)
+    return Opaque(list(rows))
+
+
+def first_unfit(values: Array, dtype: npt.DTypeLike) -> int | None:
+    """Index of the first integer, flat, that an integer type cannot hold; None if there is none."""
+    kind = np.dtype(dtype)
+    if kind.kind not in "iu" or values.dtype.kind not in "iu" or not values.size:
+        return None
+    if np.can_cast(values.dtype, kind, "safe"):
+        return None
+    limits = np.iinfo(kind)
+    if int(values.min()) >= limits.min and int(values.max()) <= limits.max:
+        return None
+    flat = values.reshape(-1)
+    return int(np.flatnonzero((flat < limits.min) | (flat > limits.max))[0])
+
+
+def check_fit(values: Any, dtype: np.dtype[Any], row_of: Any) -> None:
+    """Raise BadCell unless all integers can be had in ``dtype``, and no fraction is lost."""
+    if values.dtype.kind == "f" and dtype.kind in "iub":
+        raise BadCell(
+            None, f"holds {values.dtype}, and {dtype} would cut fractions: give a float dtype"
+        )
+    place = first_unfit(values, dtype)
+    if place is not None:
+        raise BadCell(
+            row_of(place),
+            f"holds {values.reshape(-1)[place]}, which {dtype} cannot hold; give a wider dtype",
+        )

@@ -1,0 +1,225 @@
+"""Text columns of rows, as ``tokenize`` reads them: Arrow strings without nulls."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.runtime.block import Block, TensorRows
+from trainpipes.runtime.stage import Stage
+from trainpipes.stages.blame import blame
+from trainpipes.stages.naming import nearest, need_columns
+
+__all__ = ["Template", "labelled_of", "one_chunk", "outputs_of", "text_columns"]
+
+Texts: TypeAlias = "pa.LargeStringArray"
+
+
+class Template:
+    """A text made of columns.
+
+    Args:
+        text: like those of ``str.format``, with names of columns only: ``"Q: {question}"``.
+
+    Raises:
+        ConfigError: no column is named, or something else than one.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._parts = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise ConfigError(
+                f"tokenize(template) is no format string ({error}), got {text!r}"
+            ) from None
+        for _, field, form, conversion in self._parts:
+            if field is not None and (not field or form or conversion or set(field) & set(".[")):
+                raise ConfigError(
+                    f"tokenize(template) names columns as {{column}}, without index, format or "
+                    f"conversion, got {text!r}; make another text with map_batches()"
+                )
+        self.columns = list(dict.fromkeys(p[1] for p in self._parts if p[1] is not None))
+        if not self.columns:
+            raise ConfigError(
+                f"tokenize(template) names at least one column as {{column}}, got {text!r}"
+            )
+
+    def fill(self, columns: Mapping[str, Texts]) -> Texts:
+        """The text of each row."""
+        pieces: list[Any] = []
+        for literal, field, _, _ in self._parts:
+            if literal:
+                pieces.append(pa.scalar(literal, pa.large_string()))
+            if field is not None:
+                pieces.append(columns[field])
+        if len(pieces) == 1:
+            return pieces[0]
+        filled = pc.binary_join_element_wise(*pieces, pa.scalar("", pa.large_string()))
+        return filled.combine_chunks() if isinstance(filled, pa.ChunkedArray) else filled
+
+
+def text_columns(
+    block: Block, names: Sequence[str], asker: Stage, numbers: bool = False
+) -> dict[str, Texts]:
+    """Columns of text, each in one array of Arrow's ``large_string``.
+
+    Args:
+        block: rows: a table, or dicts.
+        names: columns.
+        asker: the stage, for messages.
+        numbers: accept integers, written in decimal.
+
+    Raises:
+        SchemaError: a column is not there, or holds no text.
+        DataError: a null; names column and row.
+    """
+    data = block.data
+    if isinstance(data, TensorRows):
+        raise SchemaError(f"{asker} works on columns of text, got tensors", stage=str(asker))
+    if isinstance(data, list):
+        return {name: _of_rows(block, name, asker, numbers) for name in names}
+    need_columns(data.column_names, names, asker)
+    columns = {}
+    for name in names:
+        column = data.column(name)
+        if not _is_text(column.type) and not (numbers and pa.types.is_integer(column.type)):
+            raise _no_text(name, str(column.type), asker)
+        if column.null_count or pa.types.is_dictionary(column.type):
+            null = pc.index(column.is_null(), True).as_py()  # decodes: a dictionary may hold null
+            if null >= 0:
+                raise _null(name, int(block.ids[null]), asker)
+        columns[name] = one_chunk(column.cast(pa.large_string()))
+    return columns
+
+
+def _is_text(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(
+        pa.types.is_null(kind)  # nulls only, which are refused one by one
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+    )
+
+
+def one_chunk(column: pa.ChunkedArray) -> Any:
+    """A column as one array; copied only if it has several chunks."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
+    """One column of rows that are dicts."""
+    texts = []
+    assert isinstance(block.data, list)
+    for number, row in enumerate(block.data):
+        row_id = int(block.ids[number])
+        try:
+            if not isinstance(row, Mapping):
+                raise SchemaError(
+                    f"{asker} works on columns, so that each row must be a dict, got "
+                    f"{type(row).__name__}; make dicts with map() first",
+                    stage=str(asker),
+                )
+            need_columns(list(row), [name], asker)
+            value = row[name]
+            if numbers and isinstance(value, int) and not isinstance(value, bool):
+                value = str(value)
+            if value is None:
+                raise _null(name, row_id, asker)
+            if not isinstance(value, str):
+                raise _no_text(name, type(value).__name__, asker)
+        except DataError as error:
+            blame(error, asker, row_id)
+            raise
+        texts.append(value)
+    try:
+        return pa.array(texts, pa.large_string())
+    except UnicodeEncodeError as error:
+        bad = next(k for k, text in enumerate(texts) if text == error.object)
+        problem = DataError(
+            f"{asker}: column {name!r} holds a surrogate, which is no character and has no UTF-8 "
+            "form; clean it in the map() that makes it",
+            stage=str(asker),
+        )
+        blame(problem, asker, int(block.ids[bad]))
+        raise problem from error
+
+
+def _null(name: str, row_id: int, asker: Stage) -> DataError:
+    error = DataError(
+        f"{asker}: column {name!r} is null, and there is no text to tokenize; drop such rows with "
+        f".filter(pc.field({name!r}).is_valid()) before",
+        stage=str(asker),
+    )
+    blame(error, asker, row_id)
+    return error
+
+
+def _no_text(name: str, found: str, asker: Stage) -> SchemaError:
+    return SchemaError(
+        f"{asker}: column {name!r} holds {found}, and text is what can be tokenized; make it a "
+        "string with map_batches()",
+        stage=str(asker),
+    )
+
+
+def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]]:
+    """Columns of ids, and the text columns that each is made of."""
+    if templated:
+        if columns != "text" or pair:
+            raise ConfigError(
+                "tokenize(template) says which columns it is made of: leave out columns and pair"
+            )
+        return {"input_ids": []}
+    if isinstance(columns, Mapping):
+        if not columns or not all(isinstance(n, str) for item in columns.items() for n in item):
+            raise ConfigError(
+                f"tokenize(columns) is a dict of text columns and names for their ids, got {columns!r}"
+            )
+        outputs = {ids: [text] for text, ids in columns.items()}
+        if len(outputs) < len(columns):
+            raise ConfigError(
+                "tokenize(columns): two text columns are to become one of ids; to join them pass a "
+                f"list, got {columns!r}"
+            )
+        names: list[str] = []
+    else:
+        names = [columns] if isinstance(columns, str) else list(columns)
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"tokenize(columns) names text columns, got {columns!r}")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"tokenize(columns) names each column once, got {columns!r}")
+        outputs = {"input_ids": names}
+    if pair and len(names) != 2:
+        raise ConfigError(f"tokenize(pair=True) takes a list of two columns, got {columns!r}")
+    return outputs
+
+
+def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bool | None:
+    """Which columns are labels; True for all; None for none."""
+    if labels is None or labels is False:
+        return None
+    if "input_ids" not in outputs:
+        raise ConfigError(
+            f'tokenize(labels) goes with "input_ids", and the ids become {list(outputs)}; name a '
+            'column of ids "labels" instead'
+        )
+    if labels is True:
+        return True
+    names = [labels] if isinstance(labels, str) else list(labels)
+    joined = outputs["input_ids"]
+    for name in names:
+        if name not in joined:
+            raise ConfigError(
+                f"tokenize(labels) names some of the columns that are joined, {joined}, or is True, "
+                f"got {name!r}{nearest(str(name), joined)}"
+            )
+    return names

@@ -1,0 +1,325 @@
+"""``tokenize``: text columns to columns of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.runtime.block import Block
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage, identify
+from trainpipes.stages.blame import blame
+from trainpipes.stages.shuffle import whole_number
+from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns
+from trainpipes.tokenizers.callable import Function
+from trainpipes.tokenizers.engine import Affixes
+from trainpipes.tokenizers.load import load
+from trainpipes.tokenizers.ragged import Ragged, assemble
+
+__all__ = ["Tokenize"]
+
+IGNORED = -100  # what torch's cross_entropy leaves out
+
+
+class Tokenize(Stage):
+    """Turns text columns into token ids.
+
+    In: rows with columns of text (string, large_string, string_view, dictionary of these), without
+    nulls. Out: the same rows; the text columns replaced by columns ``list<int32>`` of ids (in rows
+    that are dicts, by int32 arrays). Cursor: none of its own. Costs what the tokenizer costs, and
+    about 40 ns a token above it; best after a shuffle and a sharding filter, so that each consumer
+    tokenizes only what it trains on, and nothing twice after a resume.
+
+    The tokenizer is loaded at first use, once in each process. What is cut is text; special tokens
+    and the end token always stay:
+
+        prefix + text tokens, cut to what is left of max_length + suffix + eos
+
+    where prefix and suffix are what the tokenizer's own post-processor puts around one text
+    (``<s>``, ``[CLS]``, ``[SEP]``), also around several joined columns. Nothing is padded; what
+    the tokenizer itself is set to truncate or pad has no effect.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        tokenizer: one of
+
+            - a path or URL of a ``tokenizer.json``, or of a SentencePiece ``*.model``; a directory
+              that holds a ``tokenizer.json``, a ``tokenizer.model``, or what
+              ``transformers.AutoTokenizer`` loads. Nothing is downloaded.
+            - an object: ``tokenizers.Tokenizer``, a transformers tokenizer, ``tiktoken.Encoding``,
+              ``sentencepiece.SentencePieceProcessor``. A copy is used; the object is not changed.
+            - "tiktoken:NAME", fetched by tiktoken unless its cache has it
+            - "bytes": UTF-8 bytes, 0 to 255; 256 is the end token, 257 the pad token
+            - a function from a list of texts to as many lists of ids
+
+            Special tokens written out in a text become special tokens, except with tiktoken and
+            SentencePiece.
+        columns: a column, whose ids become "input_ids"; or several, whose ids are joined in this
+            order into "input_ids", each tokenized by itself; or a dict of text columns and the
+            columns that their ids become.
+        pair: encode two columns as a pair, by the tokenizer's post-processor, into "input_ids" and
+            "token_type_ids". With ``max_length`` the longer text is cut first.
+        template: a text made of columns, ``"Q: {question}\\nA: {answer}"``, instead of ``columns``;
+            its ids become "input_ids". Columns of strings and of integers.
+        max_length: the most tokens in a sequence, special tokens and end token included.
+        truncation_side: "right" cuts the end of the text, "left" its start; of joined columns, of
+            the text they make together. Bytes may be cut within a character.
+        add_special_tokens: put prefix and suffix around the text.
+        eos: end each sequence with the tokenizer's end token, unless the suffix does; or with this
+            token, or this id.
+        labels: adds a column "labels": the ids of these columns (of ``columns``, a list) and of the
+            end token, and -100 elsewhere; with True all of "input_ids".
+        keep_text: keep the text columns.
+
+    Raises:
+        ConfigError: the tokenizer is not there, or options do not go together.
+        MissingExtraError: the tokenizer's package is not installed.
+        DataError: a text is null; names column and row.
+        SchemaError: a column is not there, or holds no text.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"text": ["hi", "é"]}))
+    >>> list(rows.tokenize("bytes", eos=True))
+    [{'input_ids': [104, 105, 256]}, {'input_ids': [195, 169, 256]}]
+    >>> list(rows.tokenize("bytes", max_length=2, eos=True, labels=True))[0]
+    {'input_ids': [104, 256], 'labels': [104, 256]}
+    """
+
+    role = "rows"
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        tokenizer: Any = None,
+        columns: str | Sequence[str] | Mapping[str, str] = "text",
+        *,
+        pair: bool = False,
+        template: str | None = None,
+        max_length: int | None = None,
+        truncation_side: Literal["right", "left"] = "right",
+        add_special_tokens: bool = True,
+        eos: bool | str | int = False,
+        labels: bool | str | Sequence[str] | None = None,
+        keep_text: bool = False,
+    ) -> None:
+        if max_length is not None:
+            whole_number(max_length, 1, "tokenize(max_length)", "tokens in a sequence")
+        if truncation_side not in ("right", "left"):
+            raise ConfigError(
+                f'tokenize(truncation_side) is "right" or "left", got {truncation_side!r}'
+            )
+        if not isinstance(eos, bool | str) and (not isinstance(eos, int) or eos < 0):
+            raise ConfigError(f"tokenize(eos) is True, False, a token or its id, got {eos!r}")
+        self._template = None if template is None else Template(template)
+        self._outputs = outputs_of(columns, template is not None, pair)
+        self._labelled = labelled_of(labels, self._outputs)
+        self._texts = [name for names in self._outputs.values() for name in names]
+        if self._template is not None:
+            self._texts = self._template.columns
+        if keep_text and set(self._texts) & set(self._outputs):
+            taken = sorted(set(self._texts) & set(self._outputs))
+            raise ConfigError(
+                f"tokenize(keep_text=True) keeps the text column {taken[0]!r}, and the ids are to "
+                "have that name too; give them another by columns={text: ids}"
+            )
+        self._engine = load(tokenizer)
+        self._around: Affixes | None = None
+        super().__init__(
+            source,
+            tokenizer=tokenizer,
+            columns=columns,
+            pair=pair,
+            template=template,
+            max_length=max_length,
+            truncation_side=truncation_side,
+            add_special_tokens=add_special_tokens,
+            eos=eos,
+            labels=labels,
+            keep_text=keep_text,
+        )
+        if eos is True and isinstance(self._engine, Function):
+            raise ConfigError(self._no_end({}))
+
+    # What others ask
+
+    @property
+    def id_columns(self) -> list[str]:
+        """Columns of token ids that come out."""
+        return list(self._outputs)
+
+    @property
+    def pad_id(self) -> int:
+        """The tokenizer's pad token; 0 if it has none."""
+        return self._engine.pad_id() or 0
+
+    @property
+    def padding_side(self) -> Literal["pre", "post"]:
+        """The side that transformers' settings of the tokenizer pad on; "post" without any."""
+        return self._engine.padding() or "post"
+
+    def identity(self) -> dict[str, Any]:
+        shaping = {k: identify(v) for k, v in self.options.items() if k != "tokenizer"}
+        if shaping["eos"] is True:
+            shaping["eos"] = self._end()
+        shaping = {k: v for k, v in shaping.items() if v is not None}
+        return {"stage": self.name, "tokenizer": self._engine.fingerprint(), **shaping}
+
+    # Special tokens
+
+    def _end(self) -> int | None:
+        """The end token that was asked for."""
+        asked = self.options["eos"]
+        if asked is False:
+            return None
+        if not isinstance(asked, bool | str):
+            return int(asked)
+        if isinstance(asked, str):
+            found = self._engine.token_id(asked)
+            if found is None:
+                raise ConfigError(
+                    f"tokenize(eos={asked!r}): the tokenizer {self._engine} has no such token; give "
+                    "another, or its id"
+                )
+            return found
+        ends = self._engine.ends()
+        if len(ends) != 1:
+            raise ConfigError(self._no_end(ends))
+        return next(iter(ends.values()))
+
+    def _no_end(self, ends: Mapping[str, int]) -> str:
+        said = f"has several ({', '.join(ends)})" if ends else "does not say which its is"
+        return (
+            f"tokenize(eos=True) needs the tokenizer's end token, and {self._engine} {said}; give it: "
+            'eos="<token>" or eos=<id>'
+        )
+
+    def _affixes(self) -> Affixes:
+        """Special tokens before and after one sequence, the end token included."""
+        if self._around is None:
+            plain: Affixes = ((), ())
+            prefix, suffix = self._engine.affixes() if self.options["add_special_tokens"] else plain
+            end = self._end()
+            if end is not None and suffix[-1:] != (end,):
+                suffix = (*suffix, end)
+            self._check_room(len(prefix) + len(suffix))
+            self._around = prefix, suffix
+        return self._around
+
+    def _check_room(self, special: int) -> None:
+        room = self.options["max_length"]
+        if room is not None and room < special:
+            raise ConfigError(
+                f"{self}: max_length is the whole sequence, of which {special} tokens are special ones "
+                f"(or the end token), got {room}; raise it, or pass add_special_tokens=False"
+            )
+
+    # The work
+
+    def process(self, run: Run) -> Run:
+        if run.items is not None:
+            raise ConfigError(
+                f"{self} stands below pad_collate() or collate(), which make tensors of columns"
+            )
+        block = run.block
+        if isinstance(block.data, list) and not block.data:
+            return run
+        texts = text_columns(block, self._texts, self, numbers=self._template is not None)
+        _ = self._engine.loaded  # what fails here is about no row
+        try:
+            columns = self._encode(texts)
+        except ConfigError:
+            raise
+        except Exception as error:
+            blame(error, self, self._culprit(texts, block))
+            raise
+        return run.with_block(block.with_data(self._replaced(block, columns)))
+
+    def _encode(self, texts: Mapping[str, Any]) -> dict[str, Ragged]:
+        """The columns to add."""
+        if self.options["pair"]:
+            return self._encode_pairs(*(texts[name] for name in self._texts))
+        if self._template is not None:
+            texts = {"": self._template.fill(texts)}
+            outputs: Mapping[str, Sequence[str]] = {"input_ids": [""]}
+        else:
+            outputs = self._outputs
+        prefix, suffix = self._affixes()
+        limit = self.options["max_length"]
+        room = None if limit is None else limit - len(prefix) - len(suffix)
+        side = self.options["truncation_side"]
+        columns: dict[str, Ragged] = {}
+        for output, names in outputs.items():
+            segments = [self._engine.encode(texts[name]) for name in names]
+            ids, pieces = assemble(segments, prefix, suffix, room, side)
+            columns[output] = ids
+            if output == "input_ids" and self._labelled is not None:
+                columns["labels"] = self._labels(ids, pieces, names)
+        return columns
+
+    def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str]) -> Ragged:
+        """The ids of labelled columns and of the end token, -100 elsewhere."""
+        if self._labelled is True:
+            return Ragged(ids.values.copy(), ids.offsets)
+        assert isinstance(self._labelled, list)
+        suffix = self._affixes()[1]
+        ended = bool(suffix) and suffix[-1] in (self._end(), *self._engine.ends().values())
+        flags = [False, *(name in self._labelled for name in names), False, ended]
+        # The end token is the last of the suffix, and a piece of its own.
+        cut = np.column_stack(
+            [pieces[:, :-1], pieces[:, -1] - ended, np.full(len(ids), int(ended))]
+        )
+        counted = np.repeat(np.tile(flags, len(ids)), cut.reshape(-1))
+        return Ragged(np.where(counted, ids.values, np.int32(IGNORED)), ids.offsets)
+
+    def _encode_pairs(self, first: Any, second: Any) -> dict[str, Ragged]:
+        special = bool(self.options["add_special_tokens"])
+        count, last = self._engine.pair_affixes() if special else (0, None)
+        end = self._end()
+        added = () if end is None or last == end else (end,)
+        self._check_room(count + len(added))
+        limit = self.options["max_length"]
+        room = None if limit is None else limit - len(added)
+        side = self.options["truncation_side"]
+        ids, types = self._engine.encode_pairs(first, second, special, room, side)
+        ids = assemble([ids], (), added)[0]
+        columns = {"input_ids": ids, "token_type_ids": assemble([types], (), [1] * len(added))[0]}
+        if self._labelled is not None:
+            columns["labels"] = Ragged(ids.values.copy(), ids.offsets)
+        return columns
+
+    def _culprit(self, texts: Mapping[str, Any], block: Block) -> int | None:
+        """The row that the tokenizer fails on, if it is one."""
+        for number in range(len(block)):
+            try:
+                self._encode({name: column.slice(number, 1) for name, column in texts.items()})
+            except Exception:
+                return int(block.ids[number])
+        return None
+
+    def _replaced(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
+        """The rows with their new columns."""
+        data: Any = block.data
+        gone = set() if self.options["keep_text"] else set(self._texts)
+        present = list(data[0]) if isinstance(data, list) else data.column_names
+        clash = [name for name in columns if name in present and name not in gone]
+        if clash:
+            raise SchemaError(
+                f"{self}: the rows have a column {clash[0]!r} already; rename() it, drop it with "
+                "select(), or name the ids otherwise by columns={text: ids}",
+                stage=str(self),
+            )
+        if isinstance(data, list):
+            made = [ragged.to_rows() for ragged in columns.values()]
+            return [
+                {k: v for k, v in row.items() if k not in gone}
+                | dict(zip(columns, ids, strict=True))
+                for row, *ids in zip(data, *made, strict=True)
+            ]
+        kept = data.select([name for name in data.column_names if name not in gone])
+        for name, ragged in columns.items():
+            kept = kept.append_column(name, ragged.to_arrow())
+        return kept

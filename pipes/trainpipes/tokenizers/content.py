@@ -1,0 +1,66 @@
+"""The bytes of a tokenizer's file: read again in every process, and the same each time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import fsspec
+
+from trainpipes.errors import DataChangedError, UnreadableError
+
+__all__ = ["File", "digest"]
+
+
+def digest(content: bytes) -> str:
+    """A short name for a content."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()[:32]}"
+
+
+class File:
+    """A file that must stay what it is while a pipeline uses it.
+
+    Args:
+        path: local path, or any fsspec URL.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._digest: str | None = None
+
+    def read(self) -> bytes:
+        """The content.
+
+        Raises:
+            UnreadableError: the file cannot be read.
+            DataChangedError: it holds something else than when it was first read.
+        """
+        try:
+            remote = "://" in self.path
+            with fsspec.open(self.path, "rb") if remote else open(self.path, "rb") as file:
+                content: bytes = file.read()
+        except Exception as error:
+            raise UnreadableError(
+                f"{self.path} cannot be read: {error}; tokenizers are read by every process that "
+                "tokenizes, so it must be there for all of them",
+                path=self.path,
+            ) from error
+        found = digest(content)
+        if self._digest is not None and self._digest != found:
+            raise DataChangedError(
+                f"{self.path} is no longer what this pipeline first read, so that its processes "
+                "would not tokenize alike; put it back, or build the pipeline anew",
+                path=self.path,
+            )
+        self._digest = found
+        return content
+
+    def beside(self, name: str) -> bytes | None:
+        """The content of a file in the same local directory; None if there is none."""
+        if "://" in self.path:
+            return None
+        path = os.path.join(os.path.dirname(self.path), name)
+        if not os.path.isfile(path):
+            return None
+        with open(path, "rb") as file:
+            return file.read()

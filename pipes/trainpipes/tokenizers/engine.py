@@ -1,0 +1,100 @@
+"""What ``tokenize`` asks of a tokenizer, whichever kind it is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from trainpipes.errors import ConfigError
+from trainpipes.tokenizers.ragged import Ragged
+
+__all__ = ["Affixes", "Engine", "Side"]
+
+Side = Literal["left", "right"]
+
+#: Special tokens before and after a text.
+Affixes = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class Engine(ABC):
+    """Text to token ids, in one tokenizer's way.
+
+    What does the work is loaded at first use, once in each process: it is neither pickled nor
+    taken over by a forked child, whose copy may hold locks of threads that are no more. Several
+    threads may call.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: dict[int, Any] = {}
+        self._locks: dict[int, threading.Lock] = {}
+
+    @abstractmethod
+    def _load(self) -> Any:
+        """What does the work; nobody else holds it."""
+
+    @property
+    def loaded(self) -> Any:
+        """What does the work, in this process."""
+        process = os.getpid()
+        if process not in self._loaded:
+            with self._locks.setdefault(process, threading.Lock()):
+                if process not in self._loaded:
+                    self._loaded = {process: self._load()}
+        return self._loaded[process]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": {}, "_locks": {}}
+
+    @abstractmethod
+    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+        """Ids of each text, without special tokens; ``texts`` holds no null."""
+
+    def encode_pairs(
+        self,
+        first: pa.LargeStringArray,
+        second: pa.LargeStringArray,
+        special: bool,
+        max_length: int | None,
+        side: Side,
+    ) -> tuple[Ragged, Ragged]:
+        """Ids and type ids of pairs of texts, the longer one cut first, as the tokenizer does it."""
+        raise ConfigError(
+            f"pair=True needs a tokenizer that knows how a pair is written, and {self} does not: "
+            "give a tokenizer.json or a transformers fast tokenizer, or leave pair out to join "
+            "the columns"
+        )
+
+    def affixes(self) -> Affixes:
+        """The special tokens that the tokenizer puts before and after one text."""
+        return (), ()
+
+    def pair_affixes(self) -> tuple[int, int | None]:
+        """How many special tokens a pair gets, and the last one, if a pair ends with one."""
+        return 0, None
+
+    def ends(self) -> dict[str, int]:
+        """Tokens that may mark the end of a text, by name; one if the tokenizer says which."""
+        return {}
+
+    def pad_id(self) -> int | None:
+        """The tokenizer's padding token."""
+        return None
+
+    def padding(self) -> Literal["pre", "post"] | None:
+        """The side that the tokenizer is to be padded on, if it says."""
+        return None
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token."""
+        return None
+
+    @abstractmethod
+    def fingerprint(self) -> Any:
+        """What stands for the tokenizer in a checkpoint: its content, wherever it lies."""
+
+    @abstractmethod
+    def __repr__(self) -> str: ...

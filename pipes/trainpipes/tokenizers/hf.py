@@ -1,0 +1,208 @@
+"""``tokenizers`` (``tokenizer.json``), and the fast tokenizers of transformers that are built on it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.tokenizers.content import File
+from trainpipes.tokenizers.engine import Affixes, Engine, Side
+from trainpipes.tokenizers.extra import need
+from trainpipes.tokenizers.parallelism import settle
+from trainpipes.tokenizers.ragged import Ragged
+from trainpipes.tokenizers.tokenizer_json import ENDS, PADS, Named, TokenizerJson
+
+__all__ = ["HuggingFace"]
+
+
+class HuggingFace(Engine):
+    """A tokenizer of the ``tokenizers`` package.
+
+    Works on a copy of its own, made from the tokenizer's JSON at first use, that neither truncates
+    nor pads: what the file or object is set to do of that changes nothing here.
+
+    Args:
+        tokenizer: a file, a ``tokenizers.Tokenizer``, or a transformers fast tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__()
+        need("tokenizers", "a tokenizer.json")
+        settle()
+        self._tokenizer = tokenizer
+        self._text: str | None = None
+        self._facts: TokenizerJson | None = None
+        self._named: Named | None = None
+
+    def __repr__(self) -> str:
+        if isinstance(self._tokenizer, File):
+            return self._tokenizer.path
+        return type(self._tokenizer).__name__
+
+    def _json(self) -> str:
+        if isinstance(self._tokenizer, File):
+            return self._tokenizer.read().decode("utf-8")
+        if self._text is None:  # as it is now; what its owner changes later is not followed
+            inner = getattr(self._tokenizer, "backend_tokenizer", self._tokenizer)
+            try:
+                self._text = inner.to_str()
+            except Exception as error:
+                raise ConfigError(
+                    f"{self} has parts written in Python, which cannot be copied ({error}); give a "
+                    "function instead: lambda texts: [e.ids for e in tokenizer.encode_batch(texts)]"
+                ) from error
+        return self._text
+
+    def _load(self) -> _Copy:
+        settle()
+        return _Copy(self._parsed(), self._splits_special)
+
+    def _parsed(self) -> Any:
+        from tokenizers import Tokenizer
+
+        text = self._json()
+        try:
+            return Tokenizer.from_str(text)
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> UnreadableError:
+        return UnreadableError(
+            f"{self} is not a tokenizer.json that this version of tokenizers reads: {error}",
+            path=str(self),
+        )
+
+    @property
+    def _splits_special(self) -> bool:
+        """Whether names of special tokens in a text are read as plain text."""
+        plain = getattr(self._tokenizer, "split_special_tokens", None)
+        return bool(getattr(self._tokenizer, "encode_special_tokens", False) or plain)
+
+    @property
+    def facts(self) -> TokenizerJson:
+        if self._facts is None:
+            try:
+                self._facts = TokenizerJson.of(self._json())
+            except (ValueError, KeyError, TypeError) as error:
+                raise self._unreadable(error) from error
+        return self._facts
+
+    @property
+    def named(self) -> Named:
+        """What transformers' object or settings say."""
+        if self._named is None:
+            given = self._tokenizer
+            if isinstance(given, File):
+                self._named = Named.of_config(given.beside("tokenizer_config.json"))
+            else:
+                names = ("eos_token", "pad_token", "padding_side")
+                self._named = Named(*(getattr(given, name, None) for name in names))
+        return self._named
+
+    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+        copy: _Copy = self.loaded
+        encode = getattr(copy.plain, "encode_batch_fast", copy.plain.encode_batch)
+        encodings = encode(texts.to_pylist(), add_special_tokens=False)
+        return Ragged.of_lists([encoding.ids for encoding in encodings])
+
+    def encode_pairs(
+        self,
+        first: pa.LargeStringArray,
+        second: pa.LargeStringArray,
+        special: bool,
+        max_length: int | None,
+        side: Side,
+    ) -> tuple[Ragged, Ragged]:
+        cutting = self.loaded.cutting(max_length, side)
+        pairs = list(zip(first.to_pylist(), second.to_pylist(), strict=True))
+        encodings = cutting.encode_batch(pairs, add_special_tokens=special)
+        ids = Ragged.of_lists([encoding.ids for encoding in encodings])
+        types = Ragged.of_lists([encoding.type_ids for encoding in encodings])
+        return ids, types
+
+    def affixes(self) -> Affixes:
+        ids, special = self.loaded.around_text()
+        if special.count(0) != 1:
+            raise ConfigError(
+                f"{self} writes a text {special.count(0)} times between its special tokens, and once "
+                "is what can be cut and joined here; pass add_special_tokens=False"
+            )
+        place = special.index(0)
+        return tuple(ids[:place]), tuple(ids[place + 1 :])
+
+    def pair_affixes(self) -> tuple[int, int | None]:
+        ids, texts = self.loaded.around_pair()
+        return texts.count(None), ids[-1] if texts[-1] is None else None
+
+    def ends(self) -> dict[str, int]:
+        said = self.named.eos
+        if said is not None:
+            found = self.token_id(said)
+            return {} if found is None else {said: found}
+        tokens = self.facts.tokens
+        return {name: tokens[name] for name in ENDS if name in tokens}
+
+    def pad_id(self) -> int | None:
+        said = self.named.pad
+        if said is not None:
+            return self.token_id(said)
+        tokens = self.facts.tokens
+        return next((tokens[name] for name in PADS if name in tokens), None)
+
+    def padding(self) -> Literal["pre", "post"] | None:
+        side = self.named.padding_side
+        return None if side is None else "pre" if side == "left" else "post"
+
+    def token_id(self, token: str) -> int | None:
+        known = self.facts.tokens.get(token)
+        if known is not None:
+            return known
+        found: int | None = self.loaded.plain.token_to_id(token)
+        return found
+
+    def fingerprint(self) -> str:
+        content = self.facts.fingerprint
+        return f"{content} (special tokens as text)" if self._splits_special else content
+
+
+class _Copy:
+    """A tokenizer of one's own: never changed once somebody may encode with it."""
+
+    def __init__(self, tokenizer: Any, splits_special: bool) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = splits_special
+        self.plain = tokenizer
+        self._cutting: dict[tuple[int | None, str], Any] = {(None, "right"): tokenizer}
+
+    def cutting(self, max_length: int | None, side: Side) -> Any:
+        """One that truncates pairs to ``max_length`` tokens, special ones included."""
+        key = (max_length, side if max_length is not None else "right")
+        if key not in self._cutting:
+            copy = type(self.plain).from_str(self.plain.to_str())
+            copy.encode_special_tokens = self.plain.encode_special_tokens
+            copy.enable_truncation(max_length, direction=side)
+            self._cutting[key] = copy
+        return self._cutting[key]
+
+    def _probe(self) -> Any:
+        """The post-processor, on a model of one token."""
+        from tokenizers import Tokenizer, models
+
+        probe = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
+        if self.plain.post_processor is not None:
+            probe.post_processor = self.plain.post_processor
+        return probe
+
+    def around_text(self) -> tuple[list[int], list[int]]:
+        """What becomes of a text of one token: the ids, and for each 1 if it is a special one."""
+        found = self._probe().encode("x")
+        return found.ids, found.special_tokens_mask
+
+    def around_pair(self) -> tuple[list[int], list[int | None]]:
+        """What becomes of two texts of one token each: the ids, and for each the text that it is
+        of, None for a special one."""
+        found = self._probe().encode("x", "x")
+        return found.ids, found.sequence_ids

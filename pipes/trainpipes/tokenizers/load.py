@@ -1,0 +1,106 @@
+"""Which kind of tokenizer something is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from trainpipes.errors import ConfigError
+from trainpipes.tokenizers.bytes import Bytes
+from trainpipes.tokenizers.callable import Function
+from trainpipes.tokenizers.content import File
+from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.hf import HuggingFace
+from trainpipes.tokenizers.sentencepiece import SentencePiece
+from trainpipes.tokenizers.tiktoken import Tiktoken
+from trainpipes.tokenizers.transformers import Directory, Slow
+
+__all__ = ["load"]
+
+KINDS = (
+    'a tokenizer is the path of a tokenizer.json, of a *.model, or of a directory that holds one; "bytes"; '
+    '"tiktoken:NAME"; a tokenizer object of tokenizers, transformers, tiktoken or sentencepiece; '
+    "or a function from a list of texts to lists of ids"
+)
+
+
+def load(tokenizer: Any) -> Engine:
+    """The engine for what a user gave; nothing heavy is read or imported yet.
+
+    Raises:
+        ConfigError: it is no tokenizer, or a path that is not there.
+        MissingExtraError: the package for it is not installed.
+    """
+    if isinstance(tokenizer, Engine):
+        return tokenizer
+    if isinstance(tokenizer, str | os.PathLike):
+        return _from_text(tokenizer)
+    classes = {(c.__module__.split(".")[0], c.__name__) for c in type(tokenizer).__mro__}
+    if ("transformers", "PreTrainedTokenizerBase") in classes:
+        return (
+            HuggingFace(tokenizer) if hasattr(tokenizer, "backend_tokenizer") else Slow(tokenizer)
+        )
+    if classes & {("tokenizers", "Tokenizer"), ("tokenizers", "BaseTokenizer")}:
+        return HuggingFace(tokenizer)
+    if ("tiktoken", "Encoding") in classes:
+        return Tiktoken(tokenizer)
+    if ("sentencepiece", "SentencePieceProcessor") in classes:
+        return SentencePiece(tokenizer)
+    if callable(tokenizer):
+        return Function(tokenizer)
+    raise ConfigError(f"{KINDS}; got {tokenizer!r}")
+
+
+def _from_text(tokenizer: str | os.PathLike[str]) -> Engine:
+    text = os.fspath(tokenizer)
+    if isinstance(tokenizer, str):
+        if text == "bytes":
+            return Bytes()
+        if text.startswith("tiktoken:"):
+            return Tiktoken(text.removeprefix("tiktoken:"))
+    if "://" in text:
+        return _from_file(text)
+    path = os.path.expanduser(text)
+    if os.path.isdir(path):
+        return _from_directory(path)
+    if os.path.isfile(path):
+        return _from_file(path)
+    raise ConfigError(_not_there(text))
+
+
+def _from_file(path: str) -> Engine:
+    if path.endswith(".json"):
+        return HuggingFace(File(path))
+    if path.endswith(".model"):
+        return SentencePiece(File(path))
+    raise ConfigError(
+        f"{path} is no tokenizer by its name: a tokenizer.json ends in .json, a SentencePiece model in .model"
+    )
+
+
+def _from_directory(path: str) -> Engine:
+    found = sorted(os.listdir(path))
+    if "tokenizer.json" in found:
+        return HuggingFace(File(os.path.join(path, "tokenizer.json")))
+    if "tokenizer.model" in found:
+        return SentencePiece(File(os.path.join(path, "tokenizer.model")))
+    if {"tokenizer_config.json", "config.json"} & set(found):
+        return Directory(path)
+    raise ConfigError(
+        f"the directory {path} holds no tokenizer.json, tokenizer.model or tokenizer_config.json; "
+        f"it holds {', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
+    )
+
+
+def _not_there(text: str) -> str:
+    named = not text.endswith((".json", ".model")) and text.count("/") < 2 and text[:1] not in "./~"
+    if named:
+        return (
+            f"{text!r} is no path, and nothing is downloaded here; {KINDS}. For a name on the "
+            f"Hugging Face hub: transformers.AutoTokenizer.from_pretrained({text!r})"
+        )
+    parent = Path(os.path.expanduser(text)).absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    return f"there is no tokenizer {text}: the nearest directory that is there is {parent}"

@@ -1,0 +1,134 @@
+"""Rows of token ids of different lengths: one flat array and where each row starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainpipes.errors import DataError
+from trainpipes.order import IntArray
+
+__all__ = ["Ids", "Ragged", "assemble"]
+
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths.
+
+    Args:
+        values: all rows, one after the other, int32 ``[tokens]``.
+        offsets: where each row starts, and the end, int64 ``[rows + 1]``; starts with 0.
+    """
+
+    values: Ids
+    offsets: IntArray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> IntArray:
+        """Tokens in each row, int64 ``[rows]``."""
+        return np.diff(self.offsets)
+
+    @staticmethod
+    def of_lengths(values: Ids, lengths: IntArray) -> Ragged:
+        """Rows of the given lengths."""
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return Ragged(values, offsets)
+
+    @staticmethod
+    def of_lists(rows: Sequence[Sequence[int]]) -> Ragged:
+        """Rows given as lists of Python ints."""
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        total = int(lengths.sum())
+        values = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=total)
+        return Ragged.of_lengths(values, lengths)
+
+    def to_arrow(self) -> pa.ListArray:
+        """The rows as an Arrow ``list<int32>``.
+
+        Raises:
+            DataError: more tokens than the offsets of such an array can count.
+        """
+        if self.offsets[-1] > np.iinfo(np.int32).max:
+            raise DataError(
+                f"{self.offsets[-1]:,} tokens in {len(self):,} rows are more than one Arrow list "
+                "array holds (2,147,483,647); tokenize after batch(), where fewer rows come at a time"
+            )
+        return pa.ListArray.from_arrays(
+            pa.array(self.offsets.astype(np.int32)), pa.array(self.values)
+        )
+
+    def to_rows(self) -> list[Ids]:
+        """One array ``[tokens of the row]`` a row."""
+        edges = self.offsets.tolist()
+        return [self.values[a:b] for a, b in pairwise(edges)]
+
+
+def assemble(
+    segments: Sequence[Ragged],
+    prefix: Sequence[int] = (),
+    suffix: Sequence[int] = (),
+    room: int | None = None,
+    side: str = "right",
+) -> tuple[Ragged, IntArray]:
+    """Each row's segments joined, cut to ``room`` tokens, between a prefix and a suffix.
+
+    Args:
+        segments: parts of the rows in order, all with as many rows.
+        prefix: ids before each row.
+        suffix: ids after each row.
+        room: the most tokens that a row keeps of its segments; None for all.
+        side: "right" cuts at the end of the joined segments, "left" at their start.
+
+    Returns:
+        The rows, and how long each piece of each row is, int64 ``[rows, segments + 2]``: prefix,
+        segments, suffix.
+    """
+    count = len(segments[0])
+    lengths = np.stack([segment.lengths for segment in segments], axis=1)
+    total = lengths.sum(axis=1)
+    if (
+        not prefix
+        and not suffix
+        and len(segments) == 1
+        and (room is None or not (total > room).any())
+    ):
+        pieces = np.zeros((count, 3), dtype=np.int64)
+        pieces[:, 1:2] = lengths
+        return segments[0], pieces
+    # Each row as a range of its joined segments, and of each segment what lies within it.
+    low, high = np.zeros_like(total), total
+    if room is not None and side == "right":
+        high = np.minimum(total, room)
+    elif room is not None:
+        low = np.maximum(total - room, 0)
+    end = np.cumsum(lengths, axis=1)
+    start = end - lengths
+    first = np.clip(low[:, None], start, end)
+    last = np.clip(high[:, None], start, end)
+
+    source = [np.asarray(prefix, dtype=np.int32), *(s.values for s in segments)]
+    source.append(np.asarray(suffix, dtype=np.int32))
+    base = np.cumsum([0, *map(len, source)])
+    pieces = np.empty((count, len(segments) + 2), dtype=np.int64)
+    starts = np.empty_like(pieces)
+    pieces[:, 0], pieces[:, -1] = len(prefix), len(suffix)
+    starts[:, 0], starts[:, -1] = 0, base[-2]
+    for k, segment in enumerate(segments):
+        pieces[:, k + 1] = last[:, k] - first[:, k]
+        starts[:, k + 1] = base[k + 1] + segment.offsets[:-1] + first[:, k] - start[:, k]
+    flat = pieces.reshape(-1)
+    ends = np.cumsum(flat)
+    index = np.repeat(starts.reshape(-1) - (ends - flat), flat)
+    index += np.arange(len(index))
+    return Ragged.of_lengths(np.concatenate(source)[index], pieces.sum(axis=1)), pieces

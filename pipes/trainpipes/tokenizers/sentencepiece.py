@@ -1,0 +1,87 @@
+"""SentencePiece models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes.errors import UnreadableError
+from trainpipes.tokenizers.content import File, digest
+from trainpipes.tokenizers.engine import Affixes, Engine
+from trainpipes.tokenizers.extra import need
+from trainpipes.tokenizers.ragged import Ragged
+
+__all__ = ["SentencePiece"]
+
+
+class SentencePiece(Engine):
+    """A SentencePiece model.
+
+    A model does not say which special tokens surround a text: there are none, unless a processor
+    is given that was made with ``add_bos`` or ``add_eos``. A processor's sampling is left out: it
+    would not be the same again after a resume.
+
+    Args:
+        model: a file, or a ``SentencePieceProcessor``.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        need("sentencepiece", "a SentencePiece model")
+        self._model = model
+        self._fingerprint: str | None = None
+        self._adds = tuple(bool(getattr(model, name, False)) for name in ("_add_bos", "_add_eos"))
+
+    def __repr__(self) -> str:
+        return self._model.path if isinstance(self._model, File) else type(self._model).__name__
+
+    def _proto(self) -> bytes:
+        if isinstance(self._model, File):
+            return self._model.read()
+        return bytes(self._model.serialized_model_proto())
+
+    def _load(self) -> Any:
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            return SentencePieceProcessor(model_proto=self._proto())
+        except RuntimeError as error:
+            raise UnreadableError(
+                f"{self} is not a SentencePiece model: {error}; some models keep tiktoken ranks "
+                "under the name tokenizer.model: give their tokenizer.json instead",
+                path=str(self),
+            ) from error
+
+    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+        plain = {"add_bos": False, "add_eos": False, "reverse": False, "enable_sampling": False}
+        return Ragged.of_lists(
+            self.loaded.encode(texts.to_pylist(), out_type=int, num_threads=1, **plain)
+        )
+
+    def affixes(self) -> Affixes:
+        bos, eos = (self._known(name) for name in ("bos_id", "eos_id"))
+        prefix = (bos,) if self._adds[0] and bos is not None else ()
+        return prefix, ((eos,) if self._adds[1] and eos is not None else ())
+
+    def _known(self, name: str) -> int | None:
+        found = int(getattr(self.loaded, name)())
+        return None if found < 0 else found
+
+    def ends(self) -> dict[str, int]:
+        found = self._known("eos_id")
+        return {} if found is None else {self.loaded.id_to_piece(found): found}
+
+    def pad_id(self) -> int | None:
+        return self._known("pad_id")
+
+    def token_id(self, token: str) -> int | None:
+        found = int(self.loaded.piece_to_id(token))
+        return found if self.loaded.id_to_piece(found) == token else None
+
+    def fingerprint(self) -> str:
+        if self._fingerprint is None:
+            self._fingerprint = digest(self._proto())
+        return self._fingerprint + "".join(
+            f" +{name}" for name, adds in zip(("bos", "eos"), self._adds, strict=True) if adds
+        )

@@ -1,0 +1,157 @@
+"""Tokenizers of transformers that have no fast form, and directories that only it can read."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.tokenizers.callable import ids_of
+from trainpipes.tokenizers.content import digest
+from trainpipes.tokenizers.engine import Affixes, Engine, Side
+from trainpipes.tokenizers.extra import need
+from trainpipes.tokenizers.hf import HuggingFace
+from trainpipes.tokenizers.ragged import Ragged
+
+__all__ = ["Directory", "Slow"]
+
+
+class Slow(Engine):
+    """A transformers tokenizer written in Python, used by calling it.
+
+    Args:
+        tokenizer: a ``PreTrainedTokenizer``.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._fingerprint: str | None = None
+
+    def __repr__(self) -> str:
+        return type(self._tokenizer).__name__
+
+    def _load(self) -> Any:
+        return copy.deepcopy(self._tokenizer)
+
+    def _ids(self, texts: list[str], special: bool) -> list[list[int]]:
+        found: list[list[int]] = self.loaded(
+            texts,
+            add_special_tokens=special,
+            padding=False,
+            truncation=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        return found
+
+    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+        return ids_of(self._ids(texts.to_pylist(), special=False), len(texts), self)
+
+    def affixes(self) -> Affixes:
+        for probe in ("a", "0", "The end", "."):
+            (bare,), (full,) = self._ids([probe], special=False), self._ids([probe], special=True)
+            places = [k for k in range(len(full)) if full[k : k + len(bare)] == bare]
+            if bare and len(places) == 1:
+                return tuple(full[: places[0]]), tuple(full[places[0] + len(bare) :])
+        raise ConfigError(
+            f"which special tokens {self} puts around a text cannot be told: pass "
+            "add_special_tokens=False"
+        )
+
+    def ends(self) -> dict[str, int]:
+        name, found = self._tokenizer.eos_token, self._tokenizer.eos_token_id
+        return {} if found is None else {name: found}
+
+    def pad_id(self) -> int | None:
+        found: int | None = self._tokenizer.pad_token_id
+        return found
+
+    def padding(self) -> Literal["pre", "post"] | None:
+        return "pre" if self._tokenizer.padding_side == "left" else "post"
+
+    def token_id(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.get_vocab().get(token)
+        return found
+
+    def fingerprint(self) -> dict[str, Any]:
+        if self._fingerprint is None:
+            content = json.dumps(
+                [self._tokenizer.get_vocab(), self._tokenizer.init_kwargs],
+                sort_keys=True,
+                default=str,
+            )
+            self._fingerprint = digest(content.encode("utf-8", "surrogatepass"))
+        return {"class": type(self._tokenizer).__qualname__, "content": self._fingerprint}
+
+
+class Directory(Engine):
+    """A directory that transformers loads a tokenizer from; nothing is fetched.
+
+    Args:
+        path: local directory.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        need("transformers", f"the tokenizer in {path}")
+        self._path = path
+
+    def __repr__(self) -> str:
+        return self._path
+
+    def _load(self) -> Engine:
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
+        except Exception as error:
+            raise UnreadableError(
+                f"transformers makes no tokenizer of {self._path}: {error}", path=self._path
+            ) from error
+        return (
+            HuggingFace(tokenizer) if hasattr(tokenizer, "backend_tokenizer") else Slow(tokenizer)
+        )
+
+    @property
+    def _engine(self) -> Engine:
+        found: Engine = self.loaded
+        return found
+
+    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+        return self._engine.encode(texts)
+
+    def encode_pairs(
+        self,
+        first: pa.LargeStringArray,
+        second: pa.LargeStringArray,
+        special: bool,
+        max_length: int | None,
+        side: Side,
+    ) -> tuple[Ragged, Ragged]:
+        return self._engine.encode_pairs(first, second, special, max_length, side)
+
+    def affixes(self) -> Affixes:
+        return self._engine.affixes()
+
+    def pair_affixes(self) -> tuple[int, int | None]:
+        return self._engine.pair_affixes()
+
+    def ends(self) -> dict[str, int]:
+        return self._engine.ends()
+
+    def pad_id(self) -> int | None:
+        return self._engine.pad_id()
+
+    def padding(self) -> Literal["pre", "post"] | None:
+        return self._engine.padding()
+
+    def token_id(self, token: str) -> int | None:
+        return self._engine.token_id(token)
+
+    def fingerprint(self) -> Any:
+        return self._engine.fingerprint()

@@ -1,0 +1,62 @@
+"""Hypothesis profiles, and which tests run when.
+
+``pytest`` runs what takes seconds. ``pytest -m slow`` runs what takes minutes, and
+``pytest -m nightly`` every Hypothesis property again, on twenty times as many examples that are
+different each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+
+NEVER_BY_ITSELF = ("slow", "nightly")
+
+unhurried = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+settings.register_profile("default", max_examples=100, derandomize=True, **unhurried)
+settings.register_profile("nightly", max_examples=2000, **unhurried)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile", default=None) is None:
+        nightly = "nightly" in config.getoption("markexpr", default="")
+        settings.load_profile("nightly" if nightly else "default")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = config.getoption("markexpr", default="")
+    skipped = []
+    for item in items:
+        if "nightly" in chosen and is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.nightly)
+        if any(item.get_closest_marker(m) and m not in chosen for m in NEVER_BY_ITSELF):
+            skipped.append(item)
+    if skipped:
+        config.hook.pytest_deselected(items=skipped)
+        items[:] = [item for item in items if item not in skipped]
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of what must never change by accident."""
+    return Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def no_processes_left() -> Iterator[None]:
+    """Fails a test that leaves worker processes behind."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    left = [p for p in psutil.Process().children(recursive=True) if p not in before]
+    _, alive = psutil.wait_procs(left, timeout=5)
+    names = [" ".join(p.cmdline()) for p in alive if p.is_running()]
+    assert not [n for n in names if "resource_tracker" not in n and "forkserver" not in n], names

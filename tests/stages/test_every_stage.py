@@ -1,0 +1,58 @@
+"""Every stage resumes exactly, from before every item."""
+
+import warnings
+
+import pytest
+from every_stage import ENDLESS, FINITE, public_stages
+
+import trainpipes as tp
+from trainpipes.testing import check_resume
+
+pytestmark = pytest.mark.filterwarnings("ignore:pin.. does nothing here:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("rows")
+
+
+def test_no_stage_is_missing_here():
+    tried = {name.split(" / ")[0] for name in [*FINITE, *ENDLESS]}
+    assert public_stages() == tried
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_a_stage_resumes_exactly(name, folder):
+    every = 5 if "rows" in name else 1
+    report = check_resume(FINITE[name](folder), processes=1, every=every)
+    assert report.items[0] >= 3
+    print(f"{name}: {report}")  # noqa: T201
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_endless_stage_resumes_exactly(name, folder):
+    report = check_resume(ENDLESS[name](folder), limit=40, epochs=2, processes=1)
+    assert report.items == (40, 40)
+
+
+def test_a_fresh_spawned_process_resumes_the_whole_chain(folder):
+    for name in ("tokenize", "filter / before"):
+        check_resume(FINITE[name](folder), processes=1, every=9, epochs=2, start_method="spawn")
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_a_pipeline_prints_compares_and_pickles_as_its_record(name, folder):
+    import pickle
+
+    pipe = FINITE[name](folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = repr(pipe)
+    assert text.splitlines()[1].startswith("  .")
+    assert pipe == FINITE[name](folder)
+    assert hash(pipe) == hash(FINITE[name](folder))
+    assert pipe != pipe.batch(3) if "batch" not in text else pipe != tp.from_iterable(list)
+    if "from_dataset" not in name:
+        again = pickle.loads(pickle.dumps(pipe))
+        assert again == pipe
+        assert repr(again) == text

@@ -1,0 +1,548 @@
+"""``pad_collate``: tensors that each micro-batch would also give by itself."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from tokenizer_fixtures import EOS, PAD, TEXTS, bpe, bracketed, run_of
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.runtime.block import TensorRows
+from trainpipes.stages.columns import Rename
+from trainpipes.stages.pad_collate import PadCollate
+from trainpipes.stages.tokenize import Tokenize
+
+IDS = pa.list_(pa.int32())
+ROWS: list[list[int]] = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10, 11]]
+
+
+def collated(
+    data: Any, bounds: list[int] | None = None, stage: PadCollate | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    stage = PadCollate(**options) if stage is None else stage
+    run = run_of(data, [0, len(data)] if bounds is None else bounds)
+    done = stage.process(run)
+    assert done.cursors is run.cursors
+    assert done.items is not None
+    return done.items
+
+
+def one(rows: Any, kind: Any = IDS, name: str = "input_ids", **options: Any) -> Any:
+    """The tensor of one column of one micro-batch."""
+    array = rows if isinstance(rows, pa.Array | pa.ChunkedArray) else pa.array(rows, kind)
+    return collated(pa.table({name: array}), **options)[0][name]
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, dict):
+        return list(found) == list(expected) and all(same(found[k], expected[k]) for k in found)
+    if isinstance(expected, torch.Tensor):
+        return found.dtype == expected.dtype and torch.equal(found, expected)
+    return bool(found == expected)
+
+
+class TestPadding:
+    def test_fills_up_to_the_longest_row(self) -> None:
+        batch = collated(pa.table({"input_ids": pa.array(ROWS[:3], IDS)}))[0]
+        assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 0, 0], [0, 0, 0]]
+        assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
+        assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64
+
+    def test_may_fill_up_in_front(self) -> None:
+        batch = collated(pa.table({"input_ids": pa.array(ROWS[:3], IDS)}), padding="pre")[0]
+        assert batch["input_ids"].tolist() == [[1, 2, 3], [0, 0, 4], [0, 0, 0]]
+        assert batch["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 0]]
+
+    def test_is_to_max_length_exactly_and_longer_rows_are_cut(self) -> None:
+        assert one(ROWS[:2], max_length=5).tolist() == [[1, 2, 3, 0, 0], [4, 0, 0, 0, 0]]
+        assert one(ROWS[:2], max_length=2).tolist() == [[1, 2], [4, 0]]
+        assert one(ROWS[:2], max_length=2, truncating="pre").tolist() == [[2, 3], [4, 0]]
+
+    def test_rounds_up_to_a_multiple(self) -> None:
+        assert one(ROWS[:2], pad_to_multiple_of=4).shape == (2, 4)
+        assert one(ROWS, pad_to_multiple_of=4).shape == (5, 8)
+        cut = one(ROWS, pad_to_multiple_of=4, max_length=3)
+        assert cut[3].tolist() == [5, 6, 7, 0]
+
+    def test_of_nothing_has_no_width(self) -> None:
+        batch = collated(pa.table({"input_ids": pa.array([[], []], IDS)}))[0]
+        assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 0)
+        assert one([[]], pad_to_multiple_of=8).shape == (1, 0)
+        assert one([[]], max_length=3).tolist() == [[0, 0, 0]]
+
+    def test_of_a_single_row_is_the_row(self) -> None:
+        assert one([[7, 8]]).tolist() == [[7, 8]]
+
+    @given(
+        st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=6),
+        st.sampled_from(["pre", "post"]),
+        st.sampled_from(["pre", "post"]),
+        st.none() | st.integers(1, 7),
+        st.none() | st.integers(1, 3),
+        st.sampled_from([pa.list_(pa.int32()), pa.large_list(pa.int64()), "rows"]),
+    )
+    def test_agrees_with_keras_for_every_micro_batch_of_a_run(
+        self,
+        batches: list[list[int]],
+        padding: Any,
+        truncating: Any,
+        max_length: int | None,
+        multiple: int | None,
+        kind: Any,
+    ) -> None:
+        rows = [list(range(1, n + 1)) for batch in batches for n in batch]
+        bounds = np.cumsum([0, *map(len, batches)]).tolist()
+        data: Any = [{"input_ids": row} for row in rows]
+        if kind != "rows":
+            data = pa.table({"input_ids": pa.array([[99], *rows], kind).slice(1)})
+        items = collated(
+            data,
+            bounds,
+            padding=padding,
+            truncating=truncating,
+            max_length=max_length,
+            pad_to_multiple_of=multiple,
+        )
+        for item, (start, stop) in zip(items, pairwise(bounds), strict=True):
+            part = rows[start:stop]
+            if max_length is not None:
+                part = [r[:max_length] if truncating == "post" else r[-max_length:] for r in part]
+            width = max_length or max(map(len, part))
+            width = -(-width // (multiple or 1)) * (multiple or 1)
+            expected = tp.pad_sequences(part, width, "int64", padding)
+            assert item["input_ids"].tolist() == expected.tolist()
+            assert item["attention_mask"].tolist() == (expected > 0).astype(int).tolist()
+
+    def test_equals_transformers(self) -> None:
+        transformers = pytest.importorskip("transformers")
+        for side in ("right", "left"):
+            fast = transformers.PreTrainedTokenizerFast(
+                tokenizer_object=bracketed(), pad_token="<pad>", padding_side=side
+            )
+            expected = fast(
+                TEXTS, padding=True, truncation=True, max_length=12, return_tensors="pt"
+            )
+            pipe = tp.from_arrow(pa.table({"text": TEXTS})).tokenize(fast, max_length=12)
+            (batch,) = pipe.batch(len(TEXTS)).pad_collate()
+            assert same(batch["input_ids"], expected["input_ids"])
+            assert same(batch["attention_mask"], expected["attention_mask"])
+
+
+class TestPadValue:
+    def test_is_the_tokenizers_pad_token_for_its_ids(self) -> None:
+        rows = pa.table({"text": ["a longer text", "x"], "scores": [[1], [2, 3]]})
+        pipe = tp.from_arrow(rows).tokenize(bpe(), labels=True).batch(2).pad_collate()
+        (batch,) = pipe
+        assert batch["input_ids"][1, -1] == PAD
+        assert batch["labels"][1, -1] == -100
+        assert batch["scores"][0].tolist() == [1, 0]
+
+    def test_follows_a_rename(self) -> None:
+        rows = tp.from_arrow(pa.table({"text": ["abc", "x"]})).tokenize("bytes")
+        (batch,) = rows.rename({"input_ids": "bytes"}).batch(2).pad_collate()
+        assert batch["bytes"].tolist() == [[97, 98, 99], [120, 257, 257]]
+        assert "attention_mask" not in batch
+
+    def test_is_forgotten_with_the_tokenizer(self) -> None:
+        stage = PadCollate()
+        stage.bind([Tokenize(tokenizer="bytes"), Rename(names={"a": "b"})])
+        assert one([[1], []], stage=stage).tolist() == [[1], [257]]
+        stage.bind([])
+        assert one([[1], []], stage=stage).tolist() == [[1], [0]]
+
+    def test_may_be_given_and_spares_what_is_masked(self) -> None:
+        names = ("input_ids", "labels", "token_type_ids", "other")
+        rows = pa.table({name: pa.array([[1], []], IDS) for name in names})
+        batch = collated(rows, value=9)[0]
+        assert [int(batch[name][1, 0]) for name in names] == [9, -100, 0, 9]
+        own = collated(rows, value=9, columns={"labels": {"value": 5}})[0]
+        assert own["labels"].tolist() == [[1], [5]]
+
+    def test_must_fit(self) -> None:
+        with pytest.raises(ConfigError, match=r"padded with 0.5, which int64 cannot hold; give"):
+            one([[1]], value=0.5)
+        with pytest.raises(ConfigError, match="'labels' is padded with -100, which uint8 cannot"):
+            one([[1]], name="labels", dtype=torch.uint8)
+
+
+class TestDtypes:
+    @pytest.mark.parametrize(
+        ("kind", "found"),
+        [
+            (pa.int8(), torch.int64),
+            (pa.uint64(), torch.int64),
+            (pa.float16(), torch.float16),
+            (pa.float32(), torch.float32),
+            (pa.float64(), torch.float32),
+            (pa.bool_(), torch.bool),
+        ],
+    )
+    def test_of_ragged_columns(self, kind: Any, found: torch.dtype) -> None:
+        rows = pa.array([[1, 0], [1]]).cast(pa.list_(kind if kind != pa.bool_() else pa.int8()))
+        tensor = one(rows.cast(pa.list_(kind)))
+        assert tensor.dtype == found
+        assert tensor.to(torch.float64).tolist() == [[1, 0], [1, 0]]
+
+    @pytest.mark.parametrize(
+        ("values", "kind", "found"),
+        [
+            ([1, 2], pa.int16(), torch.int64),
+            ([1.5, 2], pa.float32(), torch.float32),
+            ([1.5, 2], pa.float64(), torch.float64),
+            ([True, False], pa.bool_(), torch.bool),
+            ([[1, 2], [3, 4]], pa.list_(pa.uint8(), 2), torch.uint8),
+            ([[[1.0, 2]], [[3, 4]]], pa.list_(pa.list_(pa.float32(), 2), 1), torch.float32),
+        ],
+    )
+    def test_of_even_columns(self, values: Any, kind: Any, found: torch.dtype) -> None:
+        spare = pa.array([values[0], *values], kind)
+        tensor = one(spare.slice(1))
+        assert same(tensor, torch.tensor(values, dtype=found))
+        assert same(one(pa.chunked_array([spare.slice(1, 1), spare.slice(2)])), tensor)
+
+    def test_of_tensor_columns(self) -> None:
+        array = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+        assert same(one(pa.FixedShapeTensorArray.from_numpy_ndarray(array)), torch.tensor(array))
+
+    def test_of_lists_of_vectors(self) -> None:
+        kind = pa.list_(pa.list_(pa.float32(), 2))
+        rows = pa.array([[[9, 9]], [[1, 2], [3, 4]], [[5, 6]], []], kind).slice(1)
+        batch = collated(pa.table({"input_ids": rows}), padding="pre")[0]
+        assert batch["input_ids"].tolist() == [
+            [[1, 2], [3, 4]],
+            [[0, 0], [5, 6]],
+            [[0, 0], [0, 0]],
+        ]
+        assert batch["attention_mask"].tolist() == [[1, 1], [0, 1], [0, 0]]
+
+    def test_may_be_given(self) -> None:
+        rows = pa.table({"a": [[1], [2]], "b": [1, 2], "c": [[1.5], [2.5]], "d": [[1], [1]]})
+        columns = {"b": {"dtype": torch.int32}, "c": {"dtype": torch.float64}}
+        columns["d"] = {"dtype": torch.float32}
+        batch = collated(rows, dtype=torch.int32, columns=columns)[0]
+        found = [batch[name].dtype for name in "abcd"]
+        assert found == [torch.int32, torch.int32, torch.float64, torch.float32]
+
+    def test_anything_else_is_a_list_of_objects(self) -> None:
+        when = datetime(2024, 1, 1)
+        rows = pa.table(
+            {
+                "text": ["a", None],
+                "when": [when, when],
+                "words": [["x"], []],
+                "some": [{"n": 1}, {"n": 2}],
+                "kind": pa.array(["u", "v"]).dictionary_encode(),
+                "raw": [b"1", b"2"],
+            }
+        )
+        assert collated(rows, [0, 1, 2])[1] == {
+            "text": [None],
+            "when": [when],
+            "words": [[]],
+            "some": [{"n": 2}],
+            "kind": ["v"],
+            "raw": [b"2"],
+        }
+
+    def test_numbers_that_do_not_fit_are_refused(self) -> None:
+        with pytest.raises(DataError, match="'x' holds 300, which uint8 cannot hold") as caught:
+            one([[1], [2, 300]], name="x", dtype=torch.uint8)
+        assert caught.value._trainpipes[1] == 1  # type: ignore[attr-defined]
+        with pytest.raises(DataError, match="which int64 cannot hold"):
+            one([2**63], pa.uint64())
+        with pytest.raises(SchemaError, match="holds float64, and int64 would cut fractions"):
+            one([[1.5]], pa.list_(pa.float64()), columns={"input_ids": {"dtype": torch.int64}})
+
+
+class TestMasks:
+    ROWS = pa.table({"input_ids": [[1], [2, 3]], "labels": [[1], [2, 3]], "n": [1, 2]})
+
+    def names(self, **options: Any) -> list[str]:
+        return list(collated(self.ROWS, **options)[0])
+
+    def test_come_after_their_columns(self) -> None:
+        assert self.names() == ["input_ids", "attention_mask", "labels", "n"]
+        assert self.names(mask=False) == ["input_ids", "labels", "n"]
+        assert self.names(mask={"labels": "m"}) == ["input_ids", "labels", "m", "n"]
+
+    def test_may_be_named_by_column(self) -> None:
+        columns = {"labels": {"mask": "m"}}
+        assert self.names(columns=columns) == ["input_ids", "attention_mask", "labels", "m", "n"]
+        assert self.names(columns={"input_ids": {"mask": "m"}})[1] == "m"
+        assert self.names(columns={"input_ids": {"mask": False}})[1] == "labels"
+
+    def test_that_the_rows_have_are_padded(self) -> None:
+        rows = pa.table({"input_ids": [[1, 2], [3]], "attention_mask": [[1, 0], [1]]})
+        assert collated(rows, value=7)[0]["attention_mask"].tolist() == [[1, 0], [1, 0]]
+
+    def test_are_not_made_of_columns_that_are_not_padded(self) -> None:
+        rows = pa.table({"input_ids": [1, 2]})
+        assert list(collated(rows)[0]) == ["input_ids"]
+        with pytest.raises(SchemaError, match="is to get the mask 'm', and holds no lists"):
+            collated(rows, mask={"input_ids": "m"})
+
+    @pytest.mark.parametrize(
+        ("mask", "error", "message"),
+        [
+            ({"ids": "m"}, SchemaError, "no column 'ids'"),
+            ({"labels": "n"}, SchemaError, "have a column 'n' already"),
+            ({"labels": "m", "input_ids": "m"}, ConfigError, r"name of its own, got \['m'\] twice"),
+            ({"labels": 1}, ConfigError, "dict of column names and names"),
+            (True, ConfigError, "False for none, or a dict.*got True"),
+        ],
+    )
+    def test_that_cannot_be(self, mask: Any, error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            self.names(mask=mask)
+
+
+class TestByColumn:
+    def test_options_come_before_the_common_ones(self) -> None:
+        rows = pa.table({name: pa.array(ROWS, IDS) for name in ("input_ids", "labels", "free")})
+        columns: dict[str, Any] = {
+            "labels": {"padding": "pre", "max_length": 2, "truncating": "pre", "value": -1},
+            "free": {"max_length": None, "pad_to_multiple_of": 3},
+        }
+        batch = collated(rows, max_length=4, columns=columns)[0]
+        assert batch["input_ids"].tolist()[3] == [5, 6, 7, 8]
+        assert batch["labels"].tolist() == [[2, 3], [-1, 4], [-1, -1], [8, 9], [10, 11]]
+        assert batch["free"].shape == (5, 6)
+
+    @pytest.mark.parametrize(
+        ("columns", "message"),
+        [
+            ({"x": {"valu": 1}}, r"no option 'valu' \(did you mean 'value'\?\) for 'x'"),
+            ({"x": 3}, "dict of column names and dicts of options, got 3"),
+            ({"x": {"padding": "left"}}, r"columns\['x'\]\)\(padding\) is \"pre\" or \"post\""),
+            ({"x": {"mask": 1}}, "a name for its mask, or False, got 1"),
+        ],
+    )
+    def test_options_that_are_none(self, columns: Any, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            PadCollate(columns=columns)
+
+    def test_columns_that_are_not_there(self) -> None:
+        with pytest.raises(SchemaError, match=r"no column 'label' \(did you mean 'labels'\?\)"):
+            collated(pa.table({"labels": [[1]]}), columns={"label": {}})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 0}, "max_length.*of 1 or more.*got 0"),
+        ({"pad_to_multiple_of": True}, "pad_to_multiple_of.*got True"),
+        ({"padding": "left"}, '"pre" or "post", got \'left\''),
+        ({"truncating": "right"}, '"pre" or "post", got \'right\''),
+        ({"value": "0"}, "number to pad with, got '0'"),
+        ({"dtype": torch.bfloat16}, "a torch.dtype that NumPy has too"),
+        ({"dtype": "int64"}, "got 'int64'"),
+    ],
+)
+def test_options_that_it_cannot_use(options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PadCollate(**options)
+
+
+class TestTensors:
+    ROWS = pa.table({"input_ids": pa.array(ROWS * 2, IDS), "n": range(10)})
+
+    def test_are_contiguous_writable_and_nobody_elses(self) -> None:
+        items = collated(self.ROWS, [0, 3, 4, 10])
+        before = pickle.dumps([{k: t.tolist() for k, t in item.items()} for item in items])
+        tensors = [tensor for item in items for tensor in item.values()]
+        for tensor in tensors:
+            assert tensor.is_contiguous()
+            kept = tensor.clone()
+            tensor.fill_(-7)
+            assert sum(bool((t == -7).any()) for t in tensors) == min(1, tensor.numel())
+            tensor.copy_(kept)
+        assert pickle.dumps([{k: t.tolist() for k, t in item.items()} for item in items]) == before
+        assert self.ROWS.column("n").to_pylist() == list(range(10))
+
+    def test_travel_without_the_rest_of_their_run(self) -> None:
+        items = collated(self.ROWS, [0, 3, 4, 10])
+        assert items[1]["input_ids"].untyped_storage().nbytes() == 5 * 8
+
+    @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.booleans())
+    def test_do_not_depend_on_the_run_they_came_in(self, cuts: list[int], as_rows: bool) -> None:
+        data: Any = self.ROWS.to_pylist() if as_rows else self.ROWS
+        bounds = np.cumsum([0, *cuts])
+        bounds = [*bounds[bounds < 10].tolist(), 10]
+        whole = collated(data, bounds)
+        for item, (start, stop) in zip(whole, pairwise(bounds), strict=True):
+            part = data[start:stop] if as_rows else data.slice(start, stop - start)
+            assert same(collated(part)[0], item)
+
+    def test_come_of_columns_in_several_chunks(self) -> None:
+        parts = [self.ROWS.slice(0, 2), self.ROWS.slice(5, 4), self.ROWS.slice(3, 1)]
+        whole = pa.concat_tables(parts)
+        assert whole.column("n").num_chunks == 3
+        expected = collated(pa.table({k: whole.column(k).to_pylist() for k in whole.column_names}))
+        assert same(collated(whole)[0], expected[0])
+
+
+class TestRowsThatAreDicts:
+    def test_give_what_a_table_gives(self) -> None:
+        rows = [
+            {"input_ids": row, "f": [k / 2] * k, "n": k, "x": k / 3, "t": str(k), "v": [k > 1]}
+            for k, row in enumerate(ROWS)
+        ]
+        table = pa.Table.from_pylist(rows)
+        assert same(collated(rows, [0, 2, 5])[1], collated(table, [0, 2, 5])[1])
+
+    @pytest.mark.parametrize("form", [np.array, torch.tensor, tuple, list])
+    def test_hold_lists_arrays_or_tensors(self, form: Any) -> None:
+        rows = [{"input_ids": form([1, 2])}, {"input_ids": form([3])}, {"input_ids": [4]}]
+        assert collated(rows)[0]["input_ids"].tolist() == [[1, 2], [3, 0], [4, 0]]
+
+    def test_an_empty_list_says_nothing_of_its_type(self) -> None:
+        assert same(collated([{"a": []}, {"a": [1]}])[0]["a"], torch.tensor([[0], [1]]))
+        assert collated([{"a": []}, {"a": np.ones(1, np.float32)}])[0]["a"].dtype == torch.float32
+        assert collated([{"a": []}])[0]["a"].dtype == torch.int64
+        assert collated([{"a": np.ones(0, np.float32)}, {"a": []}])[0]["a"].dtype == torch.float32
+
+    @pytest.mark.parametrize(
+        ("values", "found"),
+        [
+            ([1, np.int32(2)], torch.tensor([1, 2])),
+            ([1.5, 2], torch.tensor([1.5, 2], dtype=torch.float64)),
+            ([np.float32(1), np.float32(2)], torch.tensor([1.0, 2])),
+            ([True, np.True_], torch.tensor([True, True])),
+            ([torch.tensor(1), torch.tensor(2)], torch.tensor([1, 2])),
+            (
+                [torch.ones(2, 2), torch.zeros(2, 2)],
+                torch.stack([torch.ones(2, 2), torch.zeros(2, 2)]),
+            ),
+            (
+                [torch.ones(1, dtype=torch.bfloat16), torch.ones(2)],
+                torch.tensor([[1.0, 0], [1, 1]]),
+            ),
+            (["a", None], ["a", None]),
+            ([["a"], None], [["a"], None]),
+            ([None, None], [None, None]),
+        ],
+    )
+    def test_are_judged_by_their_values(self, values: Any, found: Any) -> None:
+        assert same(collated([{"a": value} for value in values])[0]["a"], found)
+
+    def test_come_from_tokenize(self) -> None:
+        rows = tp.from_arrow(pa.table({"text": TEXTS})).map(lambda row: row)
+        (found,) = rows.tokenize(bracketed(), eos=True, labels=True).batch(99).pad_collate()
+        (expected,) = (
+            tp.from_arrow(pa.table({"text": TEXTS}))
+            .tokenize(bracketed(), eos=True, labels=True)
+            .batch(99)
+            .pad_collate()
+        )
+        assert same(found, expected)
+        assert (found["input_ids"] == EOS).sum() > len(TEXTS)
+
+    @pytest.mark.parametrize(
+        ("values", "error", "row", "message"),
+        [
+            ([1, None], DataError, 1, r"'a' is null.*\.filter\(pc.field\('a'\).is_valid\(\)\)"),
+            ([[1], None], DataError, 1, "'a' is null"),
+            ([[1], [2, None]], DataError, 1, "holds a null within a list"),
+            ([[1], 2], DataError, 1, r"is 2 where the row before it is \[1\]"),
+            ([[[1], [2, 3]], [[1]]], SchemaError, 0, "holds lists of lists"),
+            ([[[1, 2]], [[1, 2]]], SchemaError, 0, "holds lists of lists"),
+            ([np.ones((1, 2)), np.ones((2, 2))], DataError, 1, r"shape \[2, 2\] .* has \[1, 2\]"),
+        ],
+    )
+    def test_must_be_of_one_kind(
+        self, values: Any, error: type[Exception], row: int, message: str
+    ) -> None:
+        data = [{"a": value} for value in values]
+        with pytest.raises(error, match=message) as caught:
+            PadCollate().process(run_of([{"a": 0}, *data], [0, 1, 3], first=20))
+        if error is DataError:
+            assert caught.value._trainpipes[1] == 21 + row  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(
+        ("rows", "message"),
+        [
+            ([{"a": 1}, {"b": 1}], r"got keys \['b'\] where the first row .* has \['a'\]"),
+            ([{"a": 1}, 7], r"got int; make dicts with map\(\), or use collate\(\)"),
+            ([7, {"a": 1}], "got int"),
+        ],
+    )
+    def test_must_have_the_same_keys(self, rows: Any, message: str) -> None:
+        with pytest.raises(SchemaError, match=message):
+            collated(rows)
+
+
+class TestNulls:
+    @pytest.mark.parametrize(
+        ("values", "kind", "message"),
+        [
+            ([1, None], pa.int64(), r"'c' is null.*\.filter\(pc.field\('c'\).is_valid\(\)\)"),
+            ([[1], None], IDS, "'c' is null"),
+            ([[1], [1, None]], IDS, "holds a null within a list of numbers"),
+            ([[1, 2], None], pa.list_(pa.int64(), 2), "'c' is null"),
+            ([[1, 2], [1, None]], pa.list_(pa.int64(), 2), "holds a null within"),
+            ([[[1, 2]], [[1, None]]], pa.list_(pa.list_(pa.int64(), 2)), "holds a null within"),
+            ([[[1, 2]], [None]], pa.list_(pa.list_(pa.int64(), 2)), "holds a null within"),
+        ],
+    )
+    def test_have_no_place_in_a_tensor(self, values: Any, kind: Any, message: str) -> None:
+        array = pa.array([values[1], values[0], values[0], values[1]], kind).slice(1)
+        with pytest.raises(DataError, match=message) as caught:
+            PadCollate().process(run_of(pa.table({"c": array}), [0, 1, 3], first=5))
+        assert caught.value._trainpipes[1] == 7  # type: ignore[attr-defined]
+
+
+def test_lists_of_lists_are_refused() -> None:
+    with pytest.raises(SchemaError, match=r"holds lists of lists.*leave it out with select\(\)"):
+        one([[[1], [2, 3]]], pa.list_(pa.list_(pa.int64())))
+
+
+def test_tensor_rows_are_sliced() -> None:
+    features = torch.arange(6.0).reshape(3, 2)
+    rows = TensorRows((features, torch.tensor([1, 2, 3])), ("x", "y"))
+    items = collated(rows, [0, 2, 3])
+    assert same(items[0], {"x": features[:2], "y": torch.tensor([1, 2])})
+    items[0]["x"].fill_(-1)
+    assert features[0].tolist() == [0, 1]
+
+
+class TestWhereItStands:
+    def test_micro_batches_of_another_node_are_lists_of_rows(self) -> None:
+        batches = [[{"input_ids": [1]}, {"input_ids": [2, 3]}], [{"input_ids": [4]}]]
+        items = PadCollate().process(run_of(batches)).items
+        assert items is not None
+        assert items[0]["input_ids"].tolist() == [[1, 0], [2, 3]]
+        assert items[1]["input_ids"].tolist() == [[4]]
+
+    def test_rows_that_nobody_batched_are_refused(self) -> None:
+        for rows in (pa.table({"a": [1]}), [{"a": 1}]):
+            with pytest.raises(ConfigError, match=r"put \.batch\(n\) before it"):
+                PadCollate().process(run_of(rows))
+
+    def test_it_makes_tensors_once(self) -> None:
+        run = run_of(pa.table({"a": [1]}), [0, 1])
+        with pytest.raises(ConfigError, match="nothing else has collated yet"):
+            PadCollate().process(PadCollate().process(run))
+
+    def test_it_can_be_pickled_with_the_tokenizer_it_knows(self) -> None:
+        stage = PadCollate(columns={"input_ids": {"mask": "m"}})
+        stage.bind([Tokenize(tokenizer=bpe())])
+        again = pickle.loads(pickle.dumps(stage))
+        assert one([[1], []], stage=again).tolist() == [[1], [PAD]]
+        assert again.identity() == stage.identity()
+
+    def test_its_identity_says_what_the_tokenizer_says_of_padding(self) -> None:
+        stage = PadCollate()
+        assert "value" not in stage.identity()
+        stage.bind([Tokenize(tokenizer=bpe())])
+        assert stage.identity()["value"] == PAD
+        assert stage.identity()["padding"] == "post"

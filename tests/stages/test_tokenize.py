@@ -1,0 +1,729 @@
+"""``tokenize``: the ids that the tokenizer itself gives, whichever kind it is."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from tokenizer_fixtures import (
+    BOS,
+    EOS,
+    PAD,
+    TEXTS,
+    bpe,
+    bpe_json,
+    bracketed,
+    column,
+    run_of,
+    sentencepiece_model,
+    tiktoken_encoding,
+)
+from trainpipes.errors import (
+    ConfigError,
+    DataChangedError,
+    DataError,
+    MissingExtraError,
+    SchemaError,
+    UnreadableError,
+)
+from trainpipes.stages.tokenize import Tokenize
+
+PROMPTS = ["Q: why?", "", "a longer prompt than its answer", "🙂"]
+ANSWERS = ["because", "nothing asked", "", "中文 and more text than the prompt has"]
+
+
+@pytest.fixture(scope="session")
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sentencepiece")
+    return sentencepiece_model(tmp_path_factory.mktemp("spm"))
+
+
+@pytest.fixture
+def json_file(tmp_path: Path) -> Path:
+    bracketed().save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def hugging(tokenizer: Any, texts: Any, **options: Any) -> list[list[int]]:
+    return [e.ids for e in tokenizer.encode_batch(texts, **options)]
+
+
+def transformed(tokenizer: Any, **names: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+
+
+class TestIds:
+    def test_are_those_of_the_tokenizer(self) -> None:
+        tokenizer = bracketed()
+        assert column(Tokenize(tokenizer=tokenizer), TEXTS) == hugging(tokenizer, TEXTS)
+        plain = Tokenize(tokenizer=tokenizer, add_special_tokens=False)
+        assert column(plain, TEXTS) == hugging(tokenizer, TEXTS, add_special_tokens=False)
+
+    @pytest.mark.parametrize("side", ["right", "left"])
+    @pytest.mark.parametrize("max_length", [2, 3, 7, 40, 1000])
+    def test_are_cut_as_the_tokenizer_cuts_them(self, side: Any, max_length: int) -> None:
+        cutting = bracketed()
+        cutting.enable_truncation(max_length, direction=side)
+        stage = Tokenize(tokenizer=bracketed(), max_length=max_length, truncation_side=side)
+        assert column(stage, TEXTS) == hugging(cutting, TEXTS)
+
+    @given(
+        st.lists(st.text(max_size=20), min_size=1, max_size=8),
+        st.none() | st.integers(2, 9),
+        st.sampled_from(["right", "left"]),
+    )
+    def test_agree_on_any_text(self, texts: list[str], max_length: int | None, side: Any) -> None:
+        tokenizer = bracketed()
+        if max_length is not None:
+            tokenizer.enable_truncation(max_length, direction=side)
+        stage = Tokenize(tokenizer=bracketed(), max_length=max_length, truncation_side=side)
+        assert column(stage, texts) == hugging(tokenizer, texts)
+
+    def test_do_not_depend_on_what_the_file_truncates_and_pads(self) -> None:
+        padding = bracketed()
+        padding.enable_padding(length=64, pad_id=PAD)
+        padding.enable_truncation(3)
+        settings = padding.to_str()
+        stage = Tokenize(tokenizer=padding)
+        assert column(stage, TEXTS) == hugging(bracketed(), TEXTS)
+        assert padding.to_str() == settings  # the user's object is as it was
+        assert stage.identity() == Tokenize(tokenizer=bracketed()).identity()
+
+    def test_are_those_of_transformers(self) -> None:
+        fast = transformed(bracketed(), eos_token="</s>", pad_token="<pad>")
+        assert column(Tokenize(tokenizer=fast), TEXTS) == fast(TEXTS)["input_ids"]
+        cut = fast(TEXTS, truncation=True, max_length=6)["input_ids"]
+        assert column(Tokenize(tokenizer=fast, max_length=6), TEXTS) == cut
+
+    def test_of_special_tokens_in_a_text_follow_transformers_split_special_tokens(self) -> None:
+        fast = transformed(bracketed(), split_special_tokens=True)
+        found = column(Tokenize(tokenizer=fast), ["a </s> b"])
+        assert found == fast(["a </s> b"])["input_ids"]
+        assert found[0].count(EOS) == 1
+        whole = transformed(bracketed())
+        assert column(Tokenize(tokenizer=whole), ["a </s> b"])[0].count(EOS) == 2
+        assert Tokenize(tokenizer=fast).identity() != Tokenize(tokenizer=whole).identity()
+
+    @pytest.mark.parametrize("max_length", [None, 4])
+    def test_of_a_slow_transformers_tokenizer_are_its_own(self, max_length: int | None) -> None:
+        slow = pytest.importorskip("transformers").ByT5Tokenizer()
+        stage = Tokenize(tokenizer=slow, max_length=max_length)
+        expected = slow(TEXTS, truncation=max_length is not None, max_length=max_length)
+        assert column(stage, TEXTS) == expected["input_ids"]
+        assert stage.pad_id == slow.pad_token_id
+        assert column(Tokenize(tokenizer=slow, eos=True), TEXTS) == slow(TEXTS)["input_ids"]
+
+    def test_of_a_sentencepiece_model_are_its_own(self, spm: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        processor = SentencePieceProcessor(model_file=str(spm))
+        expected = processor.encode(TEXTS, out_type=int)
+        assert column(Tokenize(tokenizer=str(spm)), TEXTS) == expected
+        assert column(Tokenize(tokenizer=processor), TEXTS) == expected
+        adding = SentencePieceProcessor(model_file=str(spm), add_bos=True, add_eos=True)
+        assert column(Tokenize(tokenizer=adding), TEXTS) == adding.encode(TEXTS, out_type=int)
+        ended = column(Tokenize(tokenizer=spm, eos=True), TEXTS)
+        assert ended == [[*ids, processor.eos_id()] for ids in expected]
+        assert Tokenize(tokenizer=spm).pad_id == processor.pad_id() == 3
+
+    def test_of_tiktoken_are_its_own(self) -> None:
+        pytest.importorskip("tiktoken")
+        encoding = tiktoken_encoding()
+        stage = Tokenize(tokenizer=encoding)
+        assert column(stage, TEXTS) == [encoding.encode_ordinary(text) for text in TEXTS]
+        ended = column(Tokenize(tokenizer=encoding, eos=True), ["the end<|endoftext|>"])
+        assert ended == [[*encoding.encode_ordinary("the end<|endoftext|>"), 300]]
+        assert column(stage, []) == []
+
+    @given(st.lists(st.text(max_size=9), min_size=1, max_size=9), st.integers(0, 3))
+    def test_of_bytes_are_the_bytes(self, texts: list[str], skipped: int) -> None:
+        stage = Tokenize(tokenizer="bytes", eos=True)
+        for kind in (pa.string(), pa.large_string(), pa.string_view()):
+            rows = pa.table({"text": pa.array(texts, kind)}).slice(skipped)
+            assert column(stage, rows) == [[*t.encode(), 256] for t in texts[skipped:]]
+
+    def test_of_a_function_are_what_it_returns(self) -> None:
+        def words(texts: list[str]) -> list[list[int]]:
+            return [[len(word) for word in text.split()] for text in texts]
+
+        assert column(Tokenize(tokenizer=words, eos=9), ["a bb", ""]) == [[1, 2, 9], [9]]
+        arrays = Tokenize(tokenizer=lambda texts: [np.arange(len(t)) for t in texts])
+        assert column(arrays, ["ab", ""]) == [[0, 1], []]
+
+
+class TestWhereATokenizerComesFrom:
+    def test_a_file_a_directory_and_an_object_are_the_same(self, json_file: Path) -> None:
+        stages = [
+            Tokenize(tokenizer=given)
+            for given in (
+                json_file,
+                str(json_file),
+                json_file.parent,
+                bracketed(),
+                f"file://{json_file}",
+            )
+        ]
+        expected = hugging(bracketed(), TEXTS)
+        assert all(column(stage, TEXTS) == expected for stage in stages)
+        assert len({json.dumps(stage.identity()) for stage in stages}) == 1
+
+    def test_a_directory_of_transformers_is_loaded_by_it(self, tmp_path: Path) -> None:
+        slow = pytest.importorskip("transformers").ByT5Tokenizer()
+        slow.save_pretrained(tmp_path)
+        assert not (tmp_path / "tokenizer.json").exists()
+        stage = Tokenize(tokenizer=tmp_path, eos=True)
+        assert column(stage, TEXTS) == slow(TEXTS)["input_ids"]
+        assert stage.pad_id == slow.pad_token_id
+        assert stage.padding_side == "post"
+
+    def test_a_directory_may_hold_a_sentencepiece_model(self, spm: Path, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer.model").write_bytes(spm.read_bytes())
+        by_directory, by_path = Tokenize(tokenizer=tmp_path), Tokenize(tokenizer=spm)
+        assert column(by_directory, TEXTS) == column(by_path, TEXTS)
+        assert by_directory.identity() == by_path.identity()
+
+    def test_settings_beside_a_tokenizer_json_name_its_tokens(self, json_file: Path) -> None:
+        config = {"eos_token": {"content": "<s>"}, "pad_token": "<unk>", "padding_side": "left"}
+        (json_file.parent / "tokenizer_config.json").write_text(json.dumps(config))
+        stage = Tokenize(tokenizer=json_file, eos=True, add_special_tokens=False)
+        assert column(stage, ["x"])[0][-1] == BOS
+        assert stage.pad_id == 0
+        assert stage.padding_side == "pre"
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (
+                "nowhere/tokenizer.json",
+                "no tokenizer nowhere/tokenizer.json: the nearest directory",
+            ),
+            ("gpt2", r"'gpt2' is no path.*nothing is downloaded.*from_pretrained\('gpt2'\)"),
+            ("meta-llama/Llama-3", "is no path, and nothing is downloaded"),
+            ("s3://bucket/tokenizer.txt", "ends in .json, a SentencePiece model in .model"),
+            (None, "a tokenizer is the path of a tokenizer.json.*got None"),
+            (7, "got 7"),
+        ],
+    )
+    def test_what_is_no_tokenizer_is_refused_at_once(self, given: Any, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            Tokenize(tokenizer=given)
+
+    def test_the_nearest_directory_that_is_there_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=f"that is there is {tmp_path}$"):
+            Tokenize(tokenizer=tmp_path / "a" / "b" / "tokenizer.json")
+
+    def test_a_directory_without_a_tokenizer_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "weights.bin").touch()
+        with pytest.raises(ConfigError, match=r"holds no tokenizer.json.*it holds weights.bin"):
+            Tokenize(tokenizer=tmp_path)
+
+    def test_an_encoding_that_tiktoken_does_not_have_is_refused(self) -> None:
+        pytest.importorskip("tiktoken")
+        with pytest.raises(ConfigError, match=r"'cl100k' \(did you mean 'cl100k_base'\?\)"):
+            Tokenize(tokenizer="tiktoken:cl100k")
+
+    def test_a_file_that_is_no_tokenizer_is_named(self, tmp_path: Path) -> None:
+        for name in ("broken.json", "broken.model"):
+            path = tmp_path / name
+            path.write_text("{}")
+            with pytest.raises(UnreadableError, match="broken") as caught:
+                column(Tokenize(tokenizer=path), ["x"])
+            assert caught.value.path == str(path)
+            assert not hasattr(caught.value, "_trainpipes")  # it is about no row
+
+    @pytest.mark.parametrize(
+        ("package", "given"),
+        [("tokenizers", "a.json"), ("sentencepiece", "a.model"), ("tiktoken", "tiktoken:gpt2")],
+    )
+    def test_a_missing_package_is_named_with_what_to_type(
+        self, package: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path(given).touch()
+        monkeypatch.setattr("trainpipes.tokenizers.extra.find_spec", lambda name: None)
+        with pytest.raises(MissingExtraError, match=rf"pip install trainpipes\[{package}\]"):
+            Tokenize(tokenizer=given)
+
+    def test_parts_written_in_python_cannot_be_copied(self) -> None:
+        from tokenizers import pre_tokenizers
+
+        class Nothing:
+            def pre_tokenize(self, text: Any) -> None: ...
+
+        tokenizer = bpe()
+        tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Nothing())
+        with pytest.raises(ConfigError, match="give a function instead"):
+            column(Tokenize(tokenizer=tokenizer), ["x"])
+
+
+class TestColumns:
+    def test_text_columns_give_way_to_ids(self) -> None:
+        rows = pa.table({"n": [1, 2], "text": ["a", "b"]})
+        stage = Tokenize(tokenizer="bytes")
+        assert stage.process(run_of(rows)).block.data.column_names == ["n", "input_ids"]
+        kept = Tokenize(tokenizer="bytes", keep_text=True).process(run_of(rows)).block.data
+        assert kept.column_names == ["n", "text", "input_ids"]
+
+    def test_a_dict_names_what_each_becomes(self) -> None:
+        tokenizer = bracketed()
+        rows = pa.table({"prompt": PROMPTS, "response": ANSWERS})
+        columns = {"prompt": "input_ids", "response": "target_ids"}
+        stage = Tokenize(tokenizer=tokenizer, columns=columns, max_length=8)
+        tokenizer.enable_truncation(8)
+        assert column(stage, rows, "input_ids") == hugging(tokenizer, PROMPTS)
+        assert column(stage, rows, "target_ids") == hugging(tokenizer, ANSWERS)
+        assert stage.id_columns == ["input_ids", "target_ids"]
+
+    @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), "dictionary"])
+    def test_any_kind_of_text_will_do(self, kind: Any) -> None:
+        texts = pa.array(TEXTS + TEXTS)
+        texts = texts.dictionary_encode() if kind == "dictionary" else texts.cast(kind)
+        chunks = pa.chunked_array([texts.slice(3, 4), texts.slice(9)])
+        expected = hugging(bracketed(), TEXTS[3:7] + (TEXTS + TEXTS)[9:])
+        assert column(Tokenize(tokenizer=bracketed()), pa.table({"text": chunks})) == expected
+
+    def test_rows_that_are_dicts_stay_dicts(self) -> None:
+        rows = [{"n": k, "text": text} for k, text in enumerate(TEXTS)]
+        stage = Tokenize(tokenizer=bracketed(), labels=True)
+        found = stage.process(run_of(rows)).block.data
+        expected = hugging(bracketed(), TEXTS)
+        for k, row in enumerate(found):
+            assert list(row) == ["n", "input_ids", "labels"]
+            assert row["input_ids"].dtype == np.int32
+            assert row["input_ids"].tolist() == row["labels"].tolist() == expected[k]
+            row["labels"][:] = -100
+            assert row["input_ids"].tolist() == expected[k]
+        assert "text" in rows[0]  # the user's rows are as they were
+        assert stage.process(run_of([])).block.data == []
+
+    @pytest.mark.parametrize("as_rows", [False, True])
+    def test_a_template_is_filled_with_columns(self, as_rows: bool) -> None:
+        rows = pa.table({"q": PROMPTS, "n": [1, -2, 3, 40], "a": ANSWERS})
+        template = "{{{n}}} Q: {q}\nA: {a}{q}"
+        stage = Tokenize(tokenizer=bracketed(), template=template)
+        data = rows.to_pylist() if as_rows else rows
+        found = stage.process(run_of(data)).block.data
+        filled = [template.format(**row) for row in rows.to_pylist()]
+        expected = [{"input_ids": ids} for ids in hugging(bracketed(), filled)]
+        if as_rows:
+            assert [{k: v.tolist() for k, v in row.items()} for row in found] == expected
+        else:
+            assert found.to_pylist() == expected
+
+    def test_a_template_of_one_column_is_that_column(self) -> None:
+        found = column(Tokenize(tokenizer="bytes", template="{text}"), ["ab", ""])
+        assert found == [[97, 98], []]
+
+    @given(st.lists(st.integers(1, 12), min_size=1, max_size=6))
+    def test_what_comes_out_does_not_depend_on_how_rows_come(self, sizes: list[int]) -> None:
+        texts = (TEXTS * 4)[: sum(sizes)]
+        sizes = sizes if sum(sizes) <= len(texts) else [len(texts)]
+        stage = Tokenize(tokenizer=bracketed(), max_length=9, labels=True, eos=True)
+        rows = pa.table({"text": texts})
+        whole = stage.process(run_of(rows)).block.data.to_pylist()
+        parts, start = [], 0
+        for size in sizes:
+            parts += stage.process(
+                run_of(rows.slice(start, size), first=start)
+            ).block.data.to_pylist()
+            start += size
+        assert parts == whole[:start]
+
+    def test_micro_batches_keep_their_bounds(self) -> None:
+        run = run_of(pa.table({"text": TEXTS}), [0, 4, 12])
+        done = Tokenize(tokenizer="bytes").process(run)
+        assert done.bounds is run.bounds
+        assert len(done.block.data) == 12
+
+
+class TestJoined:
+    def joined(self, **options: Any) -> tuple[list[list[int]], list[list[int]] | None]:
+        stage = Tokenize(tokenizer=bracketed(), columns=["prompt", "response"], **options)
+        rows = pa.table({"prompt": PROMPTS, "response": ANSWERS})
+        found = stage.process(run_of(rows)).block.data
+        labels = found.column("labels").to_pylist() if "labels" in found.column_names else None
+        return found.column("input_ids").to_pylist(), labels
+
+    @pytest.mark.parametrize("side", ["right", "left"])
+    @pytest.mark.parametrize("max_length", [None, 2, 3, 5, 9, 14])
+    @pytest.mark.parametrize("labels", [None, "response", ["prompt"], True])
+    def test_columns_are_segments_of_one_sequence(
+        self, side: Any, max_length: int | None, labels: Any
+    ) -> None:
+        found, marks = self.joined(max_length=max_length, truncation_side=side, labels=labels)
+        bare = bpe()
+        for k, (prompt, answer) in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
+            a, b = bare.encode(prompt).ids, bare.encode(answer).ids
+            told = [x if labels in (True, ["prompt"]) else -100 for x in a]
+            told += [x if labels in (True, "response") else -100 for x in b]
+            text, room = a + b, None if max_length is None else max_length - 2
+            if room is not None:
+                first = 0 if side == "right" else max(len(text) - room, 0)
+                text, told = text[first : first + room], told[first : first + room]
+            assert found[k] == [BOS, *text, EOS]
+            if labels is not None:
+                assert marks is not None
+                assert marks[k] == [BOS if labels is True else -100, *told, EOS]
+
+    def test_the_end_token_counts_as_a_label_whoever_puts_it_there(self) -> None:
+        for options in ({"add_special_tokens": False, "eos": True}, {"eos": True}, {}):
+            found, marks = self.joined(labels="response", **options)
+            assert marks is not None
+            assert all(ids[-1] == EOS for ids in found)
+            assert all(mark[-1] == EOS and mark.count(EOS) == 1 for mark in marks)
+
+    def test_specials_after_the_text_that_end_nothing_are_no_labels(self) -> None:
+        rows = pa.table({"a": ["x"], "b": ["y"]})
+        stage = Tokenize(tokenizer=bpe("$A <unk>"), columns=["a", "b"], labels="b")
+        assert column(stage, rows, "labels")[0][-1] == -100
+
+
+class TestPairs:
+    @pytest.mark.parametrize("side", ["right", "left"])
+    @pytest.mark.parametrize("max_length", [None, 4, 6, 11])
+    def test_are_written_as_the_tokenizer_does(self, side: Any, max_length: int | None) -> None:
+        fast = transformed(bracketed(), truncation_side=side)
+        expected = fast(
+            PROMPTS,
+            ANSWERS,
+            truncation=max_length is not None,
+            max_length=max_length,
+            return_token_type_ids=True,
+        )
+        options: dict[str, Any] = {"max_length": max_length, "truncation_side": side}
+        stage = Tokenize(tokenizer=bracketed(), columns=["a", "b"], pair=True, **options)
+        rows = pa.table({"a": PROMPTS, "b": ANSWERS})
+        assert column(stage, rows) == expected["input_ids"]
+        assert column(stage, rows, "token_type_ids") == expected["token_type_ids"]
+
+    def test_may_end_with_an_end_token_of_their_own(self) -> None:
+        tokenizer = bpe("$A", "$A <unk> $B:1")
+        rows = pa.table({"a": ["one two"], "b": ["three four"]})
+        stage = Tokenize(
+            tokenizer=tokenizer, columns=["a", "b"], pair=True, eos=True, max_length=5, labels=True
+        )
+        assert column(stage, rows)[0][-1] == EOS
+        assert len(column(stage, rows)[0]) == 5
+        assert column(stage, rows, "token_type_ids")[0][-1] == 1
+        assert column(stage, rows, "labels") == column(stage, rows)
+
+    def test_need_a_tokenizer_that_knows_pairs(self) -> None:
+        rows = pa.table({"a": ["x"], "b": ["y"]})
+        stage = Tokenize(tokenizer="bytes", columns=["a", "b"], pair=True)
+        with pytest.raises(ConfigError, match=r"bytes does not: give a tokenizer.json"):
+            stage.process(run_of(rows))
+
+
+class TestEndToken:
+    def test_is_appended_and_room_kept_for_it(self) -> None:
+        stage = Tokenize(tokenizer=bpe("<s> $A"), eos=True, max_length=4)
+        for ids, text in zip(column(stage, TEXTS), TEXTS, strict=True):
+            assert ids == [BOS, *bpe().encode(text).ids[:2], EOS]
+
+    def test_is_not_written_twice(self) -> None:
+        assert column(Tokenize(tokenizer=bracketed(), eos=True), TEXTS) == hugging(
+            bracketed(), TEXTS
+        )
+
+    @pytest.mark.parametrize("eos", ["<unk>", 0, "Ġ"])
+    def test_may_be_any_token(self, eos: Any) -> None:
+        expected = bpe().token_to_id(eos) if isinstance(eos, str) else eos
+        assert column(Tokenize(tokenizer=bpe(), eos=eos), ["x"])[0][-1] == expected
+
+    def test_is_what_transformers_says(self) -> None:
+        fast = transformed(bpe(), eos_token="<unk>")
+        assert column(Tokenize(tokenizer=fast, eos=True), ["x"])[0][-1] == 0
+
+    @pytest.mark.parametrize(
+        ("tokenizer", "eos", "message"),
+        [
+            ("two ends", True, r"has several \(</s>, <\|im_end\|>\); give it: eos=\"<token>\""),
+            ("bytes", "</s>", "bytes has no such token; give another, or its id"),
+            ("function", True, r"does not say which its is; give it"),
+        ],
+    )
+    def test_must_be_known(self, tokenizer: Any, eos: Any, message: str) -> None:
+        given: Any = tokenizer
+        if tokenizer == "two ends":
+            given = bpe()
+            given.add_special_tokens(["<|im_end|>"])
+        elif tokenizer == "function":
+            given = list
+        with pytest.raises(ConfigError, match=message):
+            column(Tokenize(tokenizer=given, eos=eos), ["x"])
+
+
+class TestPadding:
+    def test_token_is_the_tokenizers_else_0(self) -> None:
+        assert Tokenize(tokenizer=bpe()).pad_id == PAD
+        assert Tokenize(tokenizer=transformed(bpe(), pad_token="<s>")).pad_id == BOS
+        assert Tokenize(tokenizer="bytes").pad_id == 257
+        assert Tokenize(tokenizer=len).pad_id == 0
+
+    def test_side_is_what_transformers_says(self) -> None:
+        assert Tokenize(tokenizer=transformed(bpe(), padding_side="left")).padding_side == "pre"
+        assert Tokenize(tokenizer=transformed(bpe())).padding_side == "post"
+        assert Tokenize(tokenizer=bpe()).padding_side == "post"
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"max_length": 0}, "max_length.* of 1 or more.*got 0"),
+            ({"truncation_side": "top"}, 'truncation_side.* is "right" or "left", got \'top\''),
+            ({"eos": -1}, "eos.* got -1"),
+            ({"eos": 1.5}, "eos.* got 1.5"),
+            ({"columns": []}, r"names text columns, got \[\]"),
+            ({"columns": ["a", "a"]}, "each column once"),
+            ({"columns": {"a": 1}}, "dict of text columns"),
+            ({"columns": {"a": "x", "b": "x"}}, "to join them pass a list"),
+            ({"columns": ["a", "b", "c"], "pair": True}, "a list of two columns"),
+            ({"pair": True}, "a list of two columns, got 'text'"),
+            ({"template": "no column"}, "names at least one column.*got 'no column'"),
+            ({"template": "{"}, "no format string"),
+            ({"template": "{}"}, "without index, format"),
+            ({"template": "{a:>3}"}, "without index, format"),
+            ({"template": "{a!r}"}, "without index, format"),
+            ({"template": "{a.b}"}, "without index, format"),
+            ({"template": "{a}", "columns": "a"}, "leave out columns and pair"),
+            ({"labels": "txt"}, r"got 'txt' \(did you mean 'text'\?\)"),
+            ({"labels": "a", "columns": {"a": "b"}}, 'goes with "input_ids"'),
+            ({"keep_text": True, "columns": {"a": "a"}}, "keeps the text column 'a'"),
+        ],
+    )
+    def test_options_that_do_not_go_together(self, options: Any, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            Tokenize(tokenizer="bytes", **options)
+
+    def test_a_length_without_room_for_special_tokens(self) -> None:
+        for options in ({"columns": "a"}, {"columns": ["a", "b"], "pair": True}):
+            stage = Tokenize(tokenizer=bracketed(), max_length=1, **options)
+            with pytest.raises(ConfigError, match=r"of which \d tokens are special.*got 1"):
+                stage.process(run_of(pa.table({"a": ["x"], "b": ["y"]})))
+
+    def test_a_template_that_writes_the_text_twice(self) -> None:
+        with pytest.raises(ConfigError, match="writes a text 2 times"):
+            column(Tokenize(tokenizer=bpe("$A </s> $A")), ["x"])
+
+    @pytest.mark.parametrize("as_rows", [False, True])
+    def test_null_is_no_text(self, as_rows: bool) -> None:
+        rows = pa.table({"text": ["a", "b", None]})
+        run = run_of(rows.to_pylist() if as_rows else rows, first=40)
+        message = r"column 'text' is null.*\.filter\(pc.field\('text'\).is_valid\(\)\)"
+        with pytest.raises(DataError, match=message) as caught:
+            Tokenize(tokenizer="bytes").process(run)
+        assert caught.value._trainpipes[1] == 42  # type: ignore[attr-defined]
+
+    def test_null_within_a_dictionary_is_no_text(self) -> None:
+        entries = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
+        with pytest.raises(DataError, match="is null") as caught:
+            Tokenize(tokenizer="bytes").process(run_of(pa.table({"text": entries})))
+        assert caught.value._trainpipes[1] == 1  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(
+        ("rows", "message"),
+        [
+            (pa.table({"text": [1]}), "column 'text' holds int64.*make it a string"),
+            (pa.table({"text": [b"x"]}), "holds binary"),
+            (pa.table({"txt": ["x"]}), r"no column 'text' \(did you mean 'txt'\?\)"),
+            (pa.table({"text": ["x"], "input_ids": [1]}), "have a column 'input_ids' already"),
+            ([{"text": 1}], "column 'text' holds int"),
+            ([{"txt": "x"}], "no column 'text'"),
+            (["x"], r"each row must be a dict, got str; make dicts with map\(\)"),
+        ],
+    )
+    def test_what_is_no_text(self, rows: Any, message: str) -> None:
+        with pytest.raises(SchemaError, match=message):
+            Tokenize(tokenizer="bytes").process(run_of(rows))
+
+    def test_half_a_character(self) -> None:
+        with pytest.raises(DataError, match="holds a surrogate") as caught:
+            Tokenize(tokenizer="bytes").process(run_of([{"text": "a"}, {"text": "\ud800"}]))
+        assert caught.value._trainpipes[1] == 1  # type: ignore[attr-defined]
+
+    def test_bytes_that_are_no_utf8(self) -> None:
+        broken = pa.Array.from_buffers(
+            pa.string(), 2, [None, pa.py_buffer(np.int32([0, 1, 2])), pa.py_buffer(b"a\xff")]
+        )
+        with pytest.raises(UnicodeDecodeError) as caught:
+            column(Tokenize(tokenizer=bpe()), pa.table({"text": broken}))
+        assert caught.value._trainpipes[1] == 1  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(
+        ("function", "message"),
+        [
+            (lambda texts: [[1]], "got 1 for 2 texts"),
+            (lambda texts: [1, 2], "gives a list of ids"),
+            (lambda texts: [[1], ["x"]], "got values such as"),
+            (lambda texts: [[1.5], [2]], "got values such as 1.5"),
+            (lambda texts: [[2**31], [1]], "of 32 bits, got 2147483648"),
+        ],
+    )
+    def test_a_function_that_gives_no_ids(self, function: Any, message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            column(Tokenize(tokenizer=function), ["a", "b"])
+
+    def test_an_error_of_a_function_is_of_the_row_it_fails_on(self) -> None:
+        def fussy(texts: list[str]) -> list[list[int]]:
+            return [[1 // len(text)] for text in texts]
+
+        with pytest.raises(ZeroDivisionError) as caught:
+            Tokenize(tokenizer=fussy).process(run_of(pa.table({"text": ["a", "", "b"]}), first=7))
+        assert caught.value._trainpipes[1] == 8  # type: ignore[attr-defined]
+
+    def test_it_stands_below_what_makes_tensors(self) -> None:
+        run = run_of(pa.table({"text": ["a"]}), [0, 1]).with_items([{}])
+        with pytest.raises(ConfigError, match="stands below pad_collate"):
+            Tokenize(tokenizer="bytes").process(run)
+
+
+class TestIdentity:
+    def test_is_the_content(self, tmp_path: Path, spm: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        other = bpe()
+        other.add_tokens(["new"])
+        assert Tokenize(tokenizer=bpe()).identity() == Tokenize(tokenizer=bpe()).identity()
+        assert Tokenize(tokenizer=bpe()).identity() != Tokenize(tokenizer=other).identity()
+        processor = SentencePieceProcessor(model_file=str(spm))
+        assert Tokenize(tokenizer=spm).identity() == Tokenize(tokenizer=processor).identity()
+        one, two = tiktoken_encoding(), tiktoken_encoding(**{"<|endoftext|>": 301})
+        again = Tokenize(tokenizer=tiktoken_encoding())
+        assert Tokenize(tokenizer=one).identity() == again.identity()
+        assert Tokenize(tokenizer=one).identity() != Tokenize(tokenizer=two).identity()
+        assert Tokenize(tokenizer="bytes").identity()["tokenizer"] == "bytes"
+        assert (
+            Tokenize(tokenizer=bracketed).identity()["tokenizer"] == "tokenizer_fixtures.bracketed"
+        )
+
+    def test_is_plain_json_and_names_what_shapes_rows(self) -> None:
+        identity = Tokenize(tokenizer=bpe(), eos=True, max_length=5).identity()
+        assert json.loads(json.dumps(identity)) == identity
+        assert identity["tokenizer"].startswith("sha256:")
+        assert identity["eos"] == EOS
+        assert identity["max_length"] == 5
+
+    def test_does_not_depend_on_what_wrote_the_file(self, tmp_path: Path) -> None:
+        content = json.loads(bpe_json())
+        content["version"] = "2.0"
+        content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+        content["model"] |= {"ignore_merges": False, "a_later_option": None}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content, indent=1))
+        assert Tokenize(tokenizer=tmp_path).identity() == Tokenize(tokenizer=bpe()).identity()
+
+    def test_needs_neither_the_package_nor_its_engine(self, json_file: Path) -> None:
+        stage = Tokenize(tokenizer=json_file, eos=True)
+        stage.identity()
+        assert stage.pad_id == PAD
+        assert not stage._engine._loaded
+
+
+class TestProcesses:
+    def stages(self, spm: Path) -> list[Tokenize]:
+        given = [bracketed(), transformed(bpe()), spm, tiktoken_encoding(), "bytes", sorted_bytes]
+        return [Tokenize(tokenizer=tokenizer) for tokenizer in given]
+
+    def test_a_stage_can_be_pickled_before_and_after_use(self, spm: Path) -> None:
+        for stage in self.stages(spm):
+            fresh = pickle.loads(pickle.dumps(stage))
+            expected = column(stage, TEXTS)
+            used = pickle.loads(pickle.dumps(stage))
+            assert not used._engine._loaded
+            assert column(fresh, TEXTS) == column(used, TEXTS) == expected
+            assert column(copy.deepcopy(stage), TEXTS) == expected
+            assert fresh.identity() == used.identity() == stage.identity()
+
+    def test_a_forked_child_goes_on_by_itself(self, spm: Path) -> None:
+        context = multiprocessing.get_context("fork")
+        for stage in self.stages(spm):
+            expected = column(stage, TEXTS)
+            queue = context.SimpleQueue()
+            child = context.Process(target=lambda s=stage, q=queue: q.put(column(s, TEXTS)))
+            child.start()
+            assert queue.get() == expected
+            child.join()
+
+    def test_a_file_that_changes_between_processes_is_refused(self, json_file: Path) -> None:
+        stage = Tokenize(tokenizer=json_file)
+        column(stage, ["x"])
+        bpe().save(str(json_file))
+        assert column(stage, ["x"]) == hugging(bracketed(), ["x"])
+        elsewhere = pickle.loads(pickle.dumps(stage))
+        with pytest.raises(DataChangedError, match="no longer what this pipeline first read"):
+            column(elsewhere, ["x"])
+
+    def test_threads_load_it_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        stage = Tokenize(tokenizer=bracketed(), columns=["a", "b"], pair=True, max_length=6)
+        loads = []
+        load = stage._engine._load
+        monkeypatch.setattr(stage._engine, "_load", lambda: loads.append(1) or load())
+        rows = pa.table({"a": PROMPTS * 20, "b": ANSWERS * 20})
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: column(stage, rows), range(16)))
+        assert all(ids == found[0] for ids in found)
+        assert len(loads) == 1
+
+    def test_forked_workers_print_nothing(self) -> None:
+        script = """
+            import torch, pyarrow as pa, trainpipes as tp
+            from tokenizer_fixtures import TEXTS, bracketed
+            tokenizer = bracketed()
+            tokenizer.encode_batch(TEXTS * 200)
+            pipe = tp.from_arrow(pa.table({"text": TEXTS * 20})).sharding_filter(num_shards=2)
+            pipe = pipe.tokenize(tokenizer, max_length=9).batch(4).pad_collate()
+            alone = [batch["input_ids"].tolist() for batch in pipe]
+            for context, workers in (("fork", 2), ("spawn", 1)):
+                loader = torch.utils.data.DataLoader(
+                    pipe, batch_size=None, num_workers=workers, multiprocessing_context=context
+                )
+                assert [batch["input_ids"].tolist() for batch in loader] == alone, context
+        """
+        paths = [str(Path(__file__).parents[1]), *sys.path]
+        environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-W",
+                "error",
+                "-c",
+                "if __name__ == '__main__':\n" + textwrap.dedent(script).replace("\n", "\n    "),
+            ],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout + done.stderr == ""
+
+
+def sorted_bytes(texts: list[str]) -> list[list[int]]:
+    return [sorted(text.encode()) for text in texts]
+
+
+def test_it_stands_in_a_pipeline() -> None:
+    rows = tp.from_arrow(pa.table({"text": TEXTS}))
+    found = [row["input_ids"] for row in rows.tokenize(bracketed(), max_length=8)]
+    cutting = bracketed()
+    cutting.enable_truncation(8)
+    assert found == hugging(cutting, TEXTS)

@@ -1,0 +1,168 @@
+"""``pad_sequences`` against Keras' own algorithm, and the kernels against rows padded one by one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpipes import pad_sequences
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.padding import pad_ragged, real_cells, widths_of
+
+sides = st.sampled_from(["pre", "post"])
+
+
+def keras(
+    sequences: Any, maxlen: int | None, dtype: str, padding: str, truncating: str, value: Any
+) -> Any:
+    """Row by row, as Keras does it."""
+    maxlen = max(map(len, sequences)) if maxlen is None else maxlen
+    shape = next((np.asarray(s).shape[1:] for s in sequences if len(s)), ())
+    padded = np.full((len(sequences), maxlen, *shape), value, dtype=dtype)
+    for row, s in zip(padded, sequences, strict=True):
+        kept = np.asarray(s[-maxlen:] if truncating == "pre" else s[:maxlen], dtype=dtype)
+        if len(s) and padding == "post":
+            row[: len(kept)] = kept
+        elif len(s):
+            row[-len(kept) :] = kept
+    return padded
+
+
+@given(
+    st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9), min_size=1, max_size=6),
+    st.none() | st.integers(1, 12),
+    st.sampled_from(["int32", "int64", "float32"]),
+    sides,
+    sides,
+    st.integers(-9, 9),
+)
+def test_it_gives_what_keras_gives(
+    rows: list[list[int]], maxlen: int | None, dtype: str, padding: str, truncating: str, value: int
+) -> None:
+    found = pad_sequences(rows, maxlen, dtype, padding, truncating, value)
+    expected = keras(rows, maxlen, dtype, padding, truncating, value)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=6), st.none() | st.integers(1, 7), sides, sides
+)
+def test_values_may_be_arrays(
+    lengths: list[int], maxlen: int | None, padding: str, truncating: str
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = [rng.random((n, 2, 3)) for n in lengths]
+    found = pad_sequences(rows, maxlen, "float64", padding, truncating, 0.5)
+    if not any(lengths):  # nothing says which shape the values have
+        assert found.shape == (len(rows), maxlen or 0)
+        return
+    np.testing.assert_array_equal(found, keras(rows, maxlen, "float64", padding, truncating, 0.5))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[1.7, 2.2], [-3.9]],
+        [np.array([1, 2]), [3], (4, 5, 6)],
+        np.arange(6).reshape(2, 3),
+        ((), (1,)),
+        [[True], [False, True]],
+        [[[1, 2]], [[3, 4], [5, 6]]],
+    ],
+)
+def test_any_kind_of_sequence_will_do(rows: Any) -> None:
+    expected = keras(rows, 2, "int32", "pre", "pre", 0)
+    np.testing.assert_array_equal(pad_sequences(rows, 2), expected)
+
+
+def test_strings_go_into_objects() -> None:
+    found = pad_sequences([["a"], ["bc", "d"]], dtype=object, value="")
+    assert found.tolist() == [["", "a"], ["bc", "d"]]
+
+
+def test_a_length_of_nothing_is_nothing() -> None:
+    assert pad_sequences([[1], []], maxlen=0).shape == (2, 0)
+    assert pad_sequences([[], []]).shape == (2, 0)
+    assert pad_sequences([], maxlen=3).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"sequences": [[1]], "padding": "left"},
+            ConfigError,
+            'padding is "pre" or "post", got \'left\'',
+        ),
+        (
+            {"sequences": [[1]], "truncating": 1},
+            ConfigError,
+            'truncating is "pre" or "post", got 1',
+        ),
+        ({"sequences": iter([[1]])}, DataError, r"got list_iterator, .* make a list\(\) of it"),
+        ({"sequences": [[1], 2]}, DataError, "got 2 at position 1, which has no length"),
+        ({"sequences": []}, DataError, "got none; pass maxlen"),
+        ({"sequences": [[1]], "value": "x"}, ConfigError, "'x' is a string.*pass dtype=object"),
+        (
+            {"sequences": [[[1, 2]], [[3]]]},
+            DataError,
+            r"first, \(2,\), got \(1,\) .* at position 1",
+        ),
+        ({"sequences": [[[1, 2], [3]]]}, DataError, "at position 0 makes no array.*inhomogeneous"),
+    ],
+)
+def test_what_it_cannot_pad_it_refuses(
+    arguments: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        pad_sequences(**arguments)
+    assert issubclass(error, ValueError)  # as Keras raises
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.none() | st.integers(1, 12),
+    st.integers(1, 4),
+    sides,
+    sides,
+)
+def test_many_rectangles_at_once_are_each_one_by_itself(
+    batches: list[list[int]], limit: int | None, multiple: int, padding: Any, truncating: Any
+) -> None:
+    lengths = np.array([n for batch in batches for n in batch], dtype=np.int64)
+    values = np.arange(1, lengths.sum() + 1)
+    bounds = np.cumsum([0, *map(len, batches)])
+    found = pad_ragged(
+        values,
+        lengths,
+        bounds,
+        -1,
+        dtype=np.int64,
+        max_length=limit,
+        multiple=multiple,
+        padding=padding,
+        truncating=truncating,
+    )
+    rows = np.split(values, np.cumsum(lengths)[:-1])
+    for (cells, real), (start, stop) in zip(found, pairwise(bounds.tolist()), strict=True):
+        np.testing.assert_array_equal(real, cells != -1)
+        alone = [row.tolist() for row in rows[start:stop]]
+        if limit is not None:
+            alone = [r[-limit:] if truncating == "pre" else r[:limit] for r in alone]
+        width = -(-(limit or max(map(len, alone))) // multiple) * multiple
+        expected = np.full((len(alone), width), -1)
+        for row, ids in zip(expected, alone, strict=True):
+            row[slice(width - len(ids), None) if padding == "pre" else slice(len(ids))] = ids
+        np.testing.assert_array_equal(cells, expected)
+
+
+def test_a_rectangle_without_rows_has_no_width() -> None:
+    bounds = np.array([0, 0, 2, 2])
+    assert widths_of(np.array([3, 1]), bounds).tolist() == [0, 3, 0]
+    assert real_cells(np.array([], dtype=np.int64), np.array([], dtype=np.int64)).shape == (0,)
