@@ -64,6 +64,10 @@ class Squares:
         return index, index * index
 
 
+SQUARES = Squares()
+SAMPLER = SubsetRandomSampler(range(5, 40))
+
+
 def count_61() -> Iterator[int]:
     return iter(range(61))
 
@@ -97,9 +101,9 @@ FINITE: dict[str, Make] = {
     "read_parquet": lambda f: rows(f).batch(5),
     "read_parquet / columns": lambda f: rows(f).sharding_filter(4).select("x").batch(4).collate(),
     "from_arrow": lambda f: tp.from_arrow(pa.table({"x": range(50)})).sharding_filter(4).batch(3).collate(),
-    "from_dataset": lambda f: tp.from_dataset(Squares()).sharding_filter(4).shuffle(7).batch(4).collate(),
+    "from_dataset": lambda f: tp.from_dataset(SQUARES).sharding_filter(4).shuffle(7).batch(4).collate(),
     "from_dataset / sampler": lambda f: (
-        tp.from_dataset(Squares(), SubsetRandomSampler(range(5, 40))).sharding_filter(4).batch(3)
+        tp.from_dataset(SQUARES, SAMPLER).sharding_filter(4).batch(3)
     ),
     "from_tensors": lambda f: (
         tp.from_tensors(x=np.arange(60.0), y=np.arange(120).reshape(60, 2))

@@ -1,0 +1,273 @@
+"""What the footers of Parquet files say, as arrays: read once, in parallel, before any row.
+
+A footer is fetched by one read of a file's end, of a length that fits almost all; nothing else of
+the file is touched. Parsed, it is reduced to numbers at once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainpipes.errors import MissingFilesError, UnreadableError
+from trainpipes.order import IntArray
+from trainpipes.runtime.progress import Progress
+from trainpipes.sources.files import FileList
+from trainpipes.sources.listing import is_local
+from trainpipes.sources.parquet_schema import one_schema
+from trainpipes.sources.parquet_size import arrow_bytes, leaves_of
+from trainpipes.sources.remote import read_range
+
+__all__ = ["ParquetIndex", "parse_footer", "read_bytes", "read_footer", "read_index"]
+
+#: Bytes read of a file's end at first.
+TAIL_BYTES = 64 << 10
+#: Threads that read footers, at most; they wait for disks and servers.
+MAX_THREADS = 16
+#: Files and row groups of each that the size of a row is told from, at most.
+SAMPLED_FILES, SAMPLED_GROUPS = 64, 8
+#: Unreadable files that a message names.
+NAMED = 100
+
+
+@dataclass(frozen=True, eq=False)
+class ParquetIndex:
+    """Files and their row groups, in order.
+
+    Args:
+        sizes: bytes of each file, int64 ``[files]``.
+        footers: bytes of each file's footer, int64 ``[files]``.
+        checksums: CRC-32 of each footer, int64 ``[files]``.
+        first_group: number of each file's first row group, int64 ``[files + 1]``.
+        rows: rows of each row group, int64 ``[row groups]``.
+        group_bytes: uncompressed bytes of each row group, all columns, int64 ``[row groups]``.
+        schema: Arrow schema of the chosen columns, the same for all files.
+        row_bytes: bytes of an average row of the chosen columns in Arrow memory; None without rows.
+    """
+
+    sizes: IntArray
+    footers: IntArray
+    checksums: IntArray
+    first_group: IntArray
+    rows: IntArray
+    group_bytes: IntArray
+    schema: pa.Schema
+    row_bytes: float | None
+
+    def groups(self, file: int) -> slice:
+        """The row groups of a file."""
+        return slice(int(self.first_group[file]), int(self.first_group[file + 1]))
+
+    def is_footer(self, file: int, footer: bytes) -> bool:
+        """Whether these bytes are the footer that was read of a file."""
+        same = len(footer) == int(self.footers[file])
+        return same and zlib.crc32(footer) == int(self.checksums[file])
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What is kept of one footer."""
+
+    size: int
+    footer: int
+    checksum: int
+    rows: list[int]
+    group_bytes: list[int]
+    schema: pa.Schema
+    sampled_rows: int
+    sampled_bytes: float
+
+
+class _Unfit(Exception):
+    """Why a file is no Parquet file that can be read."""
+
+
+def read_index(files: FileList, columns: Sequence[str] | None, asker: str) -> ParquetIndex:
+    """Read all footers.
+
+    Costs about 0.1 ms a file on a local disk, one request a file (16 at a time) elsewhere.
+
+    Args:
+        files: the files.
+        columns: names of the columns to be read; None for all.
+        asker: the stage, for messages.
+
+    Raises:
+        UnreadableError: names every file that is not one, with the reason.
+        SchemaError: names the first file that lacks a column or has it in a type that does not fit.
+    """
+    entries: list[_Entry | None] = [None] * len(files)
+    failures: dict[int, Exception] = {}
+    step = -(-len(files) // SAMPLED_FILES)
+
+    def work(file: int) -> None:
+        try:
+            entries[file] = _read(files, file, columns, sampled=file % step == 0)
+        except Exception as error:
+            failures[file] = error
+
+    with Progress("reading Parquet footers", len(files), "files") as progress:
+        _in_threads(work, len(files), progress)
+    if failures:
+        raise _failed(files, failures, asker)
+    return _joined([entry for entry in entries if entry is not None], files, columns, asker)
+
+
+def read_bytes(system: Any, path: str, start: int, stop: int) -> bytes:
+    """Bytes ``start`` to ``stop`` of a file, fewer if it ends before."""
+    if not is_local(system):
+        return read_range(system, path, start, stop)
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        return file.read(stop - start)
+
+
+def read_footer(system: Any, path: str, size: int) -> bytes:
+    """The end of a Parquet file: footer, its length, magic number.
+
+    Raises:
+        _Unfit: it has none.
+    """
+    if size == 0:
+        raise _Unfit("empty: 0 bytes")
+    tail = read_bytes(system, path, max(0, size - TAIL_BYTES), size)
+    if size < 12 or tail[-4:] != b"PAR1":
+        raise _Unfit(_no_footer(tail[-4:], read_bytes(system, path, 0, min(size, 16)), size))
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if length > size - 4:
+        raise _Unfit(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
+    if length > len(tail):
+        tail = read_bytes(system, path, size - length, size)
+    return tail[-length:]
+
+
+def _no_footer(end: bytes, head: bytes, size: int) -> str:
+    if b"PARE" in (end, head[:4]):
+        return "encrypted, which is not supported"
+    if head.startswith(b"PAR1"):
+        return f"cut short: {size:,} bytes, its footer is missing"
+    return f"not a Parquet file (starts with {head!r})"
+
+
+def parse_footer(footer: bytes) -> Any:
+    """A footer as ``pyarrow.parquet.FileMetaData``."""
+    return pq.read_metadata(pa.BufferReader(footer))
+
+
+def _read(files: FileList, file: int, columns: Sequence[str] | None, sampled: bool) -> _Entry:
+    system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
+    if size < 0:
+        size = system.size(path)
+        if size is None:
+            raise _Unfit("the server does not say how large it is")
+    footer = read_footer(system, path, size)
+    try:
+        metadata = parse_footer(footer)
+        schema = metadata.schema.to_arrow_schema().remove_metadata()
+    except (pa.ArrowException, OSError) as error:
+        raise _Unfit(f"damaged footer: {one_line(error)}") from error
+    groups = range(metadata.num_row_groups)
+    found = [metadata.row_group(n) for n in groups]
+    rows = [group.num_rows for group in found]
+    picked = [n for n in groups if rows[n]] if sampled else []
+    picked = picked[:: -(-len(picked) // SAMPLED_GROUPS) or 1]
+    leaves = leaves_of(metadata, columns) if picked else []
+    return _Entry(
+        size,
+        len(footer),
+        zlib.crc32(footer),
+        rows,
+        [group.total_byte_size for group in found],
+        schema,
+        sum(rows[n] for n in picked),
+        sum(arrow_bytes(metadata, n, leaves) for n in picked),
+    )
+
+
+def _in_threads(work: Callable[[int], None], count: int, progress: Progress) -> None:
+    """``work(n)`` for every n, a few at a time in each thread."""
+    threads = min(MAX_THREADS, -(-count // 4))
+    share = max(1, min(64, count // (4 * threads)))
+
+    def several(start: int) -> None:
+        for n in range(start, min(count, start + share)):
+            work(n)
+            progress.advance()
+
+    if threads == 1:
+        for n in range(0, count, share):
+            several(n)
+        return
+    with ThreadPoolExecutor(threads, "trainpipes-footers") as pool:
+        try:
+            for _ in pool.map(several, range(0, count, share)):
+                pass
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _joined(
+    entries: Sequence[_Entry], files: FileList, columns: Sequence[str] | None, asker: str
+) -> ParquetIndex:
+    different: list[tuple[str, pa.Schema]] = []
+    for name, entry in zip(files.names, entries, strict=True):
+        if not any(entry.schema.equals(schema) for _, schema in different):
+            different.append((name, entry.schema))
+    rows = np.array([n for e in entries for n in e.rows], dtype=np.int64)
+    group_bytes = np.array([n for e in entries for n in e.group_bytes], dtype=np.int64)
+    sampled = sum(entry.sampled_rows for entry in entries)
+    row_bytes: float | None = None
+    if sampled:
+        row_bytes = sum(entry.sampled_bytes for entry in entries) / sampled
+    elif rows.sum():  # rows are only where no sample was taken
+        row_bytes = float(group_bytes.sum() / rows.sum())
+    return ParquetIndex(
+        sizes=np.array([e.size for e in entries], dtype=np.int64),
+        footers=np.array([e.footer for e in entries], dtype=np.int64),
+        checksums=np.array([e.checksum for e in entries], dtype=np.int64),
+        first_group=np.cumsum([0, *(len(e.rows) for e in entries)], dtype=np.int64),
+        rows=rows,
+        group_bytes=group_bytes,
+        schema=one_schema(different, columns, asker),
+        row_bytes=row_bytes,
+    )
+
+
+def _failed(files: FileList, failures: dict[int, Exception], asker: str) -> Exception:
+    lines = [f"  {files.names[n]}: {reason(failures[n])}" for n in sorted(failures)]
+    if len(lines) > NAMED:
+        lines[NAMED:] = [f"  … and {len(lines) - NAMED:,} more"]
+    gone = all(isinstance(error, FileNotFoundError) for error in failures.values())
+    first = min(failures)
+    text = (
+        f"{asker}: {len(failures):,} of {len(files):,} files cannot be read as Parquet:\n"
+        + "\n".join(lines)
+        + "\nReplace or remove them, or leave them out with .filter(lambda path: ...) after list_files"
+    )
+    kind = MissingFilesError if gone else UnreadableError
+    failed = kind(text, path=files.names[first], stage=asker)
+    failed.__cause__ = failures[first]
+    return failed
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be read, in a few words."""
+    if isinstance(error, _Unfit):
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return "it was listed, and is gone"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

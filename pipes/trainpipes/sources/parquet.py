@@ -1,0 +1,186 @@
+"""``read_parquet``: rows of Parquet files, row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError, MissingFilesError
+from trainpipes.order import IntArray
+from trainpipes.runtime.source import Place, RowSource
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.files import FileList, checked_options, digests
+from trainpipes.sources.index import read_index
+from trainpipes.sources.parquet_reader import Footers, ParquetReader
+
+__all__ = ["ParquetSource", "ReadParquet"]
+
+
+class ReadParquet(Stage):
+    """Reads the rows of Parquet files.
+
+    In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which
+    row group, and how many rows of it.
+
+    All footers are read before the first row: about 0.1 ms a local file, one request a remote one,
+    16 at a time. Row groups are then decoded as streams, about 1 MiB of rows at a time, so that memory
+    does not grow with their size (7 MB for a row group of 1 GB). Of a remote file up to 16 MiB are held:
+    small row groups are fetched whole, of a large one the next part of every column at once.
+
+    Columns come in the order given, and with one schema for all files: types that differ from file
+    to file are widened where that loses nothing (int32 and int64, null and anything, string and
+    large_string). Dictionary columns come as their values. Partition folders (``lang=en/``) are read
+    like any others; no columns are made of their names.
+
+    Args:
+        source: the node below, a ``ListFiles``; None as a step of a pipeline.
+        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all, which
+            every file must have then.
+        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
+            They are neither shown nor part of a state.
+
+    Raises:
+        ConfigError: ``columns`` is empty or names one twice.
+        UnreadableError: names all files that are not Parquet, each with the reason; later, the
+            place that cannot be decoded.
+        SchemaError: a file lacks a column, or has it in a type that does not fit the first file's.
+        DataChangedError: a file is no longer what it was when it was listed.
+
+    >>> import pathlib, tempfile, pyarrow as pa, pyarrow.parquet as pq, trainpipes as tp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.parquet"
+    >>> pq.write_table(pa.table({"x": [1, 2], "y": ["a", "b"]}), path)
+    >>> list(tp.list_files(path).read_parquet(columns=["y"]))
+    [{'y': 'a'}, {'y': 'b'}]
+    """
+
+    role = "reader"
+    free = frozenset({"storage_options"})
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        names = [columns] if isinstance(columns, str) else columns
+        names = None if names is None else list(names)
+        if names is not None and (not names or not all(isinstance(n, str) for n in names)):
+            raise ConfigError(
+                f"read_parquet(columns) takes names of columns, or None for all, got {columns!r}"
+            )
+        if names is not None and len(set(names)) < len(names):
+            twice = next(n for n in names if names.count(n) > 1)
+            raise ConfigError(f"read_parquet(columns) names {twice!r} twice, got {names}")
+        super().__init__(source, columns=names, storage_options=checked_options(storage_options))
+        self._columns = names
+
+    def open_source(self, files: Any = None) -> ParquetSource:
+        """The rows of the files that ``files``, the stages below, list and let through."""
+        if not files or not hasattr(files[0], "files"):
+            raise ConfigError(f"{self} needs the files to read: put it after list_files(...)")
+        listed: FileList = files[0].files(self.options["storage_options"])
+        for stage in files[1:]:
+            if hasattr(stage, "predicate"):
+                listed = _kept(listed, stage)
+        return ParquetSource(listed, self._columns, str(self))
+
+
+def _kept(files: FileList, stage: Any) -> FileList:
+    if isinstance(stage.predicate, pc.Expression):
+        raise ConfigError(
+            f"{stage} stands on file paths, and an expression is about columns; give a function of "
+            "a path, or put the filter after read_parquet()"
+        )
+    kept = np.flatnonzero([bool(stage.predicate(name)) for name in files.names])
+    if not len(kept):
+        raise MissingFilesError(
+            f"{stage} keeps none of the {len(files):,} files, {files.names[0]} for one; its function "
+            "gets the path or URL as text",
+            stage=str(stage),
+        )
+    return files.pick(kept.astype(np.int64))
+
+
+class ParquetSource(RowSource):
+    """Rows of Parquet files; a block is a row group. Can be pickled; holds 40 bytes a row group and
+    a few hundred a file.
+
+    Args:
+        files: which.
+        columns: names of columns; None for all.
+        asker: the stage, for messages.
+
+    Attributes:
+        files: the files.
+        columns: names of columns, or None.
+        index: what the footers say.
+        schema: Arrow schema of every table that a reader gives.
+        lengths: rows in each row group, int64 ``[row groups]``.
+        file_of_block: the file that each row group is in, int64 ``[row groups]``.
+        row_bytes: Arrow bytes of an average row of the chosen columns, told from the footers;
+            exact for numbers and for text without dictionaries.
+        parsed: parsed footers, for the readers.
+    """
+
+    def __init__(
+        self, files: FileList, columns: Sequence[str] | None, asker: str = "read_parquet()"
+    ) -> None:
+        self.files = files
+        self.columns = None if columns is None else list(columns)
+        self.index = read_index(files, columns, asker)
+        self.schema = self.index.schema
+        self.lengths = self.index.rows
+        self.row_bytes = self.index.row_bytes
+        groups = np.diff(self.index.first_group)
+        self.file_of_block: IntArray = np.repeat(np.arange(len(files), dtype=np.int64), groups)
+        self.parsed = Footers()
+
+    def reader(self) -> ParquetReader:
+        return ParquetReader(self)
+
+    def place(self, block: int, row: int) -> Place:
+        """File, row group in the file, and row in the file."""
+        file = int(self.file_of_block[block])
+        first = int(self.index.first_group[file])
+        before = int(self.lengths[first:block].sum())
+        return Place(self.files.names[file], block - first, before + row)
+
+    def fingerprint(self) -> dict[str, Any]:
+        names, sizes = self.files.relative_names(), self.index.sizes.tolist()
+        lines = []
+        for file, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            rows = self.lengths[self.index.groups(file)].tolist()
+            lines.append(f"{name}\0{size}\0{rows}")
+        return {
+            "files": len(lines),
+            "rows": int(self.lengths.sum()),
+            "bytes": sum(sizes),
+            "digests": digests(lines),
+        }
+
+    def describe(self) -> list[tuple[str, str]]:
+        rows = self.lengths
+        lines = [("files", f"{len(self.files):,}, {_amount(self.index.sizes.sum())}")]
+        groups = f"{len(rows):,}"
+        if len(rows):
+            least, middle, most = rows.min(), int(np.median(rows)), rows.max()
+            groups += f" of {least:,} / {middle:,} / {most:,} rows (least / median / most)"
+        lines.append(("row groups", groups))
+        lines.append(("rows", f"{rows.sum():,}"))
+        if self.row_bytes is not None:
+            whole = _amount(self.row_bytes * float(rows.sum()))
+            lines.append(("in memory", f"{_amount(self.row_bytes)} a row, {whole} in all"))
+        return lines
+
+
+def _amount(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

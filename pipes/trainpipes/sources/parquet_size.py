@@ -1,0 +1,97 @@
+"""How much memory rows of a Parquet file will need as Arrow, told from the footer alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["arrow_bytes", "leaves_of"]
+
+WIDTHS = {"BOOLEAN": 0.125, "INT32": 4.0, "INT64": 8.0, "INT96": 8.0, "FLOAT": 4.0, "DOUBLE": 8.0}
+#: Bits of an index into a dictionary beyond which most values were written without it.
+MAX_INDEX_BITS = 20
+#: Rows in a page, at most, as Arrow writes them.
+PAGE_ROWS = 20_000
+#: Bytes of a page's header and of its levels, about, without statistics.
+PAGE_HEADER = 64
+
+
+def leaves_of(metadata: Any, columns: Sequence[str] | None) -> list[int]:
+    """Numbers of the Parquet columns (leaves of nested ones) that belong to these columns."""
+    paths = [metadata.schema.column(n).path for n in range(metadata.num_columns)]
+    if columns is None:
+        return list(range(len(paths)))
+    return [
+        n
+        for n, path in enumerate(paths)
+        if any(path == column or path.startswith(f"{column}.") for column in columns)
+    ]
+
+
+def arrow_bytes(metadata: Any, row_group: int, leaves: Sequence[int]) -> float:
+    """Bytes of a row group's columns in Arrow memory.
+
+    Exact up to padding for numbers, and for text that was written without a dictionary, which is as
+    large as its pages uncompressed. Of other text the footer does not say how long it is: that is the
+    size of the dictionary over the number of its entries, which follows from the bits of an index
+    (compressed index pages are about as large as uncompressed ones), within a factor of two. The least and
+    the greatest value bound it, where the writer noted them. Text written as deltas of its neighbours
+    comes out too small.
+
+    Args:
+        metadata: a ``pyarrow.parquet.FileMetaData``.
+        row_group: which one.
+        leaves: numbers of the columns.
+    """
+    group = metadata.row_group(row_group)
+    total = 0.0
+    for number in leaves:
+        leaf, chunk = metadata.schema.column(number), group.column(number)
+        values = chunk.num_values
+        total += values / 8 if leaf.max_definition_level else 0
+        total += 4 * group.num_rows * leaf.max_repetition_level
+        if leaf.logical_type.type == "DECIMAL":
+            total += 16 * values
+        elif leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
+            total += values * leaf.length
+        elif leaf.physical_type in WIDTHS:
+            total += values * WIDTHS[leaf.physical_type]
+        else:
+            total += 4 * values + _text_bytes(chunk, values)
+    return total
+
+
+def _text_bytes(chunk: Any, values: float) -> float:
+    """Bytes of all values of a column chunk of text or bytes, without offsets."""
+    statistics = chunk.statistics
+    if statistics is not None and statistics.has_null_count:
+        values -= min(values, statistics.null_count)
+    if not values:
+        return 0.0
+    size = float(chunk.total_uncompressed_size)
+    as_written = max(0.0, size - 4.0 * values)
+    if not chunk.has_dictionary_page or chunk.dictionary_page_offset is None:
+        return as_written
+    ends = _ends(statistics)
+    dictionary: int = chunk.data_page_offset - chunk.dictionary_page_offset
+    indices: float = chunk.total_compressed_size - dictionary
+    if ends:  # each page's header notes them, too
+        indices -= (1 + values // PAGE_ROWS) * (PAGE_HEADER + sum(ends))
+    bits = int(8 * max(0.0, indices) / values + 0.25)
+    if bits > MAX_INDEX_BITS:
+        return as_written
+    entries = min(values, max(1.0, 0.75 * 2.0**bits))  # of 2**(bits - 1) to 2**bits
+    length: float = (size - max(0.0, chunk.total_compressed_size - dictionary)) / entries - 4
+    if ends:
+        length = min(max(length, float(min(ends))), 2.0 * max(ends))
+    return max(as_written, values * length)
+
+
+def _ends(statistics: Any) -> list[int]:
+    """Bytes of the least and the greatest value, where the writer noted them and they have any."""
+    if statistics is None or not statistics.has_min_max:
+        return []
+    ends = (statistics.min, statistics.max)
+    return [
+        len(e.encode() if isinstance(e, str) else e) for e in ends if isinstance(e, str | bytes)
+    ]

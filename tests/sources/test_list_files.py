@@ -1,0 +1,368 @@
+"""What a path, folder, glob, URL or list stands for, and what is said when it stands for nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+from trainpipes.errors import (
+    ConfigError,
+    MissingExtraError,
+    MissingFilesError,
+    UnreadableError,
+)
+from trainpipes.sources import listing
+from trainpipes.sources.files import ListFiles
+from trainpipes.sources.listing import natural
+from trainpipes.sources.parquet import ReadParquet
+from trainpipes.stages.filter import Filter
+
+
+def make(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * len(name))
+    return folder
+
+
+def listed(urls: object, root: Path | str, **options: object) -> list[str]:
+    names = ListFiles(urls=urls, **options).files().names  # type: ignore[arg-type]
+    return [name.removeprefix(f"{root}/") for name in names]
+
+
+def test_a_path_stands_for_its_file_as_text_or_path(tmp_path: Path) -> None:
+    make(tmp_path, "a.parquet")
+    for url in (
+        tmp_path / "a.parquet",
+        str(tmp_path / "a.parquet"),
+        f"file://{tmp_path}/a.parquet",
+    ):
+        files = ListFiles(urls=url).files()
+        assert files.names == [str(tmp_path / "a.parquet")]
+        assert files.sizes.tolist() == [9]
+
+
+def test_a_path_may_have_any_name(tmp_path: Path) -> None:
+    names = ["data[1].parquet", "rows.bin", "a::b.parquet", "_hidden.parquet", "ü .parquet"]
+    make(tmp_path, *names)
+    for name in names:
+        assert listed(tmp_path / name, tmp_path) == [name]
+
+
+def test_relative_paths_and_tilde_come_out_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "d/a.parquet")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for url in ("d/a.parquet", "d/*.parquet", "./d", "~/d"):
+        assert ListFiles(urls=url).files().names == [str(tmp_path / "d/a.parquet")]
+
+
+def test_a_folder_stands_for_the_parquet_files_below_it(tmp_path: Path) -> None:
+    make(
+        tmp_path,
+        *("b.parquet", "a/x.PARQUET", "a/deep/y.pq", "_lang=en/z.parquet", "notes.txt"),
+        *("_SUCCESS", "_metadata", "_common_metadata.parquet", ".hidden.parquet"),
+        *(".cache/c.parquet", "_delta_log/1.checkpoint.parquet", "_temporary/0/t.parquet"),
+    )
+    wanted = ["_lang=en/z.parquet", "a/deep/y.pq", "a/x.PARQUET", "b.parquet"]
+    assert listed(tmp_path, tmp_path) == wanted
+    assert listed(f"{tmp_path}/", tmp_path) == wanted
+
+
+def test_a_folder_that_is_called_like_a_file_is_a_folder(tmp_path: Path) -> None:
+    make(tmp_path, "spark.parquet/part-0.parquet", "spark.parquet/_SUCCESS", "one.parquet")
+    both = ["one.parquet", "spark.parquet/part-0.parquet"]
+    assert listed(tmp_path, tmp_path) == both
+    assert listed(tmp_path / "*.parquet", tmp_path) == both
+    assert listed(tmp_path / "**" / "*.parquet", tmp_path) == both
+
+
+def test_suffix_says_what_names_in_folders_end_with(tmp_path: Path) -> None:
+    make(tmp_path, "a.parquet", "b.snappy", "c.txt")
+    assert listed(tmp_path, tmp_path, suffix=".snappy") == ["b.snappy"]
+    assert listed(tmp_path, tmp_path, suffix=[".txt", ".parquet"]) == ["a.parquet", "c.txt"]
+    assert listed(tmp_path, tmp_path, suffix="") == ["a.parquet", "b.snappy", "c.txt"]
+
+
+def test_files_come_in_natural_order_folder_by_folder(tmp_path: Path) -> None:
+    names = [
+        "part-2.parquet",
+        "part-10.parquet",
+        "part-1.parquet",
+        "10/x.pq",
+        "9/x.pq",
+        "part-01.parquet",
+    ]
+    make(tmp_path, *names)
+    wanted = [
+        "9/x.pq",
+        "10/x.pq",
+        "part-01.parquet",
+        "part-1.parquet",
+        "part-2.parquet",
+        "part-10.parquet",
+    ]
+    assert listed(tmp_path, tmp_path) == wanted
+    assert natural("a/b2") < natural("a/b10") < natural("a/b10/c")
+
+
+def test_a_glob_stands_for_what_it_matches(tmp_path: Path) -> None:
+    make(
+        tmp_path, "a/1.parquet", "a/2.bin", "b/1.parquet", "b/c/3.parquet", ".h/1.parquet", "_x.pq"
+    )
+    expected = {
+        "a/*": ["a/1.parquet", "a/2.bin"],
+        "*/1.parquet": ["a/1.parquet", "b/1.parquet"],
+        "[bc]/*.parquet": ["b/1.parquet"],
+        "[!b]/?.parquet": ["a/1.parquet"],
+        "**/*.parquet": ["a/1.parquet", "b/1.parquet", "b/c/3.parquet"],
+        "b/**": ["b/1.parquet", "b/c/3.parquet"],
+        "**/c/*": ["b/c/3.parquet"],
+        "_*": ["_x.pq"],
+        ".h/*": [".h/1.parquet"],
+        "b*": ["b/1.parquet", "b/c/3.parquet"],
+    }
+    memory = fsspec.filesystem("memory")
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            memory.pipe(f"/globs/{path.relative_to(tmp_path)}", path.read_bytes())
+    try:
+        for pattern, names in expected.items():
+            assert listed(f"{tmp_path}/{pattern}", tmp_path) == names, pattern
+            assert listed(f"memory://globs/{pattern}", "memory:///globs") == names, pattern
+        assert listed("memory://globs/b", "memory:///globs") == ["b/1.parquet", "b/c/3.parquet"]
+    finally:
+        memory.rm("/globs", recursive=True)
+
+
+def test_a_list_keeps_the_order_of_its_items(tmp_path: Path) -> None:
+    make(tmp_path, "a/2.pq", "a/10.pq", "b/1.pq")
+    urls = [tmp_path / "b", f"{tmp_path}/a/*.pq"]
+    assert listed(urls, tmp_path) == ["b/1.pq", "a/2.pq", "a/10.pq"]
+    assert listed(tuple(urls[::-1]), tmp_path) == ["a/2.pq", "a/10.pq", "b/1.pq"]
+
+
+def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, "1.pq", "2.pq")
+    with pytest.raises(ConfigError, match=r"2\.pq is named twice, by .*\*.* and by .*mix\(\)"):
+        ListFiles(urls=[f"{tmp_path}/*.pq", f"{tmp_path}/2.pq"]).files()
+
+
+def test_links_are_followed_and_a_link_back_is_not(tmp_path: Path) -> None:
+    make(tmp_path, "real/a.parquet", "data/b.parquet")
+    (tmp_path / "data/link").symlink_to(tmp_path / "real")
+    (tmp_path / "data/c.parquet").symlink_to(tmp_path / "real/a.parquet")
+    (tmp_path / "data/loop").symlink_to(tmp_path / "data")
+    wanted = ["b.parquet", "c.parquet", "link/a.parquet"]
+    assert listed(tmp_path / "data", tmp_path / "data") == wanted
+    assert listed(tmp_path / "data/**/*.parquet", tmp_path / "data") == wanted
+
+
+def test_a_broken_link_is_named(tmp_path: Path) -> None:
+    make(tmp_path, "a.parquet")
+    (tmp_path / "b.parquet").symlink_to(tmp_path / "gone.parquet")
+    with pytest.raises(
+        MissingFilesError, match=r"b\.parquet is a link to .*gone\.parquet, which is"
+    ):
+        ListFiles(urls=tmp_path).files()
+
+
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "a.parquet", "secret/b.parquet")
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("secret"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(listing.os, "scandir", refuse)
+    for url in (tmp_path, tmp_path / "**/*.parquet"):
+        with pytest.raises(
+            UnreadableError, match=r"permission to list .*secret is denied"
+        ) as caught:
+            ListFiles(urls=url).files()
+        assert str(caught.value.path).endswith("secret")
+
+
+def test_no_match_names_the_nearest_folder_and_what_is_in_it(tmp_path: Path) -> None:
+    make(tmp_path, "train/a.parquet", "train/b.csv", "valid/c.parquet")
+    with pytest.raises(MissingFilesError) as caught:
+        ListFiles(urls=f"{tmp_path}/trian/*.parquet").files()
+    assert str(caught.value) == (
+        f"no file matches '{tmp_path}/trian/*.parquet' (did you mean 'train'?); the nearest folder "
+        f"that exists is {tmp_path}, with: train/, valid/"
+    )
+    with pytest.raises(
+        MissingFilesError, match=r"no file matches .*\.json'; .*train, with: a\.parquet, b"
+    ):
+        ListFiles(urls=f"{tmp_path}/train/*.json").files()
+    with pytest.raises(
+        MissingFilesError, match=r"there is no file or folder .*a\.parqet' \(did you mean 'a\."
+    ):
+        ListFiles(urls=f"{tmp_path}/train/a.parqet").files()
+    with pytest.raises(FileNotFoundError, match=r"the nearest folder that exists is /, with: "):
+        ListFiles(urls="/no-such-folder/x.parquet").files()
+
+
+def test_only_a_few_of_many_entries_are_shown(tmp_path: Path) -> None:
+    make(tmp_path, *(f"{n}.csv" for n in range(40)))
+    with pytest.raises(MissingFilesError, match=r"with: 0\.csv, .*5\.csv, … \(40 in all\)$"):
+        ListFiles(urls=f"{tmp_path}/*.parquet").files()
+
+
+def test_a_folder_without_parquet_says_what_else_is_there(tmp_path: Path) -> None:
+    make(tmp_path, "a.csv", "b.json", "more/c.csv")
+    with pytest.raises(MissingFilesError) as caught:
+        ListFiles(urls=tmp_path).files()
+    assert str(caught.value) == (
+        f"no file that ends in .parquet or .pq in the folder '{tmp_path}' or below it; there are: "
+        f"a.csv, b.json, more/. Name another suffix=, or a glob such as '{tmp_path}/*'"
+    )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(MissingFilesError, match="there are: nothing"):
+        ListFiles(urls=empty).files()
+
+
+def test_no_match_elsewhere_is_said_in_the_same_words() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/nomatch/train/a.csv", b"x")
+    try:
+        with pytest.raises(MissingFilesError, match=r"exists is memory:///nomatch, with: train/"):
+            ListFiles(urls="memory://nomatch/test/*.parquet").files()
+        with pytest.raises(MissingFilesError, match=r"in the folder .* there are: a\.csv"):
+            ListFiles(urls="memory://nomatch/train").files()
+    finally:
+        memory.rm("/nomatch", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("urls", "error", "message"),
+    [
+        ([], MissingFilesError, "empty list"),
+        (None, ConfigError, r"got None \(NoneType\)"),
+        ({"a"}, ConfigError, "or a list of them, got {'a'}"),
+        (3, ConfigError, r"got 3 \(int\)"),
+        (["a", 3], ConfigError, r"as text or Path, got 3 \(int\)"),
+        ([["a"]], ConfigError, r"got \['a'\] \(list\)"),
+        (b"a", ConfigError, "got b'a'"),
+        ("", ConfigError, "needs a path, folder, glob or URL, got ''"),
+    ],
+)
+def test_what_is_no_path_is_refused_at_once(
+    urls: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ListFiles(urls=urls)
+
+
+def test_options_of_the_wrong_kind_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"an end of names such as '\.parquet', got \[1\]"):
+        ListFiles(urls="a", suffix=[1])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="storage_options is a dict of fsspec options, got str"):
+        ListFiles(urls="a", storage_options="anon")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"starts a pipeline, got"):
+        ListFiles(ListFiles(urls="a"), urls="b")
+
+
+def test_an_unknown_protocol_is_named_with_its_nearest() -> None:
+    with pytest.raises(
+        ConfigError, match=r"nobody knows the protocol 'memori' \(did you mean 'memory'"
+    ):
+        ListFiles(urls="memori://x").files()
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(*_: object, **__: object) -> None:
+        raise ImportError("Install s3fs") from ModuleNotFoundError("No module", name="s3fs")
+
+    monkeypatch.setattr(listing.fsspec, "url_to_fs", absent)
+    with pytest.raises(MissingExtraError, match=r's3fs, which .*: pip install "trainpipes\[s3\]"'):
+        ListFiles(urls="s3://bucket/x.parquet").files()
+
+
+def test_nothing_is_listed_before_it_is_needed_and_then_once(tmp_path: Path) -> None:
+    stage = ListFiles(urls=tmp_path / "*.parquet")
+    make(tmp_path, "a.parquet")
+    files = stage.files()
+    make(tmp_path, "b.parquet")
+    assert stage.files() is files
+    assert len(files) == 1
+
+
+def test_files_elsewhere_are_listed_anew_by_another_stage() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/anew/a.parquet", b"1")
+    try:
+        assert len(ListFiles(urls="memory://anew").files()) == 1
+        memory.pipe("/anew/b.parquet", b"1")
+        assert len(ListFiles(urls="memory://anew").files()) == 2
+    finally:
+        memory.rm("/anew", recursive=True)
+
+
+def test_the_record_is_text_and_keeps_secrets_to_itself(tmp_path: Path) -> None:
+    stage = ListFiles(urls=[tmp_path / "a", "b"], storage_options={"secret": "hush"})
+    assert stage.options["urls"] == [str(tmp_path / "a"), "b"]
+    assert "hush" not in repr(stage)
+    assert "'secret': '…'" in repr(stage)
+    assert "hush" not in repr(ReadParquet(storage_options={"secret": "hush"}))
+    again = ListFiles(None, **stage.options)
+    assert again.options == stage.options
+    assert repr(ListFiles(urls="data/*.parquet")) == "list_files('data/*.parquet')"
+
+
+def test_alone_its_rows_are_the_names(tmp_path: Path) -> None:
+    make(tmp_path, "2.pq", "10.pq")
+    source = ListFiles(urls=tmp_path).open_source([])
+    assert source.lengths.tolist() == [2]
+    assert source.reader().read(0, 0, 2) == [f"{tmp_path}/2.pq", f"{tmp_path}/10.pq"]
+    assert source.place(0, 1).path == f"{tmp_path}/10.pq"
+    assert list(source.fingerprint()) == ["files", "bytes", "digests"]
+
+
+def test_a_fingerprint_knows_names_below_the_common_root_and_sizes(tmp_path: Path) -> None:
+    def print_of(folder: Path) -> dict[str, object]:
+        return ListFiles(urls=folder).open_source([]).fingerprint()
+
+    one = print_of(make(tmp_path / "here", "a/1.pq", "b/2.pq"))
+    assert print_of(make(tmp_path / "some/where/else", "a/1.pq", "b/2.pq")) == one
+    renamed = print_of(make(tmp_path / "renamed", "a/1.pq", "b/3.pq"))
+    assert renamed["digests"][0] == one["digests"][0]  # type: ignore[index]
+    assert renamed["digests"][1] != one["digests"][1]  # type: ignore[index]
+    many = print_of(make(tmp_path / "many", *(f"{n}.pq" for n in range(100))))
+    assert many["files"] == 100
+    assert len(many["digests"]) == 16  # type: ignore[arg-type]
+
+
+def test_a_list_of_files_can_be_picked_from_and_pickled(tmp_path: Path) -> None:
+    make(tmp_path, "1.pq", "2.pq", "3.pq")
+    files = ListFiles(urls=tmp_path).files().pick(np.array([2, 0], dtype=np.int64))
+    files = pickle.loads(pickle.dumps(files))
+    assert files.relative_names() == ["3.pq", "1.pq"]
+    assert files.system(0).exists(files.paths[0])
+
+
+def test_a_filter_on_paths_needs_a_function_and_leaves_some(tmp_path: Path) -> None:
+    make(tmp_path, "1.pq")
+    files = ListFiles(urls=tmp_path)
+    with pytest.raises(MissingFilesError, match=r"keeps none of the 1 files, .*1\.pq for one"):
+        ReadParquet().open_source([files, Filter(predicate=lambda path: "train" in path)])
+    with pytest.raises(ConfigError, match="an expression is about columns"):
+        ReadParquet().open_source([files, Filter(predicate=pc.field("x") > 1)])
+    with pytest.raises(ConfigError, match=r"put it after list_files"):
+        ReadParquet().open_source([])

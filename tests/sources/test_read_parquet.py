@@ -1,0 +1,522 @@
+"""Reading rows of row groups: the right ones, in bounded memory, and loudly where it cannot."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainpipes.errors import (
+    ConfigError,
+    DataChangedError,
+    MissingFilesError,
+    SchemaError,
+    UnreadableError,
+)
+from trainpipes.sources import parquet_reader
+from trainpipes.sources.files import ListFiles
+from trainpipes.sources.parquet import ParquetSource, ReadParquet
+from trainpipes.sources.parquet_reader import ParquetReader
+from trainpipes.stages.filter import Filter
+
+
+def source(urls: object, columns: list[str] | None = None) -> ParquetSource:
+    return ReadParquet(columns=columns).open_source([ListFiles(urls=urls)])
+
+
+def text(row: int) -> str:
+    return f"{row}:" + "x" * (row * 7 % 40)
+
+
+def table(start: int, stop: int) -> pa.Table:
+    rows = range(start, stop)
+    return pa.table(
+        {
+            "id": pa.array(rows, pa.int64()),
+            "text": pa.array([text(n) if n % 5 else None for n in rows], pa.string()),
+            "tokens": pa.array([list(range(n % 4)) for n in rows], pa.list_(pa.int32())),
+        }
+    )
+
+
+#: Rows of each row group of each file: uneven, tiny, empty, and one that is long.
+FILES = ((7, 0, 1, 300), (), (0,), (1,), (5000, 64, 65), (2, 2, 2, 2))
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uneven")
+    first = 0
+    for number, groups in enumerate(FILES):
+        with pq.ParquetWriter(folder / f"{number}.parquet", table(0, 0).schema) as writer:
+            for rows in groups:
+                writer.write_table(table(first, first + rows))
+                first += rows
+    return folder
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_reader, "BATCH_BYTES", 1 << 10)
+
+
+# Rows
+
+
+def test_all_rows_come_in_file_order(uneven: Path) -> None:
+    found = source(uneven)
+    assert found.lengths.tolist() == [n for groups in FILES for n in groups]
+    reader = found.reader()
+    parts = [reader.read(n, 0, rows) for n, rows in enumerate(found.lengths.tolist())]
+    assert pa.concat_tables(parts).equals(table(0, int(found.lengths.sum())))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_sequence_of_reads_gives_the_rows_that_are_there(
+    uneven: Path, data: st.DataObject
+) -> None:
+    found = source(uneven)
+    firsts = np.concatenate([[0], np.cumsum(found.lengths)])
+    batch_bytes = data.draw(st.sampled_from([200, 5000, 1 << 20]))
+    parquet_reader.BATCH_BYTES, kept = batch_bytes, parquet_reader.BATCH_BYTES
+    try:
+        reader = found.reader()
+        for _ in range(data.draw(st.integers(1, 12))):
+            block = data.draw(st.integers(0, len(found.lengths) - 1))
+            length = int(found.lengths[block])
+            start = data.draw(st.integers(0, length))
+            stop = data.draw(st.integers(start, min(length, start + 700)))
+            rows = reader.read(block, start, stop)
+            first = int(firsts[block])
+            assert rows.equals(table(first + start, first + stop))
+            assert rows.schema.equals(found.schema, check_metadata=True)
+    finally:
+        parquet_reader.BATCH_BYTES = kept
+
+
+def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
+    uneven: Path, monkeypatch: pytest.MonkeyPatch, small_batches: None
+) -> None:
+    begun: list[int] = []
+    opened: list[int] = []
+    begin, open_file = ParquetReader._begin, ParquetReader._open
+    monkeypatch.setattr(ParquetReader, "_begin", lambda r, b: (begun.append(b), begin(r, b)))
+    monkeypatch.setattr(ParquetReader, "_open", lambda r, f: (opened.append(f), open_file(r, f)))
+    found = source(uneven)
+    long = found.lengths.tolist().index(5000)
+    reader = found.reader()
+    for start in range(0, 3000, 100):
+        reader.read(long, start, start + 100)
+    reader.read(long, 4000, 4001)  # forward: skips
+    assert begun == [long]
+    reader.read(long + 1, 0, 64)
+    reader.read(long, 10, 20)
+    assert begun == [long, long + 1, long]
+    assert opened == [4]
+
+
+def test_only_the_chosen_columns_are_read_in_their_order(uneven: Path) -> None:
+    rows = source(uneven, ["tokens", "id"]).reader().read(0, 2, 4)
+    assert rows.to_pylist() == [{"tokens": [0, 1], "id": 2}, {"tokens": [0, 1, 2], "id": 3}]
+
+
+def test_types_come_as_they_are_and_dictionaries_as_their_values(tmp_path: Path) -> None:
+    columns = {
+        "null": pa.nulls(2),
+        "large": pa.array(["a", None], pa.large_string()),
+        "view": pa.array(["a", None], pa.string_view()),
+        "bytes": pa.array([b"\x00\xff", b""]),
+        "struct": pa.array([{"a": 1, "b": [1.5]}, None]),
+        "fixed": pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)),
+        "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
+        "decimal": pa.array([Decimal("1.50"), None], pa.decimal128(9, 2)),
+        "time": pa.array([1, 2], pa.timestamp("us", "UTC")),
+        "bool": pa.array([True, None]),
+    }
+    coded = {
+        "word": pa.array(["x", "y"]).dictionary_encode(),
+        "words": pa.array([["x"], ["y", "x"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+    }
+    pq.write_table(pa.table({**columns, **coded}), tmp_path / "1.parquet")
+    rows = source(tmp_path).reader().read(0, 0, 2)
+    for name, column in columns.items():
+        assert rows.column(name).type == column.type, name
+        assert rows.column(name).to_pylist() == column.to_pylist(), name
+    assert rows.column("word").type == pa.string()
+    assert rows.column("words").type == pa.list_(pa.string())
+    assert rows.select(list(coded)).to_pylist() == [
+        {"word": "x", "words": ["x"]},
+        {"word": "y", "words": ["y", "x"]},
+    ]
+
+
+def test_partition_folders_are_read_and_make_no_columns(tmp_path: Path) -> None:
+    for lang in ("en", "de"):
+        (tmp_path / f"lang={lang}").mkdir()
+        pq.write_table(pa.table({"x": [lang]}), tmp_path / f"lang={lang}" / "0.parquet")
+    found = source(tmp_path)
+    assert found.schema.names == ["x"]
+    assert [found.reader().read(n, 0, 1).to_pylist()[0]["x"] for n in range(2)] == ["de", "en"]
+
+
+def test_a_filter_on_paths_leaves_files_out(uneven: Path) -> None:
+    stages = [ListFiles(urls=uneven), Filter(predicate=lambda path: path.endswith("5.parquet"))]
+    found = ReadParquet().open_source(stages)
+    assert found.lengths.tolist() == [2, 2, 2, 2]
+    assert found.fingerprint()["files"] == 1
+
+
+def test_readers_of_one_source_have_places_of_their_own_in_threads(uneven: Path) -> None:
+    found = source(uneven)
+    long = found.lengths.tolist().index(5000)
+    first = int(found.lengths[:long].sum())
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        reader = found.reader()
+        for start in np.random.default_rng(seed).integers(0, 4900, 10).tolist():
+            if not reader.read(long, start, start + 50).equals(
+                table(first + start, first + start + 50)
+            ):
+                wrong.append(start)
+            reader.read(0, 0, 7)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_pickled_source_reads_the_same(uneven: Path) -> None:
+    found = pickle.loads(pickle.dumps(source(uneven, ["id"])))
+    assert found.reader().read(3, 10, 12).to_pylist() == [{"id": 18}, {"id": 19}]
+
+
+def test_rows_beyond_a_row_group_are_a_mistake_of_the_caller(uneven: Path) -> None:
+    reader = source(uneven).reader()
+    for start, stop in ((0, 8), (-1, 2), (3, 2)):
+        with pytest.raises(IndexError, match=f"rows {start} to {stop} of a row group with 7 rows"):
+            reader.read(0, start, stop)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc for open files")
+def test_a_closed_reader_reads_again_and_holds_no_file(uneven: Path) -> None:
+    def held() -> list[str]:
+        links = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
+        return [link for link in links if os.path.exists(link) and str(uneven) in os.readlink(link)]
+
+    found = source(uneven)
+    reader = found.reader()
+    last = len(found.lengths) - 1
+    for block in (0, 3, 6, last):
+        reader.read(block, 0, 1)
+        assert len(held()) == 1
+    reader.close()
+    assert held() == []
+    assert reader.read(last, 1, 2).num_rows == 1
+
+
+def test_files_in_an_archive_and_in_memory_are_read_too(uneven: Path, tmp_path: Path) -> None:
+    import zipfile
+
+    memory = fsspec.filesystem("memory")
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for path in sorted(uneven.glob("*.parquet")):
+            archive.write(path, path.name)
+            memory.pipe(f"/uneven/{path.name}", path.read_bytes())
+    try:
+        local = source(uneven)
+        for url in (f"zip://*.parquet::{tmp_path}/all.zip", "memory://uneven"):
+            found = source(url)
+            assert found.fingerprint() == local.fingerprint()
+            reader, rows = found.reader(), found.lengths.tolist()
+            parts = [reader.read(n, 0, count) for n, count in enumerate(rows)]
+            assert pa.concat_tables(parts).equals(table(0, sum(rows)))
+    finally:
+        memory.rm("/uneven", recursive=True)
+
+
+def test_a_web_server_without_ranges_is_named_with_the_cure(uneven: Path) -> None:
+    pytest.importorskip("aiohttp")
+
+    class Silent(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(uneven)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}/4.parquet"
+        with pytest.raises(
+            UnreadableError, match=r"does not know ranges; .*'simplecache::' before"
+        ):
+            source(url).reader().read(0, 0, 1)
+        found = source(f"simplecache::{url}")
+        assert found.reader().read(1, 0, 64).equals(table(5309, 5373))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([], r"names of columns, or None for all, got \[\]"),
+        ([1], r"got \[1\]"),
+        (["a", "b", "a"], r"names 'a' twice"),
+    ],
+)
+def test_columns_are_names_each_once(columns: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ReadParquet(columns=columns)
+
+
+def test_one_column_may_be_given_by_itself(uneven: Path) -> None:
+    assert ReadParquet(columns="id").options["columns"] == ["id"]
+
+
+# Memory
+
+HUGE = """
+import sys
+from pathlib import Path
+from trainpipes.sources.files import ListFiles
+from trainpipes.sources.parquet import ReadParquet
+
+def kilobytes(what):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+
+found = ReadParquet().open_source([ListFiles(urls=sys.argv[1])])
+reader = found.reader()
+reader.read(0, 0, 1)  # loads code
+before = kilobytes("VmRSS")
+for start in (0, 30_000, 5_000):
+    assert reader.read(0, start, start + 1000).num_rows == 1000
+print(int(found.lengths[0]), 1024 * (kilobytes("VmHWM") - before))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc for memory")
+def test_a_huge_row_group_is_never_held_whole(tmp_path: Path) -> None:
+    rows = 150_000  # 150 MB in one row group
+    words = [f"{n % 1000:07d}-" * 128 for n in range(1000)]
+    texts = pa.array([f"{n}{words[n % 1000]}" for n in range(rows)])
+    pq.write_table(
+        pa.table({"text": texts}), tmp_path / "1.parquet", row_group_size=rows, use_dictionary=False
+    )
+    del texts
+    done = subprocess.run(
+        [sys.executable, "-c", HUGE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0, done.stderr
+    length, grown = map(int, done.stdout.split())
+    assert length == rows
+    assert grown < 50e6
+
+
+# Files that change
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> tuple[Path, ParquetSource]:
+    path = tmp_path / "data" / "1.parquet"
+    path.parent.mkdir()
+    pq.write_table(table(0, 3000), path, row_group_size=1000, compression="none")
+    return path, source(path.parent)
+
+
+def rewrite(path: Path, rows: pa.Table, **options: Any) -> None:
+    pq.write_table(rows, path, compression="none", **options)
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
+    "gone": (Path.unlink, MissingFilesError, "was there when the files were listed, and is gone"),
+    "cut short": (
+        lambda path: os.truncate(path, 5000),
+        DataChangedError,
+        r"has changed since the files were listed: it had [0-9,]+ bytes, and has 5,000",
+    ),
+    "another file": (
+        lambda path: rewrite(path, table(0, 10)),
+        DataChangedError,
+        r"it had [0-9,]+ bytes, and has [0-9,]+",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_after_listing_is_named_with_what_changed(
+    one: tuple[Path, ParquetSource], change: str
+) -> None:
+    (path, found), (do, error, message) = one, CHANGES[change]
+    do(path)
+    with pytest.raises(error, match=message) as caught:
+        found.reader().read(1, 20, 30)
+    assert isinstance(caught.value, OSError)
+    assert (caught.value.path, caught.value.row_group, caught.value.row) == (str(path), 1, 1020)
+    assert str(caught.value).startswith(f"{path}, row group 1, row 1020: ")
+
+
+def test_a_file_of_the_same_size_with_other_row_groups_is_found_out(tmp_path: Path) -> None:
+    path = tmp_path / "1.parquet"
+
+    def write(groups: tuple[int, ...], value: int) -> int:
+        with pq.ParquetWriter(path, pa.schema([("x", pa.int64())]), compression="none") as writer:
+            for rows in groups:
+                writer.write_table(pa.table({"x": pa.array([value] * rows, pa.int64())}))
+        return path.stat().st_size
+
+    size = write((40, 50), 3)
+    found = source(path)
+    assert write((50, 40), 3) == size
+    with pytest.raises(DataChangedError, match="its row group 0 had 40 rows, and has 50"):
+        found.reader().read(0, 0, 1)
+    assert write((40, 50), 4) == size
+    with pytest.raises(
+        DataChangedError, match="as many bytes and rows as before, and another footer"
+    ):
+        found.reader().read(0, 0, 1)
+    write((40, 50), 3)
+    assert found.reader().read(1, 49, 50).to_pylist() == [{"x": 3}]
+
+
+def test_a_file_replaced_elsewhere_while_it_is_read_is_found_out_at_the_next_row_group() -> None:
+    memory = fsspec.filesystem("memory")
+
+    def put(value: int) -> None:
+        sink = pa.BufferOutputStream()
+        column = pa.array(range(value, value + 90), pa.int64())
+        pq.write_table(pa.table({"x": column}), sink, row_group_size=30, compression="none")
+        memory.pipe("/replaced/1.parquet", sink.getvalue().to_pybytes())
+
+    try:
+        put(0)
+        found = source("memory://replaced")
+        reader = found.reader()
+        assert reader.read(0, 0, 1).to_pylist() == [{"x": 0}]
+        put(1000)
+        with pytest.raises(
+            DataChangedError, match="row group 1, row 30: the file has changed since"
+        ):
+            reader.read(1, 0, 1)
+        memory.rm("/replaced/1.parquet")
+        with pytest.raises(MissingFilesError, match="is gone"):
+            reader.read(1, 0, 1)
+    finally:
+        if memory.exists("/replaced"):
+            memory.rm("/replaced", recursive=True)
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_damaged_pages_name_file_row_group_and_row(
+    tmp_path: Path, checksum: bool, small_batches: None
+) -> None:
+    path = tmp_path / "1.parquet"
+    pq.write_table(
+        table(0, 3000),
+        path,
+        row_group_size=1500,
+        data_page_size=1000,
+        write_batch_size=100,
+        use_dictionary=False,
+        write_page_checksum=checksum,
+    )
+    data = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(1).column(1)
+    middle = chunk.data_page_offset + chunk.total_compressed_size // 2
+    for n in range(middle, middle + 300):
+        data[n] ^= 0xFF
+    path.write_bytes(data)
+    reader = source(tmp_path).reader()
+    assert reader.read(0, 0, 1500).num_rows == 1500
+    with pytest.raises(UnreadableError, match="the data here cannot be decoded: ") as caught:
+        reader.read(1, 0, 1500)
+    assert (caught.value.path, caught.value.row_group) == (str(path), 1)
+    assert caught.value.row is not None
+    assert 1500 < caught.value.row < 3000
+    assert reader.read(0, 5, 6).to_pylist()[0]["id"] == 5
+
+
+def test_a_value_that_the_wider_type_does_not_hold_names_column_and_place(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [2**60 + 1]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"x": [0.5]}), tmp_path / "2.parquet")
+    found = source(tmp_path)
+    assert found.reader().read(1, 0, 1).to_pylist() == [{"x": 0.5}]
+    with pytest.raises(
+        SchemaError, match=r"row group 0, row 0: column 'x' is int64 here and double"
+    ):
+        found.reader().read(0, 0, 1)
+
+
+def test_an_interrupted_read_loses_no_rows(
+    one: tuple[Path, ParquetSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = one[1].reader()
+    reader.read(0, 0, 10)
+    fit = ParquetReader._fit
+
+    def interrupt(reader: ParquetReader, batch: pa.RecordBatch) -> pa.RecordBatch:
+        monkeypatch.setattr(ParquetReader, "_fit", fit)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ParquetReader, "_fit", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        reader.read(1, 0, 10)
+    assert reader.read(1, 0, 10).equals(table(1000, 1010))
+
+
+def test_footers_stay_parsed_within_bounds(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    parse = parquet_reader.parse_footer
+
+    def count(footer: bytes) -> Any:
+        parsed.append(len(footer))
+        return parse(footer)
+
+    monkeypatch.setattr(parquet_reader, "parse_footer", count)
+    for limit, wanted in ((1 << 20, 3), (0, 6)):
+        monkeypatch.setattr(parquet_reader, "FOOTER_BYTES", limit)
+        found, readers = source(uneven), []
+        blocks = [0, 6, len(found.lengths) - 1]
+        parsed.clear()
+        for block in blocks * 2:
+            readers.append(found.reader())
+            assert readers[-1].read(block, 0, 1).num_rows == 1
+        assert len(parsed) == wanted
+
+
+def test_running_out_of_memory_is_not_called_bad_data(
+    one: tuple[Path, ParquetSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 1 failed")
+
+    monkeypatch.setattr(parquet_reader.pq, "ParquetFile", fail)
+    with pytest.raises(MemoryError, match="malloc"):
+        one[1].reader().read(0, 0, 1)

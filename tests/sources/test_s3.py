@@ -1,0 +1,209 @@
+"""Files on S3: a server on this machine, and the real s3fs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainpipes.errors import DataChangedError, MissingFilesError, UnreadableError
+from trainpipes.sources import parquet_reader, remote
+from trainpipes.sources.files import ListFiles
+from trainpipes.sources.parquet import ParquetSource, ReadParquet
+
+s3fs = pytest.importorskip("s3fs")
+server = pytest.importorskip("moto.server")
+
+#: Rows of each row group of each file; the last is large enough to be fetched in parts.
+FILES = {"2.parquet": (5, 0, 7, 3, 4), "10.parquet": (1,), "more/1.parquet": (3000,)}
+
+
+def rows(first: int, count: int) -> pa.Table:
+    numbers = range(first, first + count)
+    texts = pa.array([f"{n} " * 40 for n in numbers], pa.string())
+    return pa.table({"id": pa.array(numbers, pa.int64()), "text": texts})
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("local")
+    first = 0
+    for name, groups in FILES.items():
+        path = folder / "train" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small = {"data_page_size": 8000, "write_batch_size": 50, "use_dictionary": False}
+        with pq.ParquetWriter(path, rows(0, 0).schema, compression="none", **small) as writer:
+            for count in groups:
+                writer.write_table(rows(first, count))
+                first += count
+    (folder / "train" / "_SUCCESS").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, Any]]:
+    served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    served.start()
+    host, port = served.get_host_and_port()
+    yield {
+        "endpoint_url": f"http://{host}:{port}",
+        "key": "someone",
+        "secret": "hush",
+    }
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket(local: Path, options: dict[str, Any]) -> str:
+    system = s3fs.S3FileSystem(**options)
+    system.mkdir("data-sets")
+    system.put(f"{local}/train", "data-sets/v1/train", recursive=True)
+    return "s3://data-sets/v1"
+
+
+def source(url: Any, options: dict[str, Any], columns: list[str] | None = None) -> ParquetSource:
+    return ReadParquet(columns=columns).open_source([ListFiles(urls=url, storage_options=options)])
+
+
+def read_all(found: ParquetSource) -> pa.Table:
+    reader = found.reader()
+    return pa.concat_tables(reader.read(n, 0, m) for n, m in enumerate(found.lengths.tolist()))
+
+
+def test_folders_globs_and_lists_of_urls_stand_for_objects(
+    bucket: str, options: dict[str, Any]
+) -> None:
+    train = f"{bucket}/train"
+    wanted = [f"{train}/{name}" for name in FILES]
+    for urls in (
+        bucket,
+        f"{train}/",
+        f"{bucket}/**/*.parquet",
+        [f"{train}/*.parquet", f"{train}/more"],
+    ):
+        files = ListFiles(urls=urls, storage_options=options).files()
+        assert files.names == wanted
+    assert ListFiles(urls=wanted[1], storage_options=options).files().names == wanted[1:2]
+
+
+def test_the_rows_and_the_fingerprint_are_those_of_the_local_files(
+    bucket: str, local: Path, options: dict[str, Any]
+) -> None:
+    here, there = source(local, {}), source(bucket, options)
+    assert there.fingerprint() == here.fingerprint()
+    assert read_all(there).equals(read_all(here))
+    assert there.place(2, 1).path == f"{bucket}/train/2.parquet"
+
+
+def test_a_large_row_group_is_fetched_in_parts_and_small_ones_together(
+    bucket: str, local: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = source(local, {}, ["text"]), source(bucket, options, ["text"])
+    asked: list[int] = []
+    system = there.files.systems[0]
+    cat_ranges = system.cat_ranges
+
+    def count(paths: list[str], starts: list[int], ends: list[int], **more: Any) -> Any:
+        asked.append(sum(ends) - sum(starts))
+        return cat_ranges(paths, starts, ends, **more)
+
+    monkeypatch.setattr(system, "cat_ranges", count)
+    monkeypatch.setattr(parquet_reader, "BUFFER_BYTES", 16 << 10)
+    monkeypatch.setattr(remote, "HELD_BYTES", 100_000)
+    reader, last = there.reader(), len(there.lengths) - 1
+    wanted = here.reader().read(last, 1000, 3000)
+    parts = [reader.read(last, start, start + 500) for start in range(1000, 3000, 500)]
+    assert pa.concat_tables(parts).equals(wanted)
+    assert len(asked) > 3
+    assert max(asked) < 200_000
+    reader.read(last, 0, 10)  # back to the start
+    asked.clear()
+    for block in range(5):
+        reader.read(block, 0, int(there.lengths[block]))
+    assert len(asked) <= 3
+
+
+def test_options_may_be_given_to_the_reader_and_stay_out_of_states(
+    bucket: str, options: dict[str, Any]
+) -> None:
+    stage = ReadParquet(columns=["id"], storage_options=options)
+    found = stage.open_source([ListFiles(urls=bucket)])
+    assert found.lengths.sum() == sum(map(sum, FILES.values()))
+    assert "hush" not in f"{stage.identity()} {found.fingerprint()} {stage} {found.describe()}"
+
+
+def _in_a_child(found: ParquetSource, answer: Any) -> None:
+    answer.put(found.reader().read(2, 0, 7).column("id").to_pylist())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_source_that_was_opened_here_reads_in_a_child_process(
+    bucket: str, options: dict[str, Any], method: str
+) -> None:
+    found = source(bucket, options)
+    found.reader().read(0, 0, 1)
+    context = multiprocessing.get_context(method)
+    answer = context.Queue()
+    child = context.Process(target=_in_a_child, args=(found, answer))
+    child.start()
+    assert answer.get(timeout=60) == list(range(5, 12))
+    child.join(10)
+    assert child.exitcode == 0
+    assert pickle.loads(pickle.dumps(found)).reader().read(0, 0, 1).num_rows == 1
+
+
+def test_an_object_that_changes_after_listing_is_named(options: dict[str, Any]) -> None:
+    system = s3fs.S3FileSystem(**options)
+    system.mkdir("changing")
+
+    def put(value: int, count: int = 90) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(rows(value, count), sink, row_group_size=30)
+        system.pipe("changing/1.parquet", sink.getvalue().to_pybytes())
+
+    put(0)
+    found = source("s3://changing", options)
+    put(7)
+    with pytest.raises(DataChangedError, match=r"^s3://changing/1\.parquet, row group 1, row 30: "):
+        found.reader().read(1, 0, 1)
+    put(0, count=60)
+    with pytest.raises(DataChangedError, match=r"it had [0-9,]+ bytes, and has [0-9,]+"):
+        found.reader().read(1, 0, 1)
+    put(0)
+    assert found.reader().read(1, 0, 1).column("id").to_pylist() == [30]
+    system.rm("changing/1.parquet")
+    with pytest.raises(
+        MissingFilesError, match="was there when the files were listed, and is gone"
+    ):
+        found.reader().read(1, 0, 1)
+
+
+def test_what_is_not_there_is_named_with_what_is(bucket: str, options: dict[str, Any]) -> None:
+    def refusal(url: str) -> str:
+        with pytest.raises(MissingFilesError) as caught:
+            ListFiles(urls=url, storage_options=options).files()
+        return str(caught.value)
+
+    assert refusal(f"{bucket}/trian/*.parquet") == (
+        f"no file matches '{bucket}/trian/*.parquet' (did you mean 'train'?); the nearest folder that "
+        "exists is s3://data-sets/v1, with: train/"
+    )
+    assert "with: 2.parquet, 10.parquet, _SUCCESS, more/" in refusal(f"{bucket}/train/*.json")
+    assert "there is no file or folder" in refusal(f"{bucket}/train/3.parquet")
+    assert "and nothing above it can be listed" in refusal("s3://no-such-bucket/x/*.parquet")
+
+
+def test_a_server_that_does_not_answer_is_an_address_to_check(options: dict[str, Any]) -> None:
+    wrong = {
+        **options,
+        "endpoint_url": "http://127.0.0.1:9",
+        "config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 1},
+    }
+    with pytest.raises((UnreadableError, MissingFilesError), match="s3://data-sets/v1"):
+        ListFiles(urls="s3://data-sets/v1", storage_options=wrong).files()
