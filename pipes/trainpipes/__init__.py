@@ -1,6 +1,8 @@
 """Training data for PyTorch: from files to pinned batches, as composable stages, with a position
 that can be saved at any batch and restored exactly."""
 
+import warnings
+
 from trainpipes.errors import (
     ConfigError,
     DataChangedError,
@@ -14,6 +16,7 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.loader import Loader
+from trainpipes.merge import merge_states
 from trainpipes.padding import pad_sequences
 from trainpipes.pipeline import (
     Pipeline,
@@ -23,6 +26,10 @@ from trainpipes.pipeline import (
     from_tensors,
     list_files,
 )
+from trainpipes.recipes import recipe
+
+# torchdata's StatefulDataLoader calls a deprecated function of torch at every construction.
+warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
 
 __all__ = [
     "ConfigError",
@@ -42,5 +49,7 @@ __all__ = [
     "from_iterable",
     "from_tensors",
     "list_files",
+    "merge_states",
     "pad_sequences",
+    "recipe",
 ]

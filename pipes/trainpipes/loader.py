@@ -123,8 +123,7 @@ class Loader:
     def _iterate(self) -> Iterator[Any]:
         runner = self._runner
         plan = runner.plan
-        topology = Topology(*runner.ranks())
-        topology.check(plan.num_shards, plan.shard is not None)
+        topology = runner.topology()
         previous, self._current = self._current, None
         position = runner.take_pending()
         if position is None and plan.endless and previous is not None:
@@ -151,7 +150,7 @@ class Loader:
         if not plan.ends_unevenly or plan.ragged or world == 1:
             return _Rounded(self, topology, start, stops_at_holes=False)
         rounded = _Rounded(self, topology, start, stops_at_holes=True)
-        return InStep(rounded, agreement_over(), start.m, world)
+        return InStep(rounded, agreement_over(topology), start.m, world)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch delivered: integers and strings in a flat dict."""

@@ -33,6 +33,7 @@ __all__ = [
     "StreamLayout",
     "count_batches",
     "divisors",
+    "even_cuts",
     "permutation",
     "random_key",
     "segments",
@@ -111,6 +112,8 @@ class Layout:
         rolling: True where a span goes on into the next epoch's without closing its last
             micro-batch (``.repeat().batch()``); dealt in micro-batches over the epochs' joint.
         stride: True for one span over all rows: file order.
+        cuts: first row of each span, and N, where spans are not cut evenly by rows: so that they hold
+            equal numbers of bytes (not with ``by_batches``).
     """
 
     rows: int
@@ -122,6 +125,7 @@ class Layout:
     whole: bool = True
     rolling: bool = False
     stride: bool = False
+    cuts: tuple[int, ...] | None = None
 
     @cached_property
     def num_spans(self) -> int:
@@ -171,6 +175,8 @@ class Layout:
         >>> [layout.span(g) for g in range(layout.num_spans)]
         [(0, 28), (28, 52), (52, 76), (76, 100)]
         """
+        if self.cuts is not None:
+            return self.cuts[span], self.cuts[span + 1]
         return self._start(span, self.num_spans), self._start(span + 1, self.num_spans)
 
     def num_windows(self, span: int) -> int:
@@ -230,6 +236,25 @@ class Layout:
         else:
             chunk = position // self.chunk_rows(span) + window
         return np.flatnonzero(chunk % self.sharers == sharer).astype(np.int64, copy=False)
+
+
+def even_cuts(starts: IntArray, sizes: npt.NDArray[np.float64], spans: int) -> tuple[int, ...]:
+    """Where to cut an epoch so that all spans hold about the same number of bytes: the first row of
+    each, and the number of rows. Bytes are taken as spread evenly within a block.
+
+    Args:
+        starts: rows before each block in the epoch's order, and all rows last: int64 ``[blocks + 1]``.
+        sizes: bytes of each block in that order, float64 ``[blocks]``.
+        spans: G.
+
+    >>> even_cuts(np.array([0, 10, 20]), np.array([30.0, 10.0]), 2)
+    (0, 7, 20)
+    """
+    before = np.concatenate([[0.0], np.cumsum(sizes)])
+    wanted = before[-1] * np.arange(spans + 1) / spans
+    cuts = np.rint(np.interp(wanted, before, starts)).astype(np.int64)
+    cuts[0], cuts[-1] = 0, starts[-1]
+    return tuple(int(cut) for cut in np.maximum.accumulate(cuts))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.errors import ConfigError
+from trainpipes.order import slots_before
 from trainpipes.runtime.iterator import PipelineIterator, Runner
 from trainpipes.runtime.plan import Plan
 from trainpipes.runtime.stage import Stage
@@ -41,6 +42,7 @@ from trainpipes.topology import data_parallel
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
+    from torch.distributed.device_mesh import DeviceMesh
 
     from trainpipes.explain import Explanation
     from trainpipes.map_dataset import MapDataset
@@ -69,12 +71,20 @@ class Pipeline(IterableDataset[Any]):
     Args:
         steps: the stages' classes and options.
         ranks: rank and world size, if they are not the process's.
+        members: global ranks that read the pipeline with this one, if they are not all.
     """
 
-    def __init__(self, steps: Sequence[Step], ranks: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        ranks: tuple[int, int] | None = None,
+        members: tuple[int, ...] | None = None,
+    ) -> None:
         self._steps = tuple(steps)
         self._ranks = ranks
+        self._members = members
         self._runner = Runner(self._plan, self._data_parallel)
+        self._runner.members = members
 
     # The record
 
@@ -93,7 +103,7 @@ class Pipeline(IterableDataset[Any]):
             raise ConfigError(f"then(stage) takes a stage made without a source, got {stage!r}")
         steps = (*self._steps, (type(stage), stage.options))
         Plan([cls(None, **options) for cls, options in steps])  # says now what does not fit
-        return Pipeline(steps, self._ranks)
+        return Pipeline(steps, self._ranks, self._members)
 
     def __repr__(self) -> str:
         lines = [repr(stage) for stage in self.stages]
@@ -111,11 +121,17 @@ class Pipeline(IterableDataset[Any]):
         # A spawned worker must not take itself for rank 0 of 1.
         ranks = self._ranks if self._ranks is not None else data_parallel()
         runner = self._runner
-        state = {"steps": self._steps, "ranks": self._ranks, "passes": runner.passes}
-        return {**state, "seen_ranks": ranks, "pending": runner.pending}
+        return {
+            "steps": self._steps,
+            "ranks": self._ranks,
+            "members": self._members,
+            "seen_ranks": ranks,
+            "passes": runner.passes,
+            "pending": runner.pending,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["steps"], state["ranks"])  # type: ignore[misc]
+        self.__init__(state["steps"], state["ranks"], state["members"])  # type: ignore[misc]
         self._seen_ranks = state["seen_ranks"]
         self._runner.passes = state["passes"]
         self._runner.pending = state["pending"]
@@ -144,10 +160,16 @@ class Pipeline(IterableDataset[Any]):
         return self.then(ReadParquet(columns=columns, storage_options=storage_options))
 
     def sharding_filter(
-        self, num_shards: int = 24, *, split: Literal["spans", "stride"] = "spans"
+        self,
+        num_shards: int = 24,
+        *,
+        split: Literal["spans", "stride"] = "spans",
+        balance: Literal["rows", "bytes"] = "rows",
+        tail: Literal["even", "ragged"] = "even",
     ) -> Pipeline:
         """Deal the epoch to ranks and workers. See ``ShardingFilter``."""
-        return self.then(ShardingFilter(num_shards=num_shards, split=split))
+        stage = ShardingFilter(num_shards=num_shards, split=split, balance=balance, tail=tail)
+        return self.then(stage)
 
     def shuffle(
         self, buffer_size: int = 40_960, *, seed: int = 0, max_bytes: int = 1 << 30
@@ -265,14 +287,33 @@ class Pipeline(IterableDataset[Any]):
         """Put batches in page-locked memory. See ``Pin``."""
         return self.then(Pin())
 
-    def distributed(self, *, rank: int, world_size: int) -> Pipeline:
-        """This pipeline as read by one of several data-parallel ranks.
+    def distributed(
+        self,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+    ) -> Pipeline:
+        """This pipeline as read by one of several data-parallel ranks, where these are not simply all
+        processes of ``torch.distributed`` or of the environment's ``RANK`` and ``WORLD_SIZE``.
 
         Args:
             rank: from 0.
             world_size: ranks in all.
+            mesh: instead of both, the data-parallel dimension of a ``DeviceMesh``, such as
+                ``mesh["dp"]``: processes that differ in other dimensions (tensor, pipeline parallel)
+                get the same batches.
         """
-        if not 0 <= rank < world_size:
+        if mesh is not None:
+            if rank is not None or world_size is not None or mesh.ndim != 1:
+                raise ConfigError(
+                    "distributed(mesh=...) takes one dimension of a DeviceMesh, such as mesh['dp'], and "
+                    f"neither rank nor world_size; got {mesh.ndim} dimensions, rank={rank}, "
+                    f"world_size={world_size}"
+                )
+            members = tuple(int(r) for r in mesh.mesh.tolist())
+            return Pipeline(self._steps, (mesh.get_local_rank(), mesh.size()), members)
+        if rank is None or world_size is None or not 0 <= rank < world_size:
             raise ConfigError(
                 f"distributed(rank, world_size) needs 0 <= rank < world_size, got {rank} and {world_size}"
             )
@@ -292,7 +333,8 @@ class Pipeline(IterableDataset[Any]):
         plan = self._runner.plan
         if not plan.known or plan.endless:
             raise TypeError(f"this pipeline has no len(): {self._no_length()}")
-        return int(plan.pass_batches) // self._data_parallel()[1]
+        rank, world = self._data_parallel()
+        return slots_before(int(plan.last_slot(world)), rank, world)
 
     def _no_length(self) -> str:
         plan = self._runner.plan

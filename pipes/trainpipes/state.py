@@ -25,7 +25,16 @@ from typing import Any
 from trainpipes.errors import StateError
 from trainpipes.order import slots_before
 
-__all__ = ["FORMAT", "Position", "first_difference", "shard_key"]
+__all__ = [
+    "FORMAT",
+    "Position",
+    "check_cursor",
+    "first_difference",
+    "parse",
+    "read_identity",
+    "render",
+    "shard_key",
+]
 
 FORMAT = 1
 
@@ -112,7 +121,7 @@ def parse(state: Any, identity: str, num_shards: int) -> Position:
     for key, value in state.items():
         if key.startswith("shard-"):
             shard = _shard_number(key, num_shards)
-            cursors[shard] = _cursor(key, value, shard, m, num_shards)
+            cursors[shard] = check_cursor(key, value, shard, m, num_shards)
         elif key not in ("trainpipes", "epoch", "m", "num_shards", "pipeline"):
             extra[key] = value
     return Position(epoch, m, num_shards, cursors, extra)
@@ -158,11 +167,8 @@ def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any
 def _check_identity(saved: str, present: str) -> None:
     if saved == present:
         return
-    try:
-        before, now = json.loads(saved), json.loads(present)
-        stages = [s["stage"] for s in before["stages"]], [s["stage"] for s in now["stages"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise StateError(f"pipeline: damaged ({error}); load the state as it was saved") from error
+    before, now = read_identity(saved), read_identity(present)
+    stages = [s["stage"] for s in before["stages"]], [s["stage"] for s in now["stages"]]
     if stages[0] != stages[1]:
         chains = [" -> ".join(names) for names in stages]
         raise StateError(
@@ -180,6 +186,22 @@ def _check_identity(saved: str, present: str) -> None:
         f"{'/'.join(parts)}: saved {json.dumps(old)}, now {json.dumps(new)}; "
         f"{_CURES.get(parts[0], _CURES['stages'])}"
     )
+
+
+def read_identity(text: str) -> dict[str, Any]:
+    """The data and the stages that a state's ``"pipeline"`` tells.
+
+    Raises:
+        StateError: it is damaged.
+    """
+    try:
+        identity = json.loads(text)
+        names = [stage["stage"] for stage in identity["stages"]]
+        assert isinstance(identity, dict)
+        assert all(isinstance(name, str) for name in names)
+    except (ValueError, TypeError, KeyError, AssertionError) as error:
+        raise StateError(f"pipeline: damaged ({error}); load the state as it was saved") from error
+    return identity
 
 
 def _integer(state: Mapping[str, Any], key: str) -> int:
@@ -212,7 +234,12 @@ def _shard_number(key: str, num_shards: int) -> int:
     return shard
 
 
-def _cursor(key: str, value: Any, shard: int, m: int, num_shards: int) -> dict[str, Any]:
+def check_cursor(key: str, value: Any, shard: int, m: int, num_shards: int) -> dict[str, Any]:
+    """A shard's cursor, if it is one and fits ``m``.
+
+    Raises:
+        StateError: it is damaged, or of another step.
+    """
     try:
         cursor = json.loads(value)
         delivered, at = cursor["delivered"], cursor["at"]

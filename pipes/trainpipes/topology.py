@@ -22,12 +22,14 @@ class Topology:
         world_size: R, data-parallel ranks.
         worker: worker of this rank, from 0.
         num_workers: W, at least 1.
+        members: global ranks of the data-parallel group, if it is not all of them.
     """
 
     rank: int = 0
     world_size: int = 1
     worker: int = 0
     num_workers: int = 1
+    members: tuple[int, ...] | None = None
 
     def check(self, num_shards: int, sharded: bool) -> None:
         """Raise unless the ranks and workers divide the shards."""
@@ -68,7 +70,18 @@ def data_parallel() -> tuple[int, int]:
 
     set_rank, set_world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
+        real = dist.get_rank(), dist.get_world_size()
+        if (
+            set_rank is not None
+            and set_world is not None
+            and (set_rank, set_world) != tuple(map(str, real))
+        ):
+            raise TopologyError(
+                f"torch.distributed says rank {real[0]} of {real[1]}, and the environment RANK={set_rank}, "
+                f"WORLD_SIZE={set_world}: start all processes by one launcher, or say which is meant with "
+                "pipe.distributed(rank=..., world_size=...)"
+            )
+        return real
     if set_rank is None or set_world is None:
         return 0, 1
     try:

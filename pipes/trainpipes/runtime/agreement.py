@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from trainpipes.errors import TopologyError
+from trainpipes.topology import Topology
 
 __all__ = ["Agreement", "InStep", "agreement_over"]
 
@@ -29,14 +30,11 @@ Agreement = Callable[[int], int]
 _groups: dict[tuple[int, ...], Any] = {}
 
 
-def agreement_over(ranks: list[int] | None = None) -> Agreement:
-    """Agreement of the processes of ``torch.distributed``, over a gloo group of their own.
-
-    Args:
-        ranks: global ranks that take part; all if left out.
+def agreement_over(topology: Topology) -> Agreement:
+    """Agreement of the data-parallel ranks, over a gloo group of their own.
 
     Raises:
-        TopologyError: ``torch.distributed`` is not initialised.
+        TopologyError: ``torch.distributed`` is not initialised, or has other ranks.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise TopologyError(
@@ -44,7 +42,13 @@ def agreement_over(ranks: list[int] | None = None) -> Agreement:
             "epoch ends, and torch.distributed is not initialised: call init_process_group() first, or "
             "add .repeat() and count steps"
         )
-    members = tuple(ranks) if ranks is not None else tuple(range(dist.get_world_size()))
+    members = topology.members or tuple(range(dist.get_world_size()))
+    if len(members) != topology.world_size:
+        raise TopologyError(
+            f"the pipeline is one of {topology.world_size} ranks, and torch.distributed has "
+            f"{len(members)}, so that it is not known who must agree where an epoch ends: give "
+            "pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh"
+        )
     if members not in _groups:
         _groups[members] = dist.new_group(
             list(members), backend="gloo", use_local_synchronization=True

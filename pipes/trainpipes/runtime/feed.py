@@ -6,6 +6,7 @@ window that holds the next row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ class Feed:
 
     Args:
         windows: where rows are read.
-        layout: how the epoch is cut and dealt.
+        layout_of: how an epoch is cut and dealt.
         slot: the shard, as the epoch at hand numbers them.
         run_rows: most rows in a run.
         state: where to start: ``epoch``, ``window``, ``row``, and ``stream`` for a stream that
@@ -36,7 +37,7 @@ class Feed:
     def __init__(
         self,
         windows: Windows,
-        layout: Layout | StreamLayout,
+        layout_of: Callable[[int], Layout | StreamLayout],
         slot: int,
         run_rows: int,
         state: dict[str, Any],
@@ -46,7 +47,8 @@ class Feed:
         rolling: bool = False,
     ) -> None:
         self._windows = windows
-        self._layout = layout
+        self._layout_of = layout_of
+        self._layout = layout = layout_of(int(state["epoch"]))
         self._span, self._sharer = slot % layout.num_spans, slot // layout.num_spans
         self._run_rows = run_rows
         self._user = user
@@ -71,7 +73,7 @@ class Feed:
 
     def _advance(self) -> Run | None:
         if self._positions is None:  # pass over a window without a row of this shard
-            planned = self._windows.planned(self._span, self._window)
+            planned = self._windows.planned(self._epoch, self._span, self._window)
             if planned is not None and planned > 0:
                 self._positions = self._own(planned)
                 if not len(self._positions) or self._positions[-1] < self._row:
@@ -126,6 +128,7 @@ class Feed:
                 "sharding_filter(), or check the filter"
             )
         self._epoch += 1
+        self._layout = self._layout_of(self._epoch)
         self._window = self._row = 0
         self._stream = {}
         self._positions = None

@@ -68,7 +68,7 @@ class Pass:
                 "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
             )
         consumer = Consumer(plan, topology, position, self.origin, stops_at_holes=True)
-        return InStep(consumer, agreement_over(), self.origin, topology.world_size)
+        return InStep(consumer, agreement_over(topology), self.origin, topology.world_size)
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._consumer.state(extra)
@@ -86,6 +86,7 @@ class Runner:
         self._make = stages
         self._plan: Plan | None = None
         self.ranks = ranks
+        self.members: tuple[int, ...] | None = None
         self.passes = Passes()
         self.pending: dict[str, Any] | None = None
         self.last: PipelineIterator | None = None
@@ -102,7 +103,7 @@ class Runner:
         rank, world = self.ranks()
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        topology = Topology(rank, world, worker, workers)
+        topology = Topology(rank, world, worker, workers, self.members)
         topology.check(self.plan.num_shards, self.plan.shard is not None)
         return topology
 

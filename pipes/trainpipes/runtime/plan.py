@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.errors import ConfigError
 from trainpipes.order import (
     IntArray,
     Layout,
     StreamLayout,
     count_batches,
+    even_cuts,
     permutation,
     slots_before,
 )
+from trainpipes.runtime.arrange import Arranged, arrange
 from trainpipes.runtime.feed import Feed
 from trainpipes.runtime.run import RunSource
 from trainpipes.runtime.source import Place, RowSource, RowStream
@@ -47,7 +49,7 @@ WINDOW_SHARE = 2 / 3
 PASS_EPOCHS = 1 << 20
 
 
-class Plan:
+class Plan(Arranged):
     """What a chain of stages amounts to.
 
     Args:
@@ -59,26 +61,10 @@ class Plan:
         self, stages: Sequence[Stage], source: RowSource | RowStream | None = None
     ) -> None:
         self.stages = list(stages)
-        arrange(self)
+        vars(self).update(vars(arrange(self.stages)))
         for number, stage in enumerate(self.stages):
             stage.bind(self.stages[:number])
         self._source = source
-
-    # Set by ``arrange``.
-    file_stages: list[Stage]
-    before: list[Stage]
-    after: list[Stage]
-    shuffle: Stage | None
-    shard: Stage | None
-    batch: Stage | None
-    repeat: Stage | None
-    place: list[Stage]
-    skip_rows: int
-    stop_rows: int | None
-    skip_batches: int
-    stop_batches: int | None
-    rolling: bool
-    counted: list[tuple[int, Stage]]
 
     # What the options say
 
@@ -191,6 +177,36 @@ class Plan:
         )
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
 
+    def layout_of(self, epoch: int) -> Layout | StreamLayout:
+        """How one epoch is cut: as all are, but for spans of even bytes, whose cuts depend on the
+        order of the blocks."""
+        layout = self.layout
+        if not isinstance(layout, Layout) or not self._by_bytes:
+            return layout
+        if epoch not in self._layouts:
+            source = self.source
+            assert isinstance(source, RowSource)
+            assert source.block_bytes is not None
+            blocks = self.blocks
+            starts, order = blocks.order((epoch,), lambda: self.block_order(epoch))
+            used = blocks.lengths / np.maximum(1, source.lengths)
+            sizes = source.block_bytes * used
+            cuts = even_cuts(starts, sizes if order is None else sizes[order], layout.num_spans)
+            self._layouts[epoch] = replace(layout, cuts=cuts)
+            while len(self._layouts) > 3:
+                self._layouts.popitem(last=False)
+        return self._layouts[epoch]
+
+    @cached_property
+    def _layouts(self) -> OrderedDict[int, Layout]:
+        return OrderedDict()
+
+    @cached_property
+    def _by_bytes(self) -> bool:
+        wanted = self.shard is not None and self.shard.options["balance"] == "bytes"
+        known = isinstance(self.source, RowSource) and self.source.block_bytes is not None
+        return wanted and known and not self.whole
+
     def _window_limit(self, spans: int) -> int | None:
         assert isinstance(self.source, RowSource)
         row_bytes = self.source.row_bytes
@@ -235,7 +251,7 @@ class Plan:
         assert isinstance(self.layout, Layout)
         keeps = all(stage.keeps_rows for stage in self.before)
         return ListedWindows(
-            self.source, self.blocks, self.layout, self.block_order, self.seed, before, keeps
+            self.source, self.blocks, self.layout_of, self.block_order, self.seed, before, keeps
         )
 
     def place_of(self, row: int) -> Place:
@@ -348,7 +364,7 @@ class Plan:
         def open_at(level: int, at: dict[str, Any]) -> RunSource:
             if level == 0:
                 return Feed(
-                    windows, self.layout, slot, self.run_rows, at, shard,
+                    windows, self.layout_of, slot, self.run_rows, at, shard,
                     first_epoch, last_epoch, self.rolling,
                 )  # fmt: skip
             return self.after[level - 1].begin(lambda below: open_at(level - 1, below), at)
@@ -380,122 +396,3 @@ class Plan:
         return json.dumps(
             {"data": self.source.fingerprint(), "stages": stages}, separators=(",", ":")
         )
-
-
-def arrange(plan: Plan) -> None:
-    """Sort the stages of a chain into a plan's parts, or say why they do not make one."""
-    stages = plan.stages
-    if not stages or stages[0].role not in ("files", "source"):
-        raise ConfigError(
-            "a pipeline starts with rows: list_files(...), from_dataset(...), from_arrow(...), "
-            f"from_tensors(...) or from_iterable(...), got {stages[0] if stages else 'no stage'}"
-        )
-    reader = next((n for n, s in enumerate(stages) if s.role == "reader"), 0)
-    plan.file_stages = stages[:reader]
-    for stage in plan.file_stages[1:]:
-        if stage.role not in ("shuffle", "shard") and stage.name != "filter":
-            raise ConfigError(
-                f"{stage} cannot stand on file paths; put it after {stages[reader].name}()"
-            )
-    plan.shuffle = plan.batch = plan.repeat = plan.shard = None
-    plan.before, plan.after, plan.place = [], [], []
-    plan.skip_rows, plan.stop_rows = 0, None
-    plan.skip_batches, plan.stop_batches = 0, None
-    plan.rolling, plan.counted = False, []
-    for stage in plan.file_stages:
-        if stage.role == "shard":
-            plan.shard = once(plan.shard, stage)
-    for stage in stages[reader + 1 :]:
-        _arrange_one(plan, stage)
-    if plan.shuffle is not None and getattr(stages[0], "orders_rows", False):
-        raise ConfigError(
-            f"{stages[0]} orders the rows itself, and so does {plan.shuffle}: leave one out"
-        )
-    _move_up(plan)
-    late = stages[0].late()
-    if late is not None:
-        (plan.before or plan.after).insert(0, late)
-    if any(s.role in ("take", "skip") for s in plan.after) and plan.num_shards > 1:
-        found = next(s for s in plan.after if s.role in ("take", "skip"))
-        raise ConfigError(
-            f"{found} of a sharded pipeline stands directly after the source (rows in file order) "
-            "or after batch() (micro-batches): elsewhere each shard would count for itself"
-        )
-
-
-def _arrange_one(plan: Plan, stage: Stage) -> None:
-    role = stage.role
-    if role == "shuffle":
-        if plan.batch is not None:
-            raise ConfigError(f"{stage} orders rows: put it before batch()")
-        plan.shuffle = once(plan.shuffle, stage)
-        plan.before, plan.after = plan.before + plan.after, []
-        if any(s.role in ("take", "skip") for s in plan.before):
-            raise ConfigError(
-                "take() and skip() before a shuffle stand directly after the source, where rows "
-                "are counted in file order; here a stage that drops rows stands between"
-            )
-    elif role == "shard":
-        plan.shard = once(plan.shard, stage)
-    elif role == "batch":
-        plan.batch = once(plan.batch, stage)
-        plan.rolling = plan.repeat is not None
-        for place, counted in reversed(plan.counted):  # they counted rows, not micro-batches
-            plan.after.insert(place, counted)
-        plan.counted, plan.skip_batches, plan.stop_batches = [], 0, None
-        plan.after.append(stage)
-    elif role == "repeat":
-        plan.repeat = once(plan.repeat, stage)
-    elif role in ("take", "skip"):
-        _arrange_count(plan, stage)
-    elif role == "place":
-        plan.place.append(stage)
-    elif role in ("rows", "finish"):
-        plan.after.append(stage)
-    else:
-        raise ConfigError(f"{stage} starts a pipeline; it cannot stand above another stage")
-
-
-def _move_up(plan: Plan) -> None:
-    """Let stages that treat each row by itself and keep them all wait until rows are dealt: what
-    comes out is the same, and a consumer works on its own rows only."""
-    if plan.shuffle is None:
-        return
-    last = max((n for n, s in enumerate(plan.before) if not s.keeps_rows), default=-1)
-    plan.before, moved = plan.before[: last + 1], plan.before[last + 1 :]
-    plan.after = moved + plan.after
-    plan.counted = [(place + len(moved), stage) for place, stage in plan.counted]
-
-
-def _arrange_count(plan: Plan, stage: Stage) -> None:
-    """A take or skip: of rows in file order, of micro-batches, or on the way."""
-    count = int(stage.options["count"])
-    above = plan.after
-    if plan.repeat is not None:
-        raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")
-    in_file_order = plan.batch is None and plan.shuffle is None
-    if in_file_order and all(s.keeps_rows and s.role == "rows" for s in above):
-        if stage.role == "skip":
-            plan.skip_rows += count
-        else:
-            stop = plan.skip_rows + count
-            plan.stop_rows = stop if plan.stop_rows is None else min(plan.stop_rows, stop)
-        return
-    items = above if plan.batch is None else above[above.index(plan.batch) :]
-    counted = all(s.keeps_rows for s in items)
-    if counted and (plan.batch is not None or plan.shuffle is not None):
-        if plan.batch is None:
-            plan.counted.append((len(above), stage))
-        if stage.role == "skip":
-            plan.skip_batches += count
-        else:
-            stop = plan.skip_batches + count
-            plan.stop_batches = stop if plan.stop_batches is None else min(plan.stop_batches, stop)
-        return
-    plan.after.append(stage)
-
-
-def once(found: Stage | None, stage: Stage) -> Stage:
-    if found is not None:
-        raise ConfigError(f"a pipeline has one {stage.name}(), got {found} and {stage}")
-    return stage

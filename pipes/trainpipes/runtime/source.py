@@ -11,6 +11,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from trainpipes.order import IntArray
 from trainpipes.runtime.block import Payload
 
@@ -50,10 +53,12 @@ class RowSource(ABC):
     Attributes:
         lengths: rows in each block, in file order, int64 ``[blocks]``.
         row_bytes: bytes of an average row in memory, as far as it can be told; None if unknown.
+        block_bytes: bytes of each block, float64 ``[blocks]``; None if all rows count alike.
     """
 
     lengths: IntArray
     row_bytes: float | None = None
+    block_bytes: npt.NDArray[np.float64] | None = None
 
     @abstractmethod
     def reader(self) -> Reader:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trainpipes.order import IntArray, Layout, permutation, segments
+from trainpipes.order import IntArray, Layout, StreamLayout, permutation, segments
 from trainpipes.runtime.block import Block, join_payloads
 from trainpipes.runtime.run import Cursors, Run
 from trainpipes.runtime.source import Place, Reader, RowSource, RowStream, StreamReader
@@ -53,7 +53,7 @@ class Window:
 class Windows(Protocol):
     """The windows of all spans and epochs, for the shards of one process."""
 
-    def planned(self, span: int, window: int) -> int | None:
+    def planned(self, epoch: int, span: int, window: int) -> int | None:
         """Rows in a window before it is read: 0 past the last; None where it must be read to
         know."""
         ...
@@ -134,7 +134,7 @@ class ListedWindows:
     Args:
         source: where rows are read.
         blocks: the source's blocks.
-        layout: how an epoch is cut.
+        layout_of: how an epoch is cut.
         block_order: order of the blocks in an epoch, or None for file order.
         seed: of the shuffle; None where nothing is shuffled.
         before: the stages before the shuffle.
@@ -145,7 +145,7 @@ class ListedWindows:
         self,
         source: RowSource,
         blocks: BlockTable,
-        layout: Layout,
+        layout_of: Callable[[int], Layout | StreamLayout],
         block_order: Callable[[int], IntArray | None],
         seed: int | None,
         before: Before,
@@ -153,7 +153,7 @@ class ListedWindows:
     ) -> None:
         self._source = source
         self._blocks = blocks
-        self._layout = layout
+        self._layout_of = layout_of
         self._block_order = block_order
         self._seed = seed
         self._before = before
@@ -164,13 +164,19 @@ class ListedWindows:
     def start(self, epoch: int) -> dict[str, Any]:
         return {}
 
-    def planned(self, span: int, window: int) -> int | None:
-        if window >= self._layout.num_windows(span):
+    def planned(self, epoch: int, span: int, window: int) -> int | None:
+        layout = self._layout(epoch)
+        if window >= layout.num_windows(span):
             return 0
         if not self._keeps_rows:
             return None
-        start, stop = self._layout.window(span, window)
+        start, stop = layout.window(span, window)
         return stop - start
+
+    def _layout(self, epoch: int) -> Layout:
+        layout = self._layout_of(epoch)
+        assert isinstance(layout, Layout)
+        return layout
 
     def get(
         self, user: int, epoch: int, span: int, window: int, state: dict[str, Any]
@@ -179,7 +185,7 @@ class ListedWindows:
             held = self._spans.setdefault(span, _Span())
         with held.lock:
             held.prune(user, (epoch, window))
-            if window >= self._layout.num_windows(span):
+            if window >= self._layout(epoch).num_windows(span):
                 return None
             key = (epoch, window)
             if key not in held.windows:
@@ -189,8 +195,9 @@ class ListedWindows:
     def _read(self, held: _Span, epoch: int, span: int, window: int) -> Window:
         if held.reader is None:
             held.reader = self._source.reader()
-        first = self._layout.span(span)[0]
-        start, stop = self._layout.window(span, window)
+        layout = self._layout(epoch)
+        first = layout.span(span)[0]
+        start, stop = layout.window(span, window)
         with self._lock:
             starts, order = self._blocks.order((epoch,), lambda: self._block_order(epoch))
         parts, ids = [], []
@@ -254,7 +261,7 @@ class StreamWindows:
                 self._open(epoch, 0, {})
             return self._passes[epoch].start
 
-    def planned(self, span: int, window: int) -> int | None:
+    def planned(self, epoch: int, span: int, window: int) -> int | None:
         return None
 
     def get(

@@ -136,6 +136,7 @@ class ParquetSource(RowSource):
         self.schema = self.index.schema
         self.lengths = self.index.rows
         self.row_bytes = self.index.row_bytes
+        self.block_bytes = self.index.group_bytes.astype(np.float64)
         groups = np.diff(self.index.first_group)
         self.file_of_block: IntArray = np.repeat(np.arange(len(files), dtype=np.int64), groups)
         self.parsed = Footers()

@@ -28,6 +28,9 @@ class ShardingFilter(Stage):
             96, 240, 960.
         split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
             micro-batches in file order, every consumer reading all rows: for evaluation.
+        balance: "rows" cuts the epoch into ranges of as many rows, "bytes" into ranges of about as many
+            bytes, by the files' footers. For pipelines whose batches are not counted beforehand (a
+            filter, batches by tokens), so that shards end nearly together; others are dealt evenly anyway.
         tail: "even" ends an epoch at the same step on all ranks, leaving out the last few micro-batches;
             "ragged" delivers all, so that ranks may end a step or more apart: for evaluation without
             collectives in the loop. A state of such an end is for the same number of ranks.
@@ -42,6 +45,7 @@ class ShardingFilter(Stage):
         num_shards: int = 24,
         *,
         split: Literal["spans", "stride"] = "spans",
+        balance: Literal["rows", "bytes"] = "rows",
         tail: Literal["even", "ragged"] = "even",
     ) -> None:
         whole_number(num_shards, 1, "sharding_filter(num_shards)", "logical shards")
@@ -49,4 +53,6 @@ class ShardingFilter(Stage):
             raise ConfigError(f'sharding_filter(split) is "spans" or "stride", got {split!r}')
         if tail not in ("even", "ragged"):
             raise ConfigError(f'sharding_filter(tail) is "even" or "ragged", got {tail!r}')
-        super().__init__(source, num_shards=num_shards, split=split, tail=tail)
+        if balance not in ("rows", "bytes"):
+            raise ConfigError(f'sharding_filter(balance) is "rows" or "bytes", got {balance!r}')
+        super().__init__(source, num_shards=num_shards, split=split, balance=balance, tail=tail)
