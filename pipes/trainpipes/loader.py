@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from multiprocessing import sharedctypes
 from multiprocessing.reduction import ForkingPickler
@@ -176,13 +176,21 @@ class Loader:
         dist.all_gather_object(states, self.state_dict(), group=group)
         return merge_states(states)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on where ``state`` was taken.
+    def load_state_dict(
+        self, state: dict[str, Any], *, allow_changes: Collection[str] = ()
+    ) -> None:
+        """Let the next iteration go on where ``state`` was taken, on any number of ranks and workers.
+
+        Args:
+            state: of this pipeline; of all ranks merged, or of this rank where their number is the same.
+            allow_changes: what may differ from the pipeline that saved it. "batch_size": micro-batches
+                have the new size from here on; each row still comes at most once in this epoch, and a
+                few rows at its end may be left out.
 
         Raises:
             StateError: it does not fit the pipeline.
         """
-        self._runner.load(state)
+        self._runner.load(state, allow_changes)
         self._current = None
 
     def _messages(
@@ -250,7 +258,7 @@ class _Rounded:
         # Not the loader itself: in a cycle, worker processes would outlive their last reference.
         self._start_workers = WeakMethod(loader._messages)
         self._num_workers = loader.num_workers
-        self._plan = loader._runner.plan
+        self._plan = loader._runner.plan.resized(position.sizes)
         self._topology = topology
         self._position = position
         self._stops_at_holes = stops_at_holes
@@ -259,7 +267,7 @@ class _Rounded:
         self._m = position.m
         self._last = -1
         self._next = topology.first(position.m)
-        self._end = self._plan.last_slot(topology.world_size)
+        self._end = self._last_slot = self._plan.last_slot(topology.world_size, position.m)
         self._running = {s for s, text in self._texts.items() if not json.loads(text).get("ended")}
         self._messages: Iterator[Message] | None = None
         self._ready: dict[int, tuple[Any, str]] = {}
@@ -329,7 +337,7 @@ class _Rounded:
         self._end = min(self._end, self._next)
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        if self._plan.known and self._m >= self._plan.last_slot(self._topology.world_size):
+        if self._plan.known and self._m >= self._last_slot:
             return self._start.next_pass_state(extra)
         return self.render(self._m, self._texts, extra)
 

@@ -121,7 +121,7 @@ def _runs(runner: Runner) -> Any:
     plan = runner.plan
     windows = plan.windows()
     for shard in range(plan.num_shards):
-        slot = plan.slot(shard, 0)
+        slot = plan.slot(shard, 0, 0)
         chain = plan.chain(windows, shard, slot, plan.start(slot, 0, 0), 0)
         while True:
             try:

@@ -57,12 +57,14 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     _complete(shards, merged["num_shards"], len(parts))
     for key in sorted(shards):
         check_cursor(key, shards[key], int(key.removeprefix("shard-")), m, merged["num_shards"])
+    sizes = {key: first[key] for key in ("batch_sizes",) if key in first}
     return {
         "trainpipes": FORMAT,
         "epoch": merged["epoch"],
         "m": m,
         "num_shards": merged["num_shards"],
         "pipeline": first["pipeline"],
+        **sizes,
         **{key: shards[key] for key in sorted(shards)},
     }
 

@@ -114,6 +114,8 @@ class Layout:
         stride: True for one span over all rows: file order.
         cuts: first row of each span, and N, where spans are not cut evenly by rows: so that they hold
             equal numbers of bytes (not with ``by_batches``).
+        changes: where the size of micro-batches changed within the epoch: the number of the first one
+            of a new size, counted in the epoch (over the epochs if rolling), and that size.
     """
 
     rows: int
@@ -126,6 +128,7 @@ class Layout:
     rolling: bool = False
     stride: bool = False
     cuts: tuple[int, ...] | None = None
+    changes: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def num_spans(self) -> int:
@@ -207,6 +210,29 @@ class Layout:
             window += 1
         return window
 
+    def _pieces(self, span: int) -> list[tuple[int, int, int]]:
+        return _pieces(span, self.num_spans, self.batch_size, self.changes)
+
+    def chunk_row(self, span: int, chunk: int) -> int:
+        """First row of a chunk, counted from the span's first (``by_batches`` only)."""
+        first, row, size = next(p for p in reversed(self._pieces(span)) if p[0] <= chunk)
+        return row + (chunk - first) * size
+
+    def count(self, drop_last: bool) -> int:
+        """Micro-batches in an epoch (``by_batches`` only). After a change of their size the spans no
+        longer end together, and the epoch ends at the first one that is missing."""
+        if not self.changes:
+            return count_batches(self.rows, self.batch_size, drop_last)
+        if self.num_spans == 1:
+            first, row, size = self._pieces(0)[-1]
+            return first + count_batches(max(0, self.rows - row), size, drop_last)
+        ends = []
+        for span in range(self.num_spans):
+            first, row, size = self._pieces(span)[-1]
+            start, stop = self.span(span)
+            ends.append(span + self.num_spans * (first + max(0, stop - start - row) // size))
+        return min(ends)
+
     def chunk_rows(self, span: int) -> int:
         """Rows that a shard of the span gets at a time."""
         if self.whole:
@@ -232,10 +258,30 @@ class Layout:
             first = self.window(span, window)[0]
             if self.rolling:
                 first += epoch * (stop - start)
-            chunk = (first + position) // self.batch_size
+            chunk = _chunk_at(first + position, self._pieces(span))
         else:
             chunk = position // self.chunk_rows(span) + window
         return np.flatnonzero(chunk % self.sharers == sharer).astype(np.int64, copy=False)
+
+
+def _pieces(
+    span: int, spans: int, batch_size: int, changes: Sequence[tuple[int, int]]
+) -> list[tuple[int, int, int]]:
+    """First chunk, first row and micro-batch size of each stretch of a span between changes."""
+    pieces = [(0, 0, batch_size)]
+    for number, size in changes:
+        first, row, before = pieces[-1]
+        chunk = slots_before(number, span, spans)
+        pieces.append((chunk, row + (chunk - first) * before, size))
+    return pieces
+
+
+def _chunk_at(rows: IntArray, pieces: Sequence[tuple[int, int, int]]) -> IntArray:
+    """The chunk of each row of a span."""
+    chunk: IntArray = rows // pieces[0][2]
+    for first, row, size in pieces[1:]:
+        chunk = np.where(rows >= row, first + (rows - row) // size, chunk)
+    return chunk
 
 
 def even_cuts(starts: IntArray, sizes: npt.NDArray[np.float64], spans: int) -> tuple[int, ...]:
@@ -269,6 +315,7 @@ class StreamLayout:
     num_shards: int
     window_rows: int
     whole: bool = True
+    changes: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_spans(self) -> int:
@@ -284,7 +331,8 @@ class StreamLayout:
         if self.sharers == 1:
             return position
         if self.whole:
-            chunk = (window * self.window_rows + position) // self.batch_size
+            pieces = _pieces(0, 1, self.batch_size, self.changes)
+            chunk = _chunk_at(window * self.window_rows + position, pieces)
         else:
             chunk = position // max(1, min(MAX_CHUNK, self.window_rows // 16)) + window
         return np.flatnonzero(chunk % self.sharers == sharer).astype(np.int64, copy=False)

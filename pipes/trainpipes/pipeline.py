@@ -8,7 +8,7 @@ its own iteration stands; a pipeline derived from it starts afresh.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -395,13 +395,19 @@ class Pipeline(IterableDataset[Any]):
         if there is none. None in a DataLoader's worker, whose iterator has it."""
         return self._runner.state()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], *, allow_changes: Collection[str] = ()
+    ) -> None:
         """Let the next ``iter()`` go on where ``state`` was taken, also in workers.
+
+        Args:
+            state: of this pipeline, in any loader.
+            allow_changes: what may differ from the pipeline that saved it; see ``Loader``.
 
         Raises:
             StateError: it does not fit this pipeline.
         """
-        self._runner.load(state)
+        self._runner.load(state, allow_changes)
 
     def state_at(self, batches_delivered: int, *, epoch: int = 0) -> dict[str, Any]:
         """The state after so many batches of each rank, without having kept one.

@@ -6,6 +6,7 @@
       "m": 1234,                     micro-batches of that pass taken, over all ranks
       "num_shards": 24,
       "pipeline": "{…}",             what the data and the stages were: JSON
+      "batch_sizes": "{…}",          only in an epoch in which the batch size was changed: JSON
       "shard-0007": "{…}",           one cursor a shard: JSON
       …
     }
@@ -28,11 +29,13 @@ from trainpipes.order import slots_before
 __all__ = [
     "FORMAT",
     "Position",
+    "BatchSizes",
     "check_cursor",
     "first_difference",
     "parse",
     "read_identity",
     "render",
+    "render_sizes",
     "shard_key",
 ]
 
@@ -53,6 +56,45 @@ def shard_key(shard: int) -> str:
     return f"shard-{shard:04d}"
 
 
+@dataclass(frozen=True)
+class BatchSizes:
+    """Changes of the size of micro-batches within an epoch.
+
+    Args:
+        epoch: in which they happened.
+        start: number of that epoch's first micro-batch in its pass.
+        sizes: number in the epoch from which on, and size; the first from 0 on.
+    """
+
+    epoch: int
+    start: int
+    sizes: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def parse(text: Any) -> BatchSizes:
+        """What ``render_sizes`` wrote.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        try:
+            found = json.loads(text)
+            sizes = tuple((int(number), int(size)) for number, size in found["sizes"])
+            assert sizes
+            assert all(size > 0 for _, size in sizes)
+            return BatchSizes(int(found["epoch"]), int(found["start"]), sizes)
+        except (TypeError, ValueError, KeyError, AssertionError) as error:
+            raise StateError(
+                f"batch_sizes: damaged, got {text!r}; load the state as it was saved"
+            ) from error
+
+
+def render_sizes(sizes: BatchSizes) -> str:
+    """Batch sizes as JSON."""
+    found = {"epoch": sizes.epoch, "start": sizes.start, "sizes": sizes.sizes}
+    return json.dumps(found, separators=(",", ":"))
+
+
 @dataclass
 class Position:
     """Where a run stands, as a state tells it.
@@ -63,6 +105,7 @@ class Position:
         num_shards: S.
         cursors: cursor of each shard that the state knows.
         extra: keys of one loader's own, kept as they are.
+        sizes: changes of the batch size in the epoch at hand.
     """
 
     epoch: int
@@ -70,6 +113,7 @@ class Position:
     num_shards: int
     cursors: dict[int, dict[str, Any]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    sizes: BatchSizes | None = None
 
     def missing(self, shards: Collection[int]) -> list[int]:
         """Shards whose cursor is not here, though they have delivered something."""
@@ -124,7 +168,8 @@ def parse(state: Any, identity: str, num_shards: int) -> Position:
             cursors[shard] = check_cursor(key, value, shard, m, num_shards)
         elif key not in ("trainpipes", "epoch", "m", "num_shards", "pipeline"):
             extra[key] = value
-    return Position(epoch, m, num_shards, cursors, extra)
+    sizes = BatchSizes.parse(extra.pop("batch_sizes")) if "batch_sizes" in extra else None
+    return Position(epoch, m, num_shards, cursors, extra, sizes)
 
 
 def render(position: Position, identity: str, texts: Mapping[int, str]) -> dict[str, Any]:
@@ -137,6 +182,8 @@ def render(position: Position, identity: str, texts: Mapping[int, str]) -> dict[
         "pipeline": identity,
     }
     state.update((shard_key(shard), texts[shard]) for shard in sorted(texts))
+    if position.sizes is not None:
+        state["batch_sizes"] = render_sizes(position.sizes)
     state.update(position.extra)
     return state
 

@@ -34,7 +34,7 @@ class Consumer:
         origin: int,
         stops_at_holes: bool = False,
     ) -> None:
-        self._plan = plan
+        self._plan = plan = plan.resized(position.sizes)
         self._topology = topology
         self._start = position
         self._origin = origin
@@ -47,7 +47,7 @@ class Consumer:
         self._m = position.m
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, origin)
-        self._end = plan.last_slot(topology.world_size)
+        self._end = plan.last_slot(topology.world_size, origin)
         self._own = self._shards()
         self._running = set(self._own)
         lacking = position.missing(self._own)
@@ -129,11 +129,13 @@ class Consumer:
 
     def render(self, m: int, texts: dict[int, str], extra: dict[str, Any] | None) -> dict[str, Any]:
         """The state of given cursors."""
-        position = Position(self.epoch, m, self._num_shards, extra=extra or {})
+        sizes = self._start.sizes
+        position = Position(self.epoch, m, self._num_shards, extra=extra or {}, sizes=sizes)
         return render(position, self._plan.identity, texts)
 
     def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state of the next pass's start."""
         start = Position(self.epoch + 1, 0, self._num_shards)
-        after = Consumer(self._plan, self._topology, start, 0, self._stops_at_holes)
+        plan = self._plan.resized(None)
+        after = Consumer(plan, self._topology, start, 0, self._stops_at_holes)
         return after.render(0, after.texts(), extra)

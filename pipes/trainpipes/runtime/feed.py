@@ -91,12 +91,12 @@ class Feed:
             self._next_window(window.after)
             return None
         base = self._state()
-        rows = np.concatenate([[self._row], positions + 1]).astype(np.int64)
+        # After each row the place of the next one of this shard.
+        rows = np.append(positions, 0)
         if start + len(positions) < len(self._positions):
-            self._row = int(rows[-1])
+            rows[-1] = self._row = int(self._positions[start + len(positions)])
             return Run(window.take(positions), Cursors.counting(base, rows))
         self._next_window(window.after)
-        rows[-1] = 0
         which = np.zeros(len(rows), dtype=np.int64)
         which[-1] = 1
         return Run(window.take(positions), Cursors((base, self._state()), which, rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -12,6 +12,7 @@ from torch.utils.data import get_worker_info
 from trainpipes.errors import StateError, TopologyError
 from trainpipes.merge import merge_states
 from trainpipes.runtime.agreement import InStep, agreement_over
+from trainpipes.runtime.change import adapt
 from trainpipes.runtime.consumer import Consumer
 from trainpipes.runtime.passes import Passes
 from trainpipes.runtime.plan import Plan
@@ -110,10 +111,12 @@ class Runner:
     def parse(self, state: Any) -> Position:
         return parse(state, self.plan.identity, self.plan.num_shards)
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
         if isinstance(state, Mapping) and "trainpipes" not in state and "pipeline" not in state:
             state = merge_states([state])
+        if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
+            state = adapt(state, self.plan, allow_changes)
         position = self.parse(state)
         self.pending = dict(state)
         self.last = None

@@ -59,7 +59,7 @@ class Lane:
         self.ended = bool(below.pop("ended", False))
         at = int(below.pop("at"))
         self._epoch = self._first_epoch if plan.rolling else innermost(below)["epoch"]
-        self._slot = plan.slot(shard, self._epoch - self._first_epoch)
+        self._slot = plan.slot(shard, self._epoch, self._first_epoch)
         self._until = plan.chunks(self._slot)[1]
         self._at = at
         self._state: dict[str, Any] = below
@@ -68,7 +68,7 @@ class Lane:
         """Stand before the first item of an epoch."""
         plan = self._plan
         self._epoch = epoch
-        self._slot = plan.slot(self._shard, epoch - self._first_epoch)
+        self._slot = plan.slot(self._shard, epoch, self._first_epoch)
         skip, self._until = plan.chunks(self._slot)
         self._chain = self._run = None
         if skip and plan.seekable:

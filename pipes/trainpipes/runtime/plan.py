@@ -34,6 +34,7 @@ from trainpipes.runtime.windows import (
     Windows,
     chain_before,
 )
+from trainpipes.state import BatchSizes
 
 __all__ = ["Plan"]
 
@@ -65,6 +66,15 @@ class Plan(Arranged):
         for number, stage in enumerate(self.stages):
             stage.bind(self.stages[:number])
         self._source = source
+        self.sizes: BatchSizes | None = None
+
+    def resized(self, sizes: BatchSizes | None) -> Plan:
+        """This plan for a pass in which the size of micro-batches was changed."""
+        if sizes == self.sizes:
+            return self
+        plan = Plan(self.stages, self.source)
+        plan.sizes = sizes
+        return plan
 
     # What the options say
 
@@ -181,6 +191,8 @@ class Plan(Arranged):
         """How one epoch is cut: as all are, but for spans of even bytes, whose cuts depend on the
         order of the blocks."""
         layout = self.layout
+        if self.sizes is not None and self.whole and (epoch == self.sizes.epoch or self.rolling):
+            return self._resized_layout(self.sizes)
         if not isinstance(layout, Layout) or not self._by_bytes:
             return layout
         if epoch not in self._layouts:
@@ -196,6 +208,13 @@ class Plan(Arranged):
             while len(self._layouts) > 3:
                 self._layouts.popitem(last=False)
         return self._layouts[epoch]
+
+    def _resized_layout(self, sizes: BatchSizes) -> Layout | StreamLayout:
+        (_, first), *later = sizes.sizes
+        layout = replace(self.layout, batch_size=first, changes=tuple(later))
+        if isinstance(layout, Layout):  # windows stay where they were when the epoch began
+            layout = replace(layout, window_limit=self._window_limit(layout.num_spans))
+        return layout
 
     @cached_property
     def _layouts(self) -> OrderedDict[int, Layout]:
@@ -266,9 +285,34 @@ class Plan(Arranged):
     def epoch_batches(self) -> int:
         """Micro-batches of an epoch over all ranks, where counts are known."""
         assert self.epoch_rows is not None
-        total = count_batches(self.epoch_rows, self.batch_size, self.drop_last)
+        return self._delivered(count_batches(self.epoch_rows, self.batch_size, self.drop_last))
+
+    def _delivered(self, total: int) -> int:
         stop = total if self.stop_batches is None else min(total, self.stop_batches)
         return max(0, stop - self.skip_batches)
+
+    def epoch_start(self, epoch: int, first_epoch: int) -> int:
+        """Number of an epoch's first micro-batch in its pass, where counts are known and epochs are
+        batched one by one."""
+        sizes = self.sizes
+        if sizes is None:
+            return (epoch - first_epoch) * self.epoch_batches
+        if epoch <= sizes.epoch:
+            return sizes.start
+        layout = self._resized_layout(sizes)
+        if isinstance(layout, Layout):
+            total = layout.count(self.drop_last)
+        else:
+            total = self._as_layout(layout).count(self.drop_last)
+        after = sizes.start + self._delivered(total)
+        return after + (epoch - sizes.epoch - 1) * self.epoch_batches
+
+    def _as_layout(self, layout: StreamLayout) -> Layout:
+        """A counted stream as one span of rows."""
+        assert self.epoch_rows is not None
+        return Layout(
+            self.epoch_rows, layout.batch_size, 1, layout.window_rows, changes=layout.changes
+        )
 
     @cached_property
     def pass_batches(self) -> float:
@@ -277,15 +321,27 @@ class Plan(Arranged):
         if self.times is None:
             return math.inf if self.epoch_batches or (self.rolling and self.epoch_rows) else 0
         if self.rolling:
-            return count_batches(self.epoch_rows * self.times, self.batch_size, self.drop_last)
-        return self.epoch_batches * self.times
+            layout = Layout(
+                self.epoch_rows * self.times, self.batch_size, 1, 1,
+                changes=() if self.sizes is None else self.sizes.sizes[1:],
+            )  # fmt: skip
+            if self.sizes is not None:
+                layout = replace(layout, batch_size=self.sizes.sizes[0][1])
+            return layout.count(self.drop_last)
+        if self.sizes is None:
+            return self.epoch_batches * self.times
+        first_epoch = self.sizes.epoch // self.times * self.times
+        return self.epoch_start(first_epoch + self.times, first_epoch)
 
-    def last_slot(self, world_size: int) -> float:
-        """The micro-batch after the last one of a pass; inf where that is not known. Several ranks
-        deliver the same number each, so the last few may be left out."""
+    def last_slot(self, world_size: int, origin: int = 0) -> float:
+        """The micro-batch after the last one of a pass; inf where that is not known. From ``origin``
+        on, where they (re)started, several ranks deliver the same number each, so that the last few
+        may be left out."""
         if self.known:
             total = self.pass_batches
-            return total if math.isinf(total) or self.ragged else total // world_size * world_size
+            if math.isinf(total) or self.ragged:
+                return total
+            return origin + max(0, int(total) - origin) // world_size * world_size
         if self.stop_batches is not None and self.repeat is None:
             return max(0, self.stop_batches - self.skip_batches)
         return math.inf
@@ -302,12 +358,12 @@ class Plan(Arranged):
 
     # One shard
 
-    def slot(self, shard: int, epoch: int) -> int:
+    def slot(self, shard: int, epoch: int, first_epoch: int) -> int:
         """Which of the epoch's own S sequences a shard takes: epochs of K micro-batches follow
         each other in m, and K need not be a multiple of S."""
         shift = self.skip_batches
         if self.repeat is not None and not self.rolling and self.known:
-            shift -= epoch * self.epoch_batches
+            shift -= self.epoch_start(epoch, first_epoch)
         return (shard + shift) % self.num_shards
 
     def chunks(self, slot: int) -> tuple[int, int | None]:
@@ -319,41 +375,52 @@ class Plan(Arranged):
 
     def start(self, slot: int, epoch: int, skip: int) -> dict[str, Any]:
         """The state of a chain at the first row of an epoch, or after ``skip`` micro-batches of
-        the slot where rows can be counted."""
-        row = window = 0
-        if skip:
-            layout = self.layout
-            assert isinstance(layout, Layout)
-            span = slot % layout.num_spans
-            chunk = skip * layout.sharers + slot // layout.num_spans
-            row = chunk * self.batch_size
-            window = layout.window_of(span, row)
-            if window < layout.num_windows(span):
-                row -= layout.window(span, window)[0]
-            else:
-                row = 0
-        return {"epoch": epoch, "window": window, "row": row}
+        the slot where that follows by arithmetic (``seekable``): just the state in which reading them
+        would leave it."""
+        if not skip:
+            return {"epoch": epoch, "window": 0, "row": 0}
+        layout = self.layout_of(epoch)
+        assert isinstance(layout, Layout)
+        span, sharer = slot % layout.num_spans, slot // layout.num_spans
+        start, stop = layout.span(span)
+        length = stop - start
+        chunk = skip * layout.sharers + sharer
+        upcoming = layout.chunk_row(span, chunk)
+        last = layout.chunk_row(span, chunk - layout.sharers + 1) - 1
+        if not self.rolling:
+            last = min(last, length - 1)
+        joint = last // length * length  # rows of the epochs before, when rolling
+        window = layout.window_of(span, last - joint)
+        begin, end = layout.window(span, window)
+        epoch += last // length
+        if upcoming - joint < end:
+            return {"epoch": epoch, "window": window, "row": upcoming - joint - begin}
+        return {"epoch": epoch, "window": window + 1, "row": 0}
 
     def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
         """The cursor of a shard after ``m`` micro-batches of a pass over all ranks, by arithmetic
         (``seekable`` only)."""
         delivered = slots_before(m, shard, self.num_shards)
-        first = self.first_epoch(number)
-        epoch = first
-        passed = m
-        if self.repeat is not None and self.epoch_batches:
-            epoch = first + passed // self.epoch_batches
-            if self.times is not None:
-                epoch = min(epoch, first + self.times - 1)
-            passed = m - (epoch - first) * self.epoch_batches
-        slot = self.slot(shard, epoch - first)
-        at = slots_before(passed + self.skip_batches, slot, self.num_shards)
+        first = epoch = self.first_epoch(number)
+        passed = m + self.skip_batches
+        if self.repeat is not None and not self.rolling and self.epoch_batches:
+            epoch = self.epoch_of(m, first)
+            passed -= self.epoch_start(epoch, first)
+        slot = self.slot(shard, epoch, first)
+        at = slots_before(passed, slot, self.num_shards)
         return {**self.start(slot, epoch, at), "delivered": delivered, "at": at}
+
+    def epoch_of(self, m: int, first_epoch: int) -> int:
+        """The epoch in which micro-batch ``m`` of a pass lies; the last one for those after it."""
+        known = first_epoch if self.sizes is None else self.sizes.epoch
+        after = self.epoch_start(known + 1, first_epoch)
+        epoch = known if m < after else known + 1 + (m - after) // max(1, self.epoch_batches)
+        return epoch if self.times is None else min(epoch, first_epoch + self.times - 1)
 
     @property
     def seekable(self) -> bool:
         """Whether a micro-batch's first row follows from its number."""
-        return self.known and not self.rolling and isinstance(self.layout, Layout)
+        return self.known and isinstance(self.layout, Layout)
 
     def chain(
         self, windows: Windows, shard: int, slot: int, state: dict[str, Any], first_epoch: int

@@ -111,6 +111,7 @@ class Rounds(IterableDataset[Message]):
         return self._rounds(self._plan, position, 0 if info is None else info.id)
 
     def _rounds(self, plan: Plan, position: Position, worker: int) -> Iterator[Message]:
+        plan = plan.resized(position.sizes)
         rank, world = self._ranks
         shards = [s for s in range(plan.num_shards) if s % world == rank]
         owners = share_out(shards, plan.layout.num_spans, self._workers)
@@ -121,7 +122,7 @@ class Rounds(IterableDataset[Message]):
             if owners[s] == worker
         }
         running = set(lanes)
-        end = plan.last_slot(world)
+        end = plan.last_slot(world, position.m)
         m = position.m + (rank - position.m) % world
         for length in round_lengths(self._workers):
             message = Message()

@@ -1,0 +1,98 @@
+"""A state of a pipeline whose batch size was another, made one of the pipeline at hand.
+
+What is promised: each row at most once in the epoch at hand, rows of each span in the order they would
+have had, and one new sequence from m on, the same on any topology. Spans then no longer end together:
+rows left over at that epoch's end are, for each span, at most the epoch's first batch size and the
+largest later one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.runtime.plan import Plan
+from trainpipes.state import BatchSizes, read_identity, render_sizes
+
+__all__ = ["ALLOWED", "adapt"]
+
+#: What ``load_state_dict(state, allow_changes=...)`` may name.
+ALLOWED = ("batch_size",)
+
+
+def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
+    """The state as ``plan`` would have it, if it differs only in what may change.
+
+    Args:
+        state: of a pipeline with another batch size, or with the same.
+        plan: of the pipeline that loads it.
+        allow_changes: what may differ.
+
+    Raises:
+        ConfigError: ``allow_changes`` names something else.
+    """
+    unknown = sorted(set(allow_changes) - set(ALLOWED))
+    if isinstance(allow_changes, str) or unknown:
+        raise ConfigError(
+            f"allow_changes is a list of some of {list(ALLOWED)}, got {allow_changes!r}; everything else "
+            "must be as it was saved"
+        )
+    saved = read_identity(state["pipeline"])
+    before = next((s for s in saved["stages"] if s["stage"] == "batch"), None)
+    if not allow_changes or plan.batch is None or before is None:
+        return state
+    old, new = before["batch_size"], plan.batch_size
+    if old == new:
+        return state
+    before["batch_size"] = new
+    changed = {**state, "pipeline": json.dumps(saved, separators=(",", ":"))}
+    if not plan.whole:
+        return changed
+    sizes = _sizes(state, plan, old)
+    changed.pop("batch_sizes", None)
+    if sizes is not None:
+        changed["batch_sizes"] = render_sizes(sizes)
+    if plan.num_shards == 1 or sizes is None:
+        return changed
+    if not plan.seekable:
+        raise StateError(
+            f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, "
+            "since the rows that come next do not follow from the number of micro-batches: load the "
+            "state of an epoch's start"
+        )
+    resized = plan.resized(sizes)  # a shard's next rows are others now
+    for key in [key for key in changed if key.startswith("shard-")]:
+        shard = int(key.removeprefix("shard-"))
+        cursor = resized.cursor_at(int(state["m"]), shard, int(state["epoch"]))
+        changed[key] = json.dumps(cursor, separators=(",", ":"))
+    return changed
+
+
+def _sizes(state: dict[str, Any], plan: Plan, old: int) -> BatchSizes | None:
+    """The sizes of the epoch that the state stands in, the new one from there on."""
+    m, first_epoch = int(state["m"]), plan.first_epoch(int(state["epoch"]))
+    known = BatchSizes.parse(state["batch_sizes"]) if "batch_sizes" in state else None
+    sizes = known or BatchSizes(first_epoch, 0, ((0, old),))
+    if not plan.rolling and plan.repeat is not None and plan.known:
+        sizes = _current(plan, sizes, old, first_epoch, m)
+    if m == sizes.start:
+        fresh = BatchSizes(sizes.epoch, m, ((0, plan.batch_size),))
+        return fresh if m else None
+    passed = m - sizes.start + (0 if plan.rolling else plan.skip_batches)
+    return replace(sizes, sizes=(*sizes.sizes, (passed, plan.batch_size)))
+
+
+def _current(plan: Plan, sizes: BatchSizes, old: int, first_epoch: int, m: int) -> BatchSizes:
+    """The sizes of the epoch in which ``m`` lies, where epochs follow each other in one pass."""
+    stages = [
+        type(s)(None, **{**s.options, "batch_size": old}) if s.role == "batch" else s
+        for s in plan.stages
+    ]
+    before = Plan(stages, plan.source).resized(sizes)
+    epoch = before.epoch_of(m, first_epoch)
+    if epoch == sizes.epoch:
+        return sizes
+    return BatchSizes(epoch, before.epoch_start(epoch, first_epoch), ((0, old),))
