@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainpipes.order import Layout, divisors
+from trainpipes.order import Layout, divisors, slots_before
 from trainpipes.runtime.plan import Plan
-from trainpipes.runtime.rounds import share_out
+from trainpipes.runtime.shares import Share, reads_per_block, shares
 from trainpipes.runtime.source import RowSource
 from trainpipes.topology import Topology
 
@@ -29,6 +29,7 @@ class Explanation:
         world_size: ranks asked about.
         num_workers: workers of each rank asked about.
         world_sizes: numbers of ranks that divide ``num_shards``.
+        shares: who gets what: of each worker, or of each rank where there are no workers.
         lines: all of it, as label and text.
         notes: what a user may want to change.
     """
@@ -42,6 +43,7 @@ class Explanation:
     world_size: int
     num_workers: int
     world_sizes: tuple[int, ...]
+    shares: tuple[Share, ...]
     lines: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
 
@@ -65,7 +67,7 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     rows = plan.epoch_rows
     batches = None
     if plan.known and not plan.endless:
-        batches = int(plan.pass_batches) // world_size
+        batches = slots_before(int(plan.last_slot(world_size)), 0, world_size)
     lines.append(("an epoch", _epoch_text(plan, batches, world_size)))
     spans, shards = layout.num_spans, plan.num_shards
     lines.append(
@@ -75,9 +77,12 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
         )
     )
     window_rows = window_bytes = None
+    processes = shares(plan, world_size, num_workers)
+    if world_size > 1 or num_workers:
+        lines += _shared(plan, processes, rows)
     if isinstance(layout, Layout) and rows:
         window_rows = max(_largest(layout, span) for span in {0, spans - 1})
-        open_spans = _open_spans(plan, world_size, num_workers)
+        open_spans = max(len(share.spans) for share in processes)
         said = (
             f"{window_rows:,} rows mixed at a time" if plan.shuffle else "file order, not shuffled"
         )
@@ -97,7 +102,7 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     notes = _notes(plan, window_rows)
     return Explanation(
         rows, batches, shards, spans, window_rows, window_bytes, world_size, num_workers, sizes,
-        tuple(lines), tuple(notes),
+        tuple(processes), tuple(lines), tuple(notes),
     )  # fmt: skip
 
 
@@ -120,14 +125,30 @@ def _largest(layout: Layout, span: int) -> int:
     return -(-(stop - start) // count)
 
 
-def _open_spans(plan: Plan, world_size: int, num_workers: int) -> int:
-    """Most spans that one process reads side by side."""
-    shards = list(range(0, plan.num_shards, world_size))
-    owners = share_out(shards, plan.layout.num_spans, max(1, min(num_workers, len(shards))))
-    spans: dict[int, set[int]] = {}
-    for shard, worker in owners.items():
-        spans.setdefault(worker, set()).add(shard % plan.layout.num_spans)
-    return max(len(found) for found in spans.values())
+def _shared(plan: Plan, processes: list[Share], rows: int | None) -> list[tuple[str, str]]:
+    """Who gets what, and how evenly."""
+    what = "worker" if any(share.worker for share in processes) else "process"
+    least, most = (f([len(s.shards) for s in processes]) for f in (min, max))
+    each = str(least) if least == most else f"{least} to {most}"
+    lines = [("each " + what, f"{each} shard{'s' * (most > 1)}")]
+    if rows:
+        counts = [share.rows for share in processes]
+        spread = (max(counts) - min(counts)) / max(1, sum(counts) / len(counts))
+        lines.append(("", f"{min(counts):,} to {max(counts):,} rows, {spread:.1%} apart"))
+        often = reads_per_block(plan, processes)
+        lines.append(("reads", f"{often:.2f} of each row group in an epoch, over all"))
+    if len(processes) <= 8:
+        for share in processes:
+            who = f"rank {share.rank}" + (f", worker {share.worker}" if what == "worker" else "")
+            shards, spans = _listed(share.shards), _listed(share.spans)
+            count = f"{share.rows:,} rows" if rows else "its part"
+            lines.append((f"  {who}", f"{count}: shards {shards}; spans {spans}"))
+    return lines
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, numbers[:6]))
+    return shown if len(numbers) <= 6 else f"{shown}, … ({len(numbers)})"
 
 
 def _notes(plan: Plan, window_rows: int | None) -> list[str]:
