@@ -7,6 +7,7 @@ different each time.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def no_processes_left() -> Iterator[None]:
     """Fails a test that leaves worker processes behind."""
     before = set(psutil.Process().children(recursive=True))
     yield
+    gc.collect()  # exceptions keep what raised them
     left = [p for p in psutil.Process().children(recursive=True) if p not in before]
     _, alive = psutil.wait_procs(left, timeout=5)
     names = [" ".join(p.cmdline()) for p in alive if p.is_running()]

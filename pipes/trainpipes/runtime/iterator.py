@@ -172,7 +172,10 @@ class Runner:
             return None
         if self.last is not None:
             return self.last.state_dict()
-        return PipelineIterator(self).state_dict()
+        if self.pending is not None and self.pending["epoch"] == self.passes.upcoming:
+            return dict(self.pending)
+        start = Position(self.passes.upcoming, 0, self.plan.num_shards)
+        return Pass(self.plan, self.topology(), start, 0).state()
 
 
 class PipelineIterator:

@@ -1,0 +1,606 @@
+"""Pipelines in the loaders that torch and torchdata bring, and in ours: workers, states, faults."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from drawn import rows_of, table_of_rows, write_parquet
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torchdata.nodes import (
+    BaseNode,
+    Batcher,
+    IterableWrapper,
+    ParallelMapper,
+    Prefetcher,
+    Unbatcher,
+)
+from torchdata.nodes import Loader as NodeLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import trainpipes as tp
+from trainpipes.sources.arrow import FromArrow
+from trainpipes.sources.files import ListFiles
+from trainpipes.sources.parquet import ReadParquet
+from trainpipes.stages.batch import Batch
+from trainpipes.stages.map import Map
+from trainpipes.stages.sharding_filter import ShardingFilter
+from trainpipes.stages.shuffle import Shuffle
+
+pytestmark = pytest.mark.usefixtures("no_processes_left")
+
+TABLE = table_of_rows(0, 100)
+
+
+def pipeline(num_shards: int = 4) -> tp.Pipeline:
+    """13 micro-batches an epoch, the last one short."""
+    return tp.from_arrow(TABLE).sharding_filter(num_shards).shuffle(15, seed=2).batch(8)
+
+
+def epochs_of(count: int, make: Callable[[], tp.Pipeline] = pipeline) -> list[list[list[int]]]:
+    """What the pipeline gives in its first epochs, run in this process."""
+    pipe = make()
+    return [[rows_of(item) for item in pipe] for _ in range(count)]
+
+
+def given_by(loader: Any, count: int | None = None) -> list[list[int]]:
+    return [rows_of(item) for item in islice(loader, count)]
+
+
+def plain(pipe: tp.Pipeline, workers: int, **options: Any) -> Any:
+    return DataLoader(pipe, batch_size=None, num_workers=workers, **options)
+
+
+def stateful(pipe: tp.Pipeline, workers: int, **options: Any) -> Any:
+    return StatefulDataLoader(pipe, batch_size=None, num_workers=workers, **options)
+
+
+def ours(pipe: tp.Pipeline, workers: int, **options: Any) -> Any:
+    return tp.Loader(pipe, num_workers=workers, **options)
+
+
+LOADERS = pytest.mark.parametrize("loader", [plain, stateful, ours])
+WITH_STATE = pytest.mark.parametrize("loader", [stateful, ours])
+WORKERS = pytest.mark.parametrize("workers", [0, 1, 2])
+
+
+# The sequence
+
+
+@LOADERS
+@WORKERS
+def test_a_loader_gives_the_global_sequence_in_every_epoch(loader: Any, workers: int) -> None:
+    run = loader(pipeline(), workers)
+    assert [given_by(run) for _ in range(3)] == epochs_of(3)
+
+
+@LOADERS
+@pytest.mark.parametrize("workers", [1, 2])
+def test_persistent_workers_give_the_same_epochs(loader: Any, workers: int) -> None:
+    run = loader(pipeline(), workers, persistent_workers=True)
+    assert [given_by(run) for _ in range(4)] == epochs_of(4)
+
+
+@pytest.mark.parametrize("workers", [3, 5, 7])
+def test_our_loader_takes_numbers_of_workers_that_do_not_divide_the_shards(workers: int) -> None:
+    run = ours(pipeline(), workers)
+    assert [given_by(run) for _ in range(2)] == epochs_of(2)
+
+
+def test_our_loader_takes_more_workers_than_there_are_shards() -> None:
+    run = ours(tp.from_arrow(TABLE).shuffle(15).batch(8), 3)
+    assert given_by(run) == given_by(tp.from_arrow(TABLE).shuffle(15).batch(8))
+
+
+@LOADERS
+def test_a_worker_init_fn_of_the_user_is_called(loader: Any, tmp_path: Path) -> None:
+    def note(worker: int) -> None:
+        (tmp_path / str(worker)).touch()
+
+    given_by(loader(pipeline(), 2, worker_init_fn=note))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_a_loader_has_the_length_of_its_pipeline() -> None:
+    assert [len(ours(pipeline(), workers)) for workers in (0, 2)] == [13, 13]
+
+
+# States
+
+
+@WITH_STATE
+@WORKERS
+def test_a_state_before_any_iteration_is_the_start(loader: Any, workers: int) -> None:
+    state = json.loads(json.dumps(loader(pipeline(), workers).state_dict()))
+    run = loader(pipeline(), workers)
+    run.load_state_dict(state)
+    assert [given_by(run) for _ in range(2)] == epochs_of(2)
+
+
+@WITH_STATE
+@WORKERS
+def test_a_state_before_the_first_item_is_the_start(loader: Any, workers: int) -> None:
+    first = loader(pipeline(), workers)
+    started = iter(first)
+    state = json.loads(json.dumps(first.state_dict()))
+    run = loader(pipeline(), workers)
+    run.load_state_dict(state)
+    assert [given_by(run) for _ in range(2)] == epochs_of(2)
+    assert given_by(started) == epochs_of(1)[0]  # it was not disturbed
+
+
+@WITH_STATE
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_every_state_of_a_run_with_workers_resumes(
+    loader: Any, workers: int, persistent: bool
+) -> None:
+    first = loader(pipeline(), workers, persistent_workers=persistent)
+    given_by(first)  # the states are of the second epoch
+    states = [copy.deepcopy(first.state_dict()) for _ in first]
+    expected = epochs_of(3)
+    for taken in (1, 4, 12):
+        run = loader(pipeline(), workers, persistent_workers=persistent)
+        run.load_state_dict(json.loads(json.dumps(states[taken - 1])))
+        assert given_by(run) == expected[1][taken:]
+        assert given_by(run) == expected[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_snapshots_every_few_steps_resume_exactly(workers: int) -> None:
+    first = stateful(pipeline(), workers, snapshot_every_n_steps=3)
+    states = [copy.deepcopy(first.state_dict()) for _ in first]
+    expected = epochs_of(2)
+    for taken in (1, 2, 3, 4, 8, 12):
+        run = stateful(pipeline(), workers, snapshot_every_n_steps=3)
+        run.load_state_dict(states[taken - 1])
+        assert given_by(run) == expected[0][taken:]
+        assert given_by(run) == expected[1]
+
+
+@WITH_STATE
+@WORKERS
+def test_taking_a_state_changes_nothing(loader: Any, workers: int) -> None:
+    run = loader(pipeline(), workers)
+    found = []
+    for item in run:
+        run.state_dict()
+        found.append(rows_of(item))
+    run.state_dict()
+    assert [found, given_by(run)] == epochs_of(2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_taking_a_state_right_after_loading_one_changes_nothing(workers: int) -> None:
+    first = ours(pipeline(), workers)
+    given_by(first, 5)
+    state = first.state_dict()
+    run = ours(pipeline(), workers)
+    run.load_state_dict(state)
+    assert run.state_dict() == state
+    started = iter(run)
+    assert run.state_dict() == state
+    assert given_by(started) == epochs_of(1)[0][5:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_our_loader_gives_back_the_state_it_was_given(workers: int) -> None:
+    state = pipeline().state_at(7, epoch=3)
+    run = ours(pipeline(), workers)
+    run.load_state_dict(state)
+    assert run.state_dict() == state
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_state_loaded_in_mid_pass_takes_effect_at_the_next_iteration(
+    workers: int, after: int
+) -> None:
+    state = pipeline().state_at(6)
+    run = ours(pipeline(), workers)
+    running = iter(run)
+    given_by(running, after)
+    run.load_state_dict(state)
+    assert [given_by(run) for _ in range(2)] == [epochs_of(1)[0][6:], epochs_of(2)[1]]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stateful_data_loader_saved_at_the_last_batch_resumes_to_one_empty_epoch(
+    workers: int,
+) -> None:
+    """No worker can know that the others have ended too: documented behaviour of torchdata."""
+    first = stateful(pipeline(), workers)
+    for taken, _ in enumerate(first, 1):
+        if taken == 13:
+            state = copy.deepcopy(first.state_dict())
+    run = stateful(pipeline(), workers)
+    run.load_state_dict(state)
+    assert [given_by(run) for _ in range(3)] == [[], *epochs_of(3)[1:]]
+
+
+@pytest.mark.parametrize(("loader", "workers"), [(stateful, 0), (ours, 0), (ours, 1), (ours, 2)])
+@pytest.mark.parametrize("inside", [True, False], ids=["inside the loop", "after the loop"])
+def test_a_state_of_the_last_batch_goes_on_with_the_next_epoch(
+    loader: Any, workers: int, inside: bool
+) -> None:
+    first = loader(pipeline(), workers)
+    for taken, _ in enumerate(first, 1):
+        if inside and taken == 13:
+            state = copy.deepcopy(first.state_dict())
+    if not inside:
+        state = copy.deepcopy(first.state_dict())
+    run = loader(pipeline(), workers)
+    run.load_state_dict(state)
+    assert [given_by(run) for _ in range(2)] == epochs_of(3)[1:]
+
+
+def test_a_stateful_data_loader_saved_after_the_loop_goes_on_with_the_next_epoch() -> None:
+    first = stateful(pipeline(), 2)
+    given_by(first)
+    run = stateful(pipeline(), 2)
+    run.load_state_dict(first.state_dict())
+    assert [given_by(run) for _ in range(2)] == epochs_of(3)[1:]
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+def test_a_stateful_data_loaders_state_is_refused_with_other_workers() -> None:
+    first = stateful(pipeline(), 2)
+    given_by(first, 3)
+    run = stateful(pipeline(), 1)
+    run.load_state_dict(first.state_dict())
+    with pytest.raises(Exception, match="worker|num_workers"):
+        given_by(run)
+
+
+def test_our_loader_takes_the_state_of_a_stateful_data_loader_with_any_workers() -> None:
+    first = stateful(pipeline(), 2)
+    running = iter(first)
+    given_by(running, 5)
+    state = json.loads(json.dumps(first.state_dict()))
+    for workers in (0, 1, 3):
+        run = ours(pipeline(), workers)
+        run.load_state_dict(state)
+        assert given_by(run) == epochs_of(1)[0][5:]
+
+
+# Refusals
+
+
+@pytest.fixture
+def failed_workers_let_go() -> Iterator[None]:
+    """torch takes 5 seconds for each worker of an iterator that raised, unless it is told to stop."""
+    yield
+    for found in gc.get_objects():
+        if issubclass(type(found), _BaseDataLoaderIter) and hasattr(found, "_shutdown_workers"):
+            found._shutdown_workers()
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+def test_workers_without_a_sharding_filter_are_refused() -> None:
+    pipe = tp.from_arrow(TABLE).batch(8)
+    with pytest.raises(tp.TopologyError, match=r"2 DataLoader workers would all read the same") as e:
+        given_by(plain(pipe, 2))
+    assert ".sharding_filter()" in str(e.value)
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+@pytest.mark.parametrize("loader", [plain, stateful])
+def test_workers_that_do_not_divide_the_shards_are_refused(loader: Any) -> None:
+    with pytest.raises(tp.TopologyError, match=r"num_shards = 4, got 3 DataLoader workers") as e:
+        given_by(loader(pipeline(), 3))
+    assert "[1, 2, 4] do" in str(e.value)
+    assert "trainpipes.Loader" in str(e.value)
+
+
+def test_ranks_that_do_not_divide_the_shards_are_refused_in_every_way_to_run() -> None:
+    pipe = pipeline().distributed(rank=0, world_size=3)
+    for run in (pipe, ours(pipe, 0), ours(pipe, 2), stateful(pipe, 0)):
+        with pytest.raises(tp.TopologyError, match=r"num_shards = 4, got 3 ranks; \[1, 2, 4\] do"):
+            given_by(run)
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_a_loader_that_would_batch_batches_again_is_refused(kind: Any, workers: int) -> None:
+    with pytest.raises(tp.ConfigError, match="pass batch_size=None to the DataLoader"):
+        next(iter(kind(pipeline(), num_workers=workers)))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_pipeline_of_rows_may_be_batched_by_the_data_loader(workers: int) -> None:
+    pipe = tp.from_arrow(TABLE.select(["row"])).sharding_filter(4).shuffle(15)
+    batches = [item["row"].tolist() for item in DataLoader(pipe, 32, num_workers=workers)]
+    assert sorted(row for batch in batches for row in batch) == list(range(100))
+    if workers < 2:
+        assert [len(batch) for batch in batches] == [32, 32, 32, 4]
+    if workers == 0:
+        rows = [item["row"] for item in tp.from_arrow(TABLE).sharding_filter(4).shuffle(15)]
+        assert [row for batch in batches for row in batch] == rows
+
+
+@pytest.mark.parametrize("options", [{"num_workers": -1}, {"num_workers": True}])
+def test_our_loader_refuses_what_is_no_number_of_workers(options: dict[str, Any]) -> None:
+    with pytest.raises(tp.ConfigError, match="0 or more, got"):
+        tp.Loader(pipeline(), **options)
+
+
+def test_our_loader_takes_pipelines_only() -> None:
+    with pytest.raises(tp.ConfigError, match=r"got list; for a torch Dataset .*from_dataset"):
+        tp.Loader([1, 2, 3])  # type: ignore[arg-type]
+
+
+# Faults
+
+
+def die_at_fifty(row: Any) -> Any:
+    if row["row"] == 50:
+        os._exit(7)
+    return row
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+@LOADERS
+def test_a_killed_worker_raises_within_seconds(loader: Any) -> None:
+    pipe = tp.from_arrow(TABLE).sharding_filter(4).map(die_at_fifty).batch(8)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed|exit code"):
+        given_by(loader(pipe, 2))
+    assert time.monotonic() - started < 20
+
+
+@LOADERS
+def test_a_run_that_is_broken_off_leaves_no_workers(loader: Any) -> None:
+    run = loader(pipeline(), 2)
+    for item in run:
+        break
+    assert item is not None
+    del run, item
+    _, alive = psutil.wait_procs(psutil.Process().children(), timeout=5)
+    assert [p for p in alive if "resource_tracker" not in " ".join(p.cmdline())] == []
+
+
+def test_workers_go_with_the_last_reference_to_a_loader_that_has_ended() -> None:
+    run = ours(pipeline(), 2, persistent_workers=True)
+    given_by(run)
+    assert len(psutil.Process().children()) >= 2
+    del run
+    _, alive = psutil.wait_procs(psutil.Process().children(), timeout=5)
+    assert [p for p in alive if "resource_tracker" not in " ".join(p.cmdline())] == []
+
+
+def test_a_function_that_cannot_be_pickled_is_named_when_workers_are_spawned() -> None:
+    pipe = tp.from_arrow(TABLE).sharding_filter(4).map(lambda row: row).batch(8)
+    run = ours(pipe, 1, multiprocessing_context="spawn")
+    with pytest.raises(tp.ConfigError, match="must pickle to reach a spawned worker") as e:
+        given_by(run)
+    assert "<lambda> (test_loaders.py:" in str(e.value)
+    assert "top of a module" in str(e.value)
+
+
+class Odd(Exception):
+    """A user's own exception, with an argument list of its own."""
+
+
+class Awkward(Exception):
+    """A user's exception that cannot be made from one string."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+
+
+def odd_at_fifty(row: Any) -> Any:
+    if row["row"] == 50:
+        raise Odd("cannot take this row")
+    return row
+
+
+def awkward_at_fifty(row: Any) -> Any:
+    if row["row"] == 50:
+        raise Awkward(3, "cannot take this row")
+    return row
+
+
+def test_a_users_exception_names_file_row_group_row_and_stage(tmp_path: Path) -> None:
+    write_parquet(tmp_path, [[20, 20], [7, 10, 43]])
+    pipe = tp.list_files(tmp_path).read_parquet().sharding_filter(4).shuffle(15)
+    for run in (pipe.map(odd_at_fifty).batch(8), ours(pipe.map(odd_at_fifty).batch(8), 0)):
+        with pytest.raises(Odd, match="cannot take this row") as e:
+            given_by(run)
+        (note,) = e.value.__notes__
+        assert "raised in map(odd_at_fifty (test_loaders.py:" in note
+        assert "part-001.parquet, row group 1, row 10" in note
+        assert traceback.extract_tb(e.value.__traceback__)[-1].name == "odd_at_fifty"
+
+
+@pytest.mark.usefixtures("failed_workers_let_go")
+@LOADERS
+@pytest.mark.parametrize(("fn", "error"), [(odd_at_fifty, Odd), (awkward_at_fifty, Awkward)])
+def test_a_users_exception_in_a_worker_says_the_same(
+    loader: Any, fn: Any, error: type[Exception], tmp_path: Path
+) -> None:
+    write_parquet(tmp_path, [[20, 20], [7, 10, 43]])
+    pipe = tp.list_files(tmp_path).read_parquet().sharding_filter(4).shuffle(15).map(fn).batch(8)
+    wanted = error if error is Odd else Exception
+    with pytest.raises(wanted) as e:
+        given_by(loader(pipe, 2))
+    text = "".join(traceback.format_exception(e.value))
+    assert error.__name__ in text
+    assert "cannot take this row" in text
+    assert f"raised in map({fn.__name__} (test_loaders.py:" in text
+    assert "part-001.parquet, row group 1, row 10" in text
+    assert f"in {fn.__name__}" in text  # the traceback of the worker
+
+
+def test_a_run_that_failed_can_be_asked_again_and_has_lost_nothing() -> None:
+    failing = {50}
+
+    def once(row: Any) -> Any:
+        if row["row"] in failing:
+            failing.clear()
+            raise Odd("a passing trouble")
+        return row
+
+    run = iter(tp.from_arrow(TABLE).shuffle(15).map(once).batch(8))
+    found = []
+    while True:
+        try:
+            found.append(rows_of(next(run)))
+        except Odd:
+            continue
+        except StopIteration:
+            break
+    assert found == given_by(tp.from_arrow(TABLE).shuffle(15).batch(8))
+
+
+# Nodes
+
+
+def node() -> BaseNode[Any]:
+    """The stages of ``pipeline()``, as torchdata nodes."""
+    source = FromArrow(table=TABLE)
+    sharded = ShardingFilter(source, num_shards=4)  # type: ignore[arg-type]
+    return Batch(Shuffle(sharded, buffer_size=15, seed=2), batch_size=8)
+
+
+def rows_node(rows: int = 100) -> BaseNode[Any]:
+    source = FromArrow(table=TABLE.slice(0, rows))
+    return Shuffle(source, buffer_size=15, seed=2)  # type: ignore[arg-type]
+
+
+def times_two(row: dict[str, Any]) -> dict[str, Any]:
+    return {"row": row["row"] * 2}
+
+
+def number(row: int) -> dict[str, Any]:
+    return {"row": row}
+
+
+NODES: dict[str, Callable[[], BaseNode[Any]]] = {
+    "alone": node,
+    "under Batcher": lambda: Batcher(rows_node(), 8, drop_last=False),
+    "under Prefetcher": lambda: Prefetcher(node(), prefetch_factor=3),
+    "under ParallelMapper": lambda: ParallelMapper(
+        rows_node(12), times_two, num_workers=2, in_order=True, method="thread"
+    ),
+    "above Batcher": lambda: Batch(
+        Map(Unbatcher(Batcher(IterableWrapper(range(60)), 7, drop_last=False)), fn=number),
+        batch_size=8,
+    ),
+    "above Prefetcher, shuffled": lambda: Batch(
+        Shuffle(Map(Prefetcher(IterableWrapper(range(60)), 4), fn=number), buffer_size=9),
+        batch_size=8,
+    ),
+    "between": lambda: Prefetcher(
+        Batch(
+            Map(
+                ParallelMapper(
+                    IterableWrapper(range(60)), number, num_workers=2, method="thread"
+                ),
+                fn=times_two,
+            ),
+            batch_size=8,
+        ),
+        prefetch_factor=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NODES)
+def test_nodes_save_and_load_at_every_place_in_torchdatas_loader(kind: str) -> None:
+    make = NODES[kind]
+    whole = NodeLoader(make())
+    expected = [given_by_node(whole) for _ in range(3)]
+    run = NodeLoader(make())
+    states = [copy.deepcopy(run.state_dict())]
+    for _ in run:
+        states.append(copy.deepcopy(run.state_dict()))
+    for taken, state in enumerate(states):
+        again = NodeLoader(make())
+        again.load_state_dict(json.loads(json.dumps(state)))
+        left = [expected[0][taken:], *expected[1:]]
+        if taken == len(expected[0]):  # torchdata starts the next epoch where nothing is left
+            assert [given_by_node(again) for _ in range(2)] in (left[:2], left[1:])
+        else:
+            assert [given_by_node(again) for _ in range(3)] == left
+
+
+def given_by_node(loader: Any) -> list[Any]:
+    return [rows_of(item) for item in loader]
+
+
+def test_a_node_gives_what_the_pipeline_of_the_same_stages_gives() -> None:
+    run = NodeLoader(node())
+    assert [given_by_node(run) for _ in range(3)] == epochs_of(3)
+
+
+def test_torchdatas_nodes_see_every_epoch_in_another_order() -> None:
+    for kind in ("under Batcher", "under Prefetcher", "under ParallelMapper"):
+        run = NodeLoader(NODES[kind]())
+        first, second = given_by_node(run), given_by_node(run)
+        assert first != second
+        assert sorted(map(str, _flat(first))) == sorted(map(str, _flat(second)))
+
+
+def _flat(items: list[Any]) -> Iterator[Any]:
+    for item in items:
+        yield from item if isinstance(item, list) else [item]
+
+
+def test_parquet_nodes_run_alone_with_reset_and_next(tmp_path: Path) -> None:
+    write_parquet(tmp_path, [[20, 20], [7, 10, 43]])
+    files = ListFiles(urls=str(tmp_path))
+    alone = Batch(ReadParquet(files), batch_size=8)  # type: ignore[arg-type]
+    alone.reset()
+    assert rows_of(next(alone)) == list(range(8))
+    state = alone.state_dict()
+    expected = [rows_of(item) for item in alone]
+    again = Batch(ReadParquet(ListFiles(urls=str(tmp_path))), batch_size=8)  # type: ignore[arg-type]
+    again.reset(state)
+    assert [rows_of(item) for item in again] == expected
+    again.reset(state)  # the same dict a second time
+    assert [rows_of(item) for item in again] == expected
+
+
+def test_a_node_that_was_reset_before_its_first_item_has_not_used_up_an_epoch() -> None:
+    alone = node()
+    alone.reset()
+    alone.reset()
+    first = [rows_of(item) for item in alone]
+    alone.reset()
+    second = [rows_of(item) for item in alone]
+    assert [first, second] == epochs_of(2)
+    with pytest.raises(StopIteration):
+        next(alone)
+
+
+# Spawned workers
+
+
+@pytest.mark.parametrize("loader", [plain, ours])
+def test_spawned_workers_give_the_same_epochs(loader: Any) -> None:
+    run = loader(
+        pipeline(), 2, persistent_workers=loader is ours, multiprocessing_context="spawn"
+    )
+    assert [given_by(run) for _ in range(2)] == epochs_of(2)
+
+
+def test_batches_from_workers_have_memory_of_their_own() -> None:
+    pipe = tp.from_arrow(TABLE).sharding_filter(4).batch(8).collate(format="torch")
+    batches = list(ours(pipe, 2))
+    before = [batch["row"].clone() for batch in batches]
+    batches[0]["row"].fill_(-1)
+    assert all(torch.equal(a["row"], b) for a, b in list(zip(batches, before, strict=True))[1:])
+    assert all(batch["row"].is_contiguous() for batch in batches)
