@@ -279,12 +279,15 @@ def test_our_loader_takes_the_state_of_a_stateful_data_loader_with_any_workers()
 
 
 @pytest.fixture
-def failed_workers_let_go() -> Iterator[None]:
-    """torch takes 5 seconds for each worker of an iterator that raised, unless it is told to stop."""
+def failed_workers_let_go(no_processes_left: None) -> Iterator[None]:
+    """torch takes 5 seconds a worker to end an iterator that raised, where the garbage collector
+    comes upon it: its queues are gone by then."""
+    gc.disable()
     yield
     for found in gc.get_objects():
         if issubclass(type(found), _BaseDataLoaderIter) and hasattr(found, "_shutdown_workers"):
             found._shutdown_workers()
+    gc.enable()
 
 
 @pytest.mark.usefixtures("failed_workers_let_go")

@@ -27,6 +27,8 @@ class Feed:
         layout_of: how an epoch is cut and dealt.
         slot: the shard, as the epoch at hand numbers them.
         run_rows: most rows in a run.
+        first_rows: most rows in the first one: shards that start together then come to the ends of their
+            runs one after the other, the first batch comes soon, and fewer finished ones wait.
         state: where to start: ``epoch``, ``window``, ``row``, and ``stream`` for a stream that
             can go where it says.
         user: who asks for windows: the same number for the same shard in a process.
@@ -40,6 +42,7 @@ class Feed:
         layout_of: Callable[[int], Layout | StreamLayout],
         slot: int,
         run_rows: int,
+        first_rows: int,
         state: dict[str, Any],
         user: int,
         first_epoch: int = 0,
@@ -51,6 +54,7 @@ class Feed:
         self._layout = layout = layout_of(int(state["epoch"]))
         self._span, self._sharer = slot % layout.num_spans, slot // layout.num_spans
         self._run_rows = run_rows
+        self._next_rows = first_rows
         self._user = user
         self._first_epoch = first_epoch
         self._last_epoch = last_epoch
@@ -86,11 +90,12 @@ class Feed:
         if self._positions is None:
             self._positions = self._own(len(window.block))
         start = int(np.searchsorted(self._positions, self._row))
-        positions = self._positions[start : start + self._run_rows]
+        positions = self._positions[start : start + self._next_rows]
         if not len(positions):
             self._next_window(window.after)
             return None
         base = self._state()
+        self._next_rows = self._run_rows
         # After each row the place of the next one of this shard.
         rows = np.append(positions, 0)
         if start + len(positions) < len(self._positions):

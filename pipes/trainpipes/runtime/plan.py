@@ -431,7 +431,7 @@ class Plan(Arranged):
         def open_at(level: int, at: dict[str, Any]) -> RunSource:
             if level == 0:
                 return Feed(
-                    windows, self.layout_of, slot, self.run_rows, at, shard,
+                    windows, self.layout_of, slot, self.run_rows, self.first_rows(shard), at, shard,
                     first_epoch, last_epoch, self.rolling,
                 )  # fmt: skip
             return self.after[level - 1].begin(lambda below: open_at(level - 1, below), at)
@@ -446,6 +446,10 @@ class Plan(Arranged):
         if self.batch is None:
             return RUN_ROWS // 2
         return self.batch_size * max(1, RUN_ROWS // self.batch_size)
+
+    def first_rows(self, shard: int) -> int:
+        """Rows in a shard's first run: one micro-batch for the first shard, and on from there."""
+        return self.batch_size * (1 + shard % max(1, self.run_rows // self.batch_size))
 
     # Identity
 

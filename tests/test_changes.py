@@ -1,0 +1,148 @@
+"""The batch size may change on resume, where that is allowed by name."""
+
+import json
+from itertools import islice
+
+import pyarrow as pa
+import pytest
+from drawn import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+
+
+def pipeline(size, *, rows=200, shards=12, buffer=20, repeat="", rank=0, world=1):
+    pipe = tp.from_arrow(pa.table({"x": range(rows)})).sharding_filter(shards).shuffle(buffer, seed=1)
+    if repeat == "rows":
+        pipe = pipe.repeat()
+    pipe = pipe.batch(size)
+    if repeat == "batches":
+        pipe = pipe.repeat()
+    return pipe.distributed(rank=rank, world_size=world)
+
+
+def given_by(source, count=None):
+    return [[row["x"] for row in batch] for batch in islice(iter(source), count)]
+
+
+def loaded(state, size, **options):
+    pipe = pipeline(size, **options)
+    pipe.load_state_dict(json.loads(json.dumps(state)), allow_changes=["batch_size"])
+    return pipe
+
+
+def state_after(pipe, count):
+    iterator = iter(pipe)
+    taken = given_by(iterator, count)
+    return taken, iterator.state_dict()
+
+
+def test_another_batch_size_is_refused_unless_it_is_allowed():
+    _, state = state_after(pipeline(8), 5)
+    with pytest.raises(tp.StateError, match=r"stages/batch/batch_size: saved 8, now 16; build the pipeline"):
+        pipeline(16).load_state_dict(state)
+
+
+def test_only_what_may_change_can_be_allowed():
+    _, state = state_after(pipeline(8), 5)
+    with pytest.raises(tp.ConfigError, match=r"allow_changes is a list of some of \['batch_size'\], got"):
+        pipeline(16).load_state_dict(state, allow_changes=["seed"])
+
+
+def test_other_differences_are_refused_all_the_same():
+    _, state = state_after(pipeline(8), 5)
+    with pytest.raises(tp.StateError, match=r"stages/shuffle/buffer_size: saved 20, now 30"):
+        pipeline(16, buffer=30).load_state_dict(state, allow_changes=["batch_size"])
+
+
+@examples(150)
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=2, max_size=4),
+    stops=st.lists(st.integers(0, 9), min_size=4, max_size=4),
+    rows=st.integers(1, 300),
+    shards=st.sampled_from([1, 4, 12]),
+    buffer=st.sampled_from([1, 7, 50, 400]),
+)
+def test_each_row_comes_at_most_once_and_few_are_left_over(sizes, stops, rows, shards, buffer):
+    options = {"rows": rows, "shards": shards, "buffer": buffer}
+    taken, state = state_after(pipeline(sizes[0], **options), stops[0])
+    for size, stop in zip(sizes[1:], stops[1:], strict=False):
+        if state["epoch"]:
+            return
+        more, after = state_after(loaded(state, size, **options), stop)
+        assert all(len(batch) == size for batch in more[:-1])
+        if after["epoch"] == state["epoch"] == 0:
+            taken += more
+            state = after
+        else:
+            return
+    last = pipeline(json.loads(state["pipeline"])["stages"][-1]["batch_size"], **options)
+    last.load_state_dict(state)
+    rest = given_by(last) if state["m"] else given_by(pipeline(sizes[-1], **options))
+    seen = sorted(x for batch in taken + rest for x in batch)
+    assert len(seen) == len(set(seen))
+    spans = last._runner.plan.layout.num_spans
+    if seen and len(seen) < rows:
+        assert rows - len(seen) <= spans * (sizes[0] + max(sizes)), (rows, len(seen))
+
+
+@pytest.mark.parametrize("repeat", ["", "rows", "batches"])
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_the_new_sequence_is_the_same_on_any_topology(repeat, world):
+    _, state = state_after(pipeline(8, repeat=repeat), 7)
+    whole = given_by(loaded(state, 5, repeat=repeat), 24)
+    parts = [
+        given_by(loaded(state, 5, repeat=repeat, rank=rank, world=world), 24 // world)
+        for rank in range(world)
+    ]
+    order = [(rank - 7) % world for rank in range(world)]
+    merged = [parts[order.index(step % world)][step // world] for step in range(24 // world * world)]
+    assert merged == whole[: len(merged)]
+
+
+@pytest.mark.parametrize("repeat", ["", "rows", "batches"])
+def test_a_changed_run_resumes_without_allowing_anything_more(repeat):
+    _, state = state_after(pipeline(8, repeat=repeat), 7)
+    whole = given_by(loaded(state, 5, repeat=repeat), 20)
+    for stop in range(0, 12, 3):
+        _, later = state_after(loaded(state, 5, repeat=repeat), stop)
+        pipe = pipeline(5, repeat=repeat)
+        pipe.load_state_dict(later)
+        assert given_by(pipe, 20 - stop) == whole[stop:]
+        loader = tp.Loader(pipeline(5, repeat=repeat), num_workers=1)
+        loader.load_state_dict(later)
+        assert given_by(loader, 3) == whole[stop : stop + 3]
+
+
+def test_the_next_epoch_is_that_of_the_new_size():
+    _, state = state_after(pipeline(8), 7)
+    changed = loaded(state, 5)
+    given_by(changed)
+    plain = pipeline(5)
+    given_by(plain)
+    assert given_by(changed) == given_by(plain)
+
+
+def test_a_filtered_pipeline_takes_another_size_too():
+    def make(size):
+        return (
+            tp.from_arrow(pa.table({"x": range(200)})).sharding_filter(4).shuffle(20)
+            .filter(lambda row: row["x"] % 3 > 0).batch(size)
+        )  # fmt: skip
+
+    taken, state = state_after(make(8), 6)
+    pipe = make(3)
+    pipe.load_state_dict(state, allow_changes=["batch_size"])
+    seen = sorted(x for batch in taken + given_by(pipe) for x in batch)
+    assert seen == [x for x in range(200) if x % 3]
+
+
+def test_a_dealt_stream_refuses_in_mid_epoch():
+    def make(size):
+        return tp.from_iterable(lambda: range(200), version="1").sharding_filter(4).shuffle(20).batch(size)
+
+    iterator = iter(make(8))
+    list(islice(iterator, 3))
+    with pytest.raises(tp.StateError, match="it cannot change within an epoch"):
+        make(4).load_state_dict(iterator.state_dict(), allow_changes=["batch_size"])

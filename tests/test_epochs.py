@@ -1,0 +1,337 @@
+"""What an epoch is: each ``iter()`` is another, in every loader, also after a break."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from drawn import build, examples, rows_of, specs, table_of_rows
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from oracle import Spec, Starved, sequence
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import trainpipes as tp
+
+pytestmark = pytest.mark.usefixtures("no_processes_left")
+
+TABLE = table_of_rows(0, 100)
+SPEC = Spec((100,), num_shards=4, buffer_size=15, seed=2, batch_size=8)
+
+
+def pipeline() -> tp.Pipeline:
+    """13 micro-batches an epoch, the last one short."""
+    return tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2).batch(8)
+
+
+def epoch(number: int) -> list[list[int]]:
+    """An epoch of ``pipeline()``, by the laws."""
+    return sequence(SPEC, number)
+
+
+def given_by(loader: Any, count: int | None = None) -> list[list[int]]:
+    return [rows_of(item) for item in islice(loader, count)]
+
+
+def in_process(pipe: tp.Pipeline, workers: int, **options: Any) -> Any:
+    return pipe
+
+
+def plain(pipe: tp.Pipeline, workers: int, **options: Any) -> Any:
+    return DataLoader(pipe, batch_size=None, num_workers=workers, **options)
+
+
+def stateful(pipe: tp.Pipeline, workers: int, **options: Any) -> Any:
+    return StatefulDataLoader(pipe, batch_size=None, num_workers=workers, **options)
+
+
+def ours(pipe: tp.Pipeline, workers: int, **options: Any) -> Any:
+    return tp.Loader(pipe, num_workers=workers, **options)
+
+
+WAYS = [
+    pytest.param(in_process, 0, {}, id="in process"),
+    *[
+        pytest.param(way, workers, {}, id=f"{way.__name__}, {workers} workers")
+        for way in (plain, stateful, ours)
+        for workers in (0, 1, 2)
+    ],
+    *[
+        pytest.param(way, 2, {"persistent_workers": True}, id=f"{way.__name__}, persistent")
+        for way in (plain, stateful, ours)
+    ],
+]
+EVERY_WAY = pytest.mark.parametrize(("way", "workers", "options"), WAYS)
+
+
+@EVERY_WAY
+def test_each_iteration_is_the_next_epoch(way: Any, workers: int, options: Any) -> None:
+    run = way(pipeline(), workers, **options)
+    assert [given_by(run) for _ in range(3)] == [epoch(0), epoch(1), epoch(2)]
+
+
+def test_epochs_of_a_shuffle_differ_and_those_of_file_order_do_not() -> None:
+    assert len({str(epoch(number)) for number in range(5)}) == 5
+    pipe = tp.from_arrow(TABLE).batch(8)
+    assert given_by(pipe) == given_by(pipe)
+
+
+@EVERY_WAY
+def test_an_epoch_that_was_broken_off_counts_as_one(way: Any, workers: int, options: Any) -> None:
+    run = way(pipeline(), workers, **options)
+    assert given_by(run, 5) == epoch(0)[:5]
+    assert given_by(run, 5) == epoch(1)[:5]
+    assert given_by(run) == epoch(2)
+
+
+@EVERY_WAY
+def test_the_same_global_seed_before_each_epoch_changes_nothing(
+    way: Any, workers: int, options: Any
+) -> None:
+    run = way(pipeline(), workers, **options)
+    found = []
+    for _ in range(3):
+        torch.manual_seed(7)
+        found.append(given_by(run))
+    assert found == [epoch(0), epoch(1), epoch(2)]
+
+
+@pytest.mark.parametrize("way", [plain, ours])
+def test_workers_of_one_epoch_are_never_mixed_with_those_of_another(way: Any) -> None:
+    torch.manual_seed(7)
+    run = way(pipeline(), 2)
+    for number in range(6):
+        torch.manual_seed(7)
+        assert given_by(run, 1 + number % 3) == epoch(number)[: 1 + number % 3]
+
+
+def test_two_iterators_of_one_loader_side_by_side_are_two_epochs() -> None:
+    for run in (pipeline(), ours(pipeline(), 0)):
+        first, second = iter(run), iter(run)
+        pairs = [(rows_of(a), rows_of(b)) for a, b in zip(first, second, strict=True)]
+        assert pairs == list(zip(epoch(0), epoch(1), strict=True))
+
+
+def test_a_derived_pipeline_starts_afresh() -> None:
+    pipe = pipeline()
+    given_by(pipe)
+    assert given_by(pipe.take(3)) == epoch(0)[:3]
+    assert given_by(pipe) == epoch(1)
+
+
+# peek
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_peeking_does_not_start_an_epoch(workers: int) -> None:
+    run = ours(pipeline(), workers)
+    assert rows_of(run.peek()) == epoch(0)[0]
+    assert rows_of(run.peek()) == epoch(0)[0]
+    assert given_by(run) == epoch(0)
+    assert rows_of(run.peek()) == epoch(1)[0]
+    assert given_by(run, 4) == epoch(1)[:4]
+    assert rows_of(run.peek()) == epoch(2)[0]
+    assert given_by(run) == epoch(2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_peeking_in_mid_epoch_disturbs_neither_items_nor_state(workers: int) -> None:
+    run = ours(pipeline(), workers)
+    started = iter(run)
+    given_by(started, 5)
+    state = run.state_dict()
+    run.peek()
+    assert run.state_dict() == state
+    assert given_by(started) == epoch(0)[5:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_peeking_after_a_resume_shows_the_next_item(workers: int) -> None:
+    run = ours(pipeline(), workers)
+    run.load_state_dict(pipeline().state_at(6, epoch=1))
+    assert rows_of(run.peek()) == epoch(1)[6]
+    assert given_by(run) == epoch(1)[6:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_peeking_into_an_endless_pipeline_shows_what_comes_next(workers: int) -> None:
+    run = ours(pipeline().repeat(), workers)
+    given_by(run, 5)
+    assert rows_of(run.peek()) == epoch(0)[5]
+    assert given_by(run, 2) == epoch(0)[5:7]
+
+
+def test_peeking_at_nothing_says_so() -> None:
+    with pytest.raises(StopIteration):
+        tp.from_arrow(TABLE.slice(0, 0)).batch(4).peek()
+
+
+# Ends
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_state_of_the_last_batch_goes_on_with_the_first_of_the_next_epoch(
+    workers: int,
+) -> None:
+    run = ours(pipeline(), workers)
+    given_by(run)
+    state = None
+    for _ in run:
+        state = copy.deepcopy(run.state_dict())
+    resumed = ours(pipeline(), workers)
+    resumed.load_state_dict(state)
+    assert [given_by(resumed) for _ in range(2)] == [epoch(2), epoch(3)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_after_an_epoch_of_unknown_length_goes_on_with_the_next(workers: int) -> None:
+    def make() -> tp.Pipeline:
+        return pipeline_of_even_rows()
+
+    whole = make()
+    epochs = [given_by(whole) for _ in range(3)]
+    for inside in (True, False):
+        run = ours(make(), workers)
+        for _ in run:
+            state = copy.deepcopy(run.state_dict())
+        if not inside:
+            state = run.state_dict()
+        resumed = ours(make(), workers)
+        resumed.load_state_dict(state)
+        assert [given_by(resumed) for _ in range(2)] == epochs[1:]
+
+
+def pipeline_of_even_rows() -> tp.Pipeline:
+    pipe = tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2)
+    return pipe.filter(is_even).batch(8)
+
+
+def is_even(row: Any) -> bool:
+    return bool(row["row"] % 2 == 0)
+
+
+def test_an_iterator_that_has_ended_stays_ended() -> None:
+    for run in (pipeline(), ours(pipeline(), 0), ours(pipeline(), 2)):
+        started = iter(run)
+        given_by(started)
+        for _ in range(3):
+            assert next(started, None) is None
+        assert given_by(run) == epoch(1)
+
+
+def test_ranks_that_do_not_divide_an_epoch_leave_out_its_last_batches() -> None:
+    for rank in range(4):
+        pipe = pipeline().distributed(rank=rank, world_size=4)
+        for number in range(3):
+            assert given_by(pipe) == epoch(number)[:12][rank::4]
+        assert len(pipe) == 3
+
+
+# repeat
+
+
+@pytest.mark.parametrize(("way", "workers"), [(in_process, 0), (ours, 0), (ours, 1), (ours, 2)])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_endless_pipeline_goes_on_where_it_stands(way: Any, workers: int, place: str) -> None:
+    rows = tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2)
+    pipe = rows.repeat().batch(8) if place == "before" else rows.batch(8).repeat()
+    run = way(pipe, workers)
+    found = []
+    for count in (3, 1, 14, 9):
+        found += given_by(run, count)
+    spec = Spec((100,), num_shards=4, buffer_size=15, seed=2, batch_size=8, repeat=place)
+    assert found == sequence(spec, 0, 27)
+
+
+def test_repeated_epochs_are_the_epochs_of_iterating_again() -> None:
+    assert given_by(pipeline().repeat(3)) == epoch(0) + epoch(1) + epoch(2)
+
+
+def test_rolling_epochs_have_each_row_once_in_an_epoch() -> None:
+    pipe = tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2).repeat(3).batch(10)
+    rows = [row for batch in given_by(pipe) for row in batch]
+    assert sorted(rows) == sorted([*range(100)] * 3)
+
+
+@examples(60)
+@given(specs(st.integers(1, 120).map(lambda rows: [rows])), st.integers(1, 3))
+def test_passes_of_a_finite_repeat_never_share_an_epoch(spec: Spec, times: int) -> None:
+    assume(spec.repeat is not None)
+    spec = Spec(
+        spec.groups, spec.num_shards, buffer_size=spec.buffer_size, batch_size=spec.batch_size,
+        repeat=spec.repeat, times=times, seed=spec.seed,
+    )  # fmt: skip
+    pipe = build(spec)
+    try:
+        expected = [sequence(spec, number) for number in range(2)]
+    except Starved:
+        assume(False)
+    assert [[rows_in(item) for item in pipe] for _ in range(2)] == expected
+
+
+def rows_in(item: Any) -> list[int]:
+    rows = rows_of(item)
+    return rows if isinstance(rows, list) else [rows]
+
+
+def nothing(row: Any) -> bool:
+    return False
+
+
+def endless_with_nothing() -> Iterator[Any]:
+    """Pipelines that would look for rows for ever."""
+    rows = tp.from_arrow(TABLE).sharding_filter(4)
+    shuffled = rows.shuffle(15)
+    yield pytest.param(shuffled.filter(nothing).batch(8).repeat(), id="filter, batch, repeat")
+    yield pytest.param(shuffled.filter(nothing).repeat().batch(8), id="filter, repeat, batch")
+    yield pytest.param(shuffled.batch(8).filter(nothing).repeat(), id="batch, filter, repeat")
+    yield pytest.param(shuffled.repeat().batch(8).filter(nothing), id="repeat, batch, filter")
+    yield pytest.param(rows.filter(nothing).shuffle(15).repeat().batch(8), id="filter, shuffle")
+    yield pytest.param(rows.filter(nothing).shuffle(15).batch(8).repeat(), id="filter, shuffle 2")
+    yield pytest.param(shuffled.filter(nothing).repeat(), id="rows")
+    yield pytest.param(
+        shuffled.filter(is_even).batch(8).skip(100).repeat(), id="all batches skipped"
+    )
+    yield pytest.param(
+        tp.from_arrow(TABLE).filter(is_even).skip(100).batch(8).repeat(), id="all rows skipped"
+    )
+    yield pytest.param(tp.from_iterable(list).batch(8).repeat(), id="an empty stream")
+    yield pytest.param(tp.from_iterable(list).repeat().batch(8), id="an empty stream, rolling")
+    yield pytest.param(tp.from_arrow(TABLE.slice(0, 0)).batch(8).repeat(), id="no rows")
+    yield pytest.param(tp.from_arrow(TABLE.slice(0, 0)).repeat().batch(8), id="no rows, rolling")
+    yield pytest.param(
+        tp.from_arrow(TABLE.slice(0, 5)).batch(8, drop_last=True).repeat(), id="all dropped"
+    )
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("pipe", list(endless_with_nothing()))
+def test_what_lets_nothing_through_under_repeat_raises(pipe: tp.Pipeline) -> None:
+    with pytest.raises(tp.DataError, match=r"for ever|nothing|no row"):
+        next(iter(pipe))
+
+
+@pytest.mark.timeout(30)
+def test_what_lets_nothing_through_raises_from_workers_too() -> None:
+    pipe = tp.from_arrow(TABLE).sharding_filter(4).shuffle(15).filter(nothing).batch(8).repeat()
+    with pytest.raises(tp.DataError, match="for ever"):
+        next(iter(ours(pipe, 1)))
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_rows_taken_of_each_epoch_are_taken_of_each_epoch(place: str) -> None:
+    """``take`` counts within an epoch wherever it stands below ``repeat``."""
+    for taken in (
+        tp.from_arrow(TABLE).take(12),
+        tp.from_arrow(TABLE).shuffle(100).take(12),
+        tp.from_arrow(TABLE).filter(is_even).take(12),
+        tp.from_iterable(lambda: ({"row": row} for row in range(100))).take(12),
+        tp.from_iterable(lambda: ({"row": row} for row in range(100))).filter(is_even).take(12),
+    ):
+        pipe = taken.repeat().batch(6) if place == "before" else taken.batch(6).repeat()
+        assert len(given_by(pipe, 10)) == 10

@@ -1,0 +1,105 @@
+"""explain() says what will happen before it does."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(3):
+        table = pa.table({"text": [f"row {i} " * 9 for i in range(1000)], "x": np.arange(1000)})
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=250)
+    return str(folder)
+
+
+def pipeline(files, **options):
+    options = {"num_shards": 12, "buffer_size": 100, **options}
+    shards = options.pop("num_shards")
+    return tp.list_files(files).read_parquet().sharding_filter(shards).shuffle(**options).batch(8)
+
+
+def test_it_counts_files_rows_batches_spans_and_shards(files):
+    said = pipeline(files).explain()
+    assert (said.rows, said.batches, said.num_shards, said.num_spans) == (3000, 375, 12, 12)
+    assert said.world_sizes == (1, 2, 3, 4, 6, 12)
+    text = str(said)
+    for words in ("files        3", "12 of 250", "3,000", "375 micro-batches", "12 shards over 12 spans"):
+        assert words in text
+
+
+def test_what_it_says_of_memory_bounds_the_windows_that_are_held(files):
+    pipe = pipeline(files)
+    said = pipe.explain()
+    assert 100 <= said.window_rows < 200
+    windows = pipe._runner.plan.windows()
+    held = sum(windows.get(span, 0, span, 0, {}).block.data.nbytes for span in range(12))
+    assert held <= said.window_bytes <= 4 * held
+
+
+def test_it_says_who_gets_what(files):
+    said = pipeline(files).explain(world_size=2, num_workers=2)
+    assert [(s.rank, s.worker) for s in said.shares] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert sorted(shard for share in said.shares for shard in share.shards) == list(range(12))
+    assert sum(share.rows for share in said.shares) == 3000
+    assert said.batches == 187
+    assert "rank 1, worker 1" in str(said)
+    assert "of each row group in an epoch" in str(said)
+
+
+def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(files):
+    with pytest.raises(tp.TopologyError, match=r"num_shards = 12, got 5 ranks; \[1, 2, 3, 4, 6, 12\] do"):
+        pipeline(files).explain(world_size=5)
+
+
+def test_it_warns_of_row_groups_much_larger_than_the_buffer(files):
+    said = pipeline(files, buffer_size=20)
+    assert any("row groups have up to 250 rows" in note for note in said.explain().notes)
+    assert not pipeline(files, buffer_size=250).explain().notes
+
+
+def test_it_warns_where_memory_makes_the_buffer_smaller(files):
+    notes = pipeline(files, max_bytes=20_000).explain().notes
+    assert any("max_bytes = 20,000 makes the shuffle's buffer smaller" in note for note in notes)
+
+
+def test_it_warns_of_a_number_of_shards_that_fits_few_world_sizes(files):
+    notes = pipeline(files, num_shards=23).explain().notes
+    assert any("num_shards = 23 fits few world sizes; 24, 48" in note for note in notes)
+
+
+def test_it_says_so_where_counts_are_not_known(files):
+    said = pipeline(files).filter(len).explain()
+    assert said.batches is None
+    assert "how many is known only at the end" in str(said)
+    assert "not counted" in str(tp.from_iterable(list).explain())
+    assert "no end" in str(pipeline(files).repeat().explain())
+
+
+def test_spans_of_even_bytes_end_nearly_together(tmp_path):
+    """Rows of the first files are ten times as long as those of the last."""
+    for number in range(8):
+        words = "word " * (40 if number < 4 else 4)
+        pq.write_table(
+            pa.table({"text": [words] * 1000}), tmp_path / f"{number}.parquet", row_group_size=100,
+            use_dictionary=False,
+        )  # fmt: skip
+
+    def lengths(balance):
+        pipe = (
+            tp.list_files(str(tmp_path)).read_parquet().sharding_filter(4, balance=balance)
+            .filter(lambda row: True).batch(10)
+        )  # fmt: skip
+        found = []
+        for rank in range(4):
+            layout = pipe._runner.plan.layout_of(0)
+            start, stop = layout.span(rank)
+            found.append(sum(40 if row < 4000 else 4 for row in range(start, stop)))
+        return max(found) / min(found)
+
+    assert lengths("bytes") < 1.1
+    assert lengths("rows") > 5

@@ -1,0 +1,61 @@
+"""Memory is bounded by what a pipeline says it holds, whatever the size of the data."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+MEASURE = """
+import json, resource, sys
+from itertools import islice
+from trainpipes_recipes import seq2seq
+pipe = seq2seq(sys.argv[1], sys.argv[2])
+rows = sum(len(batch["input_ids"]) for batch in islice(pipe, int(sys.argv[3])))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"rows": rows, "peak": peak}))
+"""
+
+
+def write_pairs(folder, files, rows, words):
+    """Files of prompt and response in one row group each, as pyarrow writes them: the same rows again in
+    each file but the first, by another name."""
+    rng = np.random.default_rng(0)
+    vocabulary = ["".join(map(chr, rng.integers(97, 123, int(n)))) for n in rng.integers(2, 10, 20_000)]
+
+    def texts(mean):
+        counts = rng.integers(mean // 2, mean * 3 // 2, rows)
+        drawn = rng.integers(0, len(vocabulary), int(counts.sum())).tolist()
+        ends = np.cumsum(counts).tolist()
+        found, start = [], 0
+        for end in ends:
+            found.append(" ".join([vocabulary[i] for i in drawn[start:end]]))
+            start = end
+        return found
+
+    table = pa.table({"prompt": texts(words), "response": texts(3 * words)})
+    first = folder / "part-0.parquet"
+    pq.write_table(table, first, compression="none", use_dictionary=False)
+    for number in range(1, files):
+        os.link(first, folder / f"part-{number}.parquet")
+    return first.stat().st_size * files
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_default_recipe_reads_four_gigabytes_within_one_and_a_half(tmp_path):
+    from tokenizer_fixtures import bpe_json
+
+    data = tmp_path / "data"
+    data.mkdir()
+    assert write_pairs(data, files=16, rows=250_000, words=40) > 4e9
+    (tmp_path / "tokenizer.json").write_text(bpe_json())
+    command = [sys.executable, "-c", MEASURE, str(data), str(tmp_path / "tokenizer.json"), "3000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["rows"] == 96_000
+    assert found["peak"] < 1.5 * (1 << 30), f"{found['peak'] / 1e9:.2f} GB"

@@ -1,0 +1,337 @@
+"""The order of rows as arithmetic: spans, windows, chunks, permutations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from drawn import examples
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from trainpipes.order import (
+    Layout,
+    StreamLayout,
+    count_batches,
+    divisors,
+    permutation,
+    random_key,
+    segments,
+    slots_before,
+)
+
+SHARDS = st.sampled_from([1, 2, 3, 4, 6, 7, 8, 12, 24, 48])
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Layouts as a plan makes them; ``span_rows`` is 1 or the buffer."""
+    buffer = draw(st.one_of(st.integers(1, 40), st.integers(1, 700)))
+    whole = draw(st.booleans())
+    return Layout(
+        rows=draw(st.one_of(st.integers(0, 60), st.integers(0, 3000))),
+        batch_size=draw(st.one_of(st.integers(1, 5), st.integers(1, 64))),
+        num_shards=draw(SHARDS),
+        window_rows=buffer,
+        span_rows=draw(st.sampled_from([1, buffer])),
+        window_limit=draw(st.one_of(st.none(), st.integers(1, 500))),
+        whole=whole,
+        rolling=draw(st.booleans()),
+        stride=draw(st.booleans()),
+    )
+
+
+def spans_of(layout: Layout) -> list[tuple[int, int]]:
+    return [layout.span(span) for span in range(layout.num_spans)]
+
+
+def windows_of(layout: Layout, span: int) -> list[tuple[int, int]]:
+    return [layout.window(span, window) for window in range(layout.num_windows(span))]
+
+
+def dealt(layout: Layout, span: int, sharer: int, epoch: int = 0) -> list[int]:
+    """Rows of one shard, counted from the span's first, as the identity order gives them."""
+    rows: list[int] = []
+    for window, (start, stop) in enumerate(windows_of(layout, span)):
+        owned = layout.owned(span, sharer, window, stop - start, epoch)
+        rows.extend((owned + start).tolist())
+    return rows
+
+
+def shortest_span(layout: Layout, spans: int) -> int:
+    """Rows of the shortest of ``spans`` spans, by the law and not by the layout."""
+    sizes = [0] * spans
+    if layout.whole and not layout.rolling:
+        for number in range(0, layout.rows, layout.batch_size):
+            batch = min(layout.batch_size, layout.rows - number)
+            sizes[number // layout.batch_size % spans] += batch
+    else:
+        for row in range(layout.rows):
+            sizes[row % spans] += 1
+    return min(sizes)
+
+
+@examples(300)
+@given(layouts())
+def test_spans_partition_the_rows_of_an_epoch(layout: Layout) -> None:
+    edges = spans_of(layout)
+    assert edges[0][0] == 0
+    assert edges[-1][1] == layout.rows
+    assert all(a[1] == b[0] for a, b in zip(edges, edges[1:], strict=False))
+    assert all(start <= stop for start, stop in edges)
+
+
+@examples(300)
+@given(layouts())
+def test_windows_partition_a_span_and_none_is_empty(layout: Layout) -> None:
+    for span, (start, stop) in enumerate(spans_of(layout)):
+        edges = windows_of(layout, span)
+        assert sum(b - a for a, b in edges) == stop - start
+        assert all(a < b for a, b in edges)
+        assert [a for a, _ in edges] == [0, *[b for _, b in edges]][: len(edges)]
+
+
+@examples(300)
+@given(layouts())
+def test_a_window_has_the_buffer_to_twice_the_buffer_where_its_span_has_as_many(
+    layout: Layout,
+) -> None:
+    layout = replace(layout, window_limit=None)
+    for span, (start, stop) in enumerate(spans_of(layout)):
+        sizes = [b - a for a, b in windows_of(layout, span)]
+        if stop - start >= layout.window_rows:
+            assert all(layout.window_rows <= size < 2 * layout.window_rows for size in sizes)
+        else:
+            assert len(sizes) <= 1
+
+
+@examples(300)
+@given(layouts())
+def test_no_window_of_a_shuffle_is_short_where_there_are_buffer_rows_at_all(
+    layout: Layout,
+) -> None:
+    layout = replace(layout, span_rows=layout.window_rows, window_limit=None, stride=False)
+    assume(layout.rows >= layout.window_rows)
+    sizes = [b - a for span in range(layout.num_spans) for a, b in windows_of(layout, span)]
+    assert min(sizes) >= layout.window_rows
+
+
+@examples(200)
+@given(layouts(), st.integers(1, 500))
+def test_no_window_is_larger_than_the_memory_limit_allows(layout: Layout, limit: int) -> None:
+    layout = replace(layout, window_limit=limit)
+    for span in range(layout.num_spans):
+        assert all(b - a <= limit for a, b in windows_of(layout, span))
+
+
+@examples(300)
+@given(layouts())
+def test_there_are_as_many_spans_as_the_largest_divisor_of_the_shards_that_fills_them(
+    layout: Layout,
+) -> None:
+    least = max(1, layout.span_rows)
+    fitting = [
+        spans
+        for spans in range(1, layout.num_shards + 1)
+        if layout.num_shards % spans == 0 and shortest_span(layout, spans) >= least
+    ]
+    expected = 1 if layout.stride else max([1, *fitting])
+    assert layout.num_spans == expected
+    assert layout.sharers == layout.num_shards // expected
+
+
+@examples(300)
+@given(layouts(), st.integers(0, 3))
+def test_every_row_of_a_span_is_dealt_to_exactly_one_of_its_shards(
+    layout: Layout, epoch: int
+) -> None:
+    for span, (start, stop) in enumerate(spans_of(layout)):
+        rows = [r for j in range(layout.sharers) for r in dealt(layout, span, j, epoch)]
+        assert sorted(rows) == list(range(stop - start))
+
+
+@examples(200)
+@given(layouts(), st.data())
+def test_rows_that_a_filter_left_are_dealt_to_exactly_one_shard_too(
+    layout: Layout, data: st.DataObject
+) -> None:
+    layout = replace(layout, whole=False)
+    assume(layout.rows > 0)
+    span = data.draw(st.integers(0, layout.num_spans - 1))
+    assume(layout.num_windows(span) > 0)
+    window = data.draw(st.integers(0, layout.num_windows(span) - 1))
+    start, stop = layout.window(span, window)
+    left = data.draw(st.integers(0, stop - start))
+    owned = [layout.owned(span, j, window, left, 0).tolist() for j in range(layout.sharers)]
+    assert sorted(row for rows in owned for row in rows) == list(range(left))
+    assert all(rows == sorted(rows) for rows in owned)
+
+
+@examples(300)
+@given(layouts())
+def test_known_counts_make_the_micro_batches_of_a_plain_data_loader(layout: Layout) -> None:
+    layout = replace(layout, whole=True, rolling=False)
+    total = count_batches(layout.rows, layout.batch_size, drop_last=False)
+    sizes: dict[int, int] = {}
+    for shard in range(layout.num_shards):
+        span, sharer = shard % layout.num_spans, shard // layout.num_spans
+        rows = dealt(layout, span, sharer)
+        for at, first in enumerate(range(0, len(rows), layout.batch_size)):
+            number = shard + at * layout.num_shards
+            sizes[number] = len(rows[first : first + layout.batch_size])
+    assert sorted(sizes) == list(range(total))  # no holes
+    full = [number for number in sizes if sizes[number] == layout.batch_size]
+    assert len(full) == layout.rows // layout.batch_size
+    assert full == [] or sorted(full) == list(range(len(full)))  # only the last may be short
+
+
+@examples(200)
+@given(layouts())
+def test_micro_batch_i_of_an_epoch_is_number_i_over_g_of_span_i_mod_g(layout: Layout) -> None:
+    layout = replace(layout, whole=True, rolling=False)
+    for shard in range(layout.num_shards):
+        span, sharer = shard % layout.num_spans, shard // layout.num_spans
+        for row in dealt(layout, span, sharer):
+            chunk = row // layout.batch_size
+            assert (chunk * layout.num_spans + span) % layout.num_shards == shard
+
+
+@examples(200)
+@given(layouts(), st.integers(1, 4))
+def test_rolling_micro_batches_are_dealt_in_turn_over_the_joints_of_epochs(
+    layout: Layout, epochs: int
+) -> None:
+    layout = replace(layout, whole=True, rolling=True)
+    for span, (start, stop) in enumerate(spans_of(layout)):
+        size = stop - start
+        for sharer in range(layout.sharers):
+            rows = [
+                row + epoch * size
+                for epoch in range(epochs)
+                for row in dealt(layout, span, sharer, epoch)
+            ]
+            expected = [
+                row
+                for row in range(size * epochs)
+                if row // layout.batch_size % layout.sharers == sharer
+            ]
+            assert rows == expected
+
+
+@examples(300)
+@given(layouts(), st.data())
+def test_the_window_of_a_row_is_the_one_that_holds_it(layout: Layout, data: st.DataObject) -> None:
+    span = data.draw(st.integers(0, layout.num_spans - 1))
+    start, stop = layout.span(span)
+    row = data.draw(st.integers(0, stop - start + 2))
+    window = layout.window_of(span, row)
+    if row >= stop - start:
+        assert window == layout.num_windows(span)
+    else:
+        first, end = layout.window(span, window)
+        assert first <= row < end
+
+
+@examples(200)
+@given(
+    rows=st.integers(0, 500),
+    batch_size=st.integers(1, 20),
+    num_shards=SHARDS,
+    buffer=st.integers(1, 60),
+    whole=st.booleans(),
+)
+def test_a_stream_is_dealt_row_by_row_to_exactly_one_shard(
+    rows: int, batch_size: int, num_shards: int, buffer: int, whole: bool
+) -> None:
+    layout = StreamLayout(batch_size, num_shards, buffer, whole)
+    edges = [*range(0, rows, buffer), rows]
+    owner: dict[int, int] = {}
+    for window, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+        for shard in range(num_shards):
+            for position in layout.owned(0, shard, window, stop - start, 0).tolist():
+                assert owner.setdefault(start + position, shard) == shard
+    assert sorted(owner) == list(range(rows))
+    if whole:
+        assert all(owner[row] == row // batch_size % num_shards for row in owner)
+
+
+@given(st.integers(0, 400), st.integers(0, 60), st.integers(1, 60))
+def test_slots_before_counts_the_numbers_of_a_residue_class(
+    m: int, shard: int, num_shards: int
+) -> None:
+    assume(shard < num_shards)
+    assert slots_before(m, shard, num_shards) == sum(
+        number % num_shards == shard for number in range(m)
+    )
+
+
+@given(st.integers(1, 3000))
+def test_divisors_are_all_that_divide(n: int) -> None:
+    assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
+
+
+@given(st.integers(0, 300), st.integers(1, 40), st.booleans())
+def test_batches_are_counted_as_a_plain_data_loader_counts_them(
+    rows: int, batch_size: int, drop_last: bool
+) -> None:
+    plain = DataLoader(range(rows), batch_size, drop_last=drop_last)  # type: ignore[arg-type]
+    assert count_batches(rows, batch_size, drop_last) == len(plain)
+
+
+@given(st.lists(st.integers(0, 9), max_size=12), st.booleans(), st.data())
+def test_segments_are_the_rows_of_the_blocks_in_their_order(
+    sizes: list[int], shuffled: bool, data: st.DataObject
+) -> None:
+    order = permutation(len(sizes), 1, "blocks") if shuffled else None
+    places = list(range(len(sizes))) if order is None else order.tolist()
+    rows = [(block, row) for block in places for row in range(sizes[block])]
+    first = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(first, len(rows)))
+    starts = np.concatenate([[0], np.cumsum([sizes[block] for block in places])]).astype(np.int64)
+    found = segments(starts, order, first, stop)
+    assert [(b, r) for b, low, high in found for r in range(low, high)] == rows[first:stop]
+    assert all(low < high for _, low, high in found)
+
+
+@given(st.integers(0, 2000), st.integers(-(2**40), 2**70), st.integers(0, 99))
+def test_a_permutation_holds_each_number_once_and_is_a_function_of_its_arguments(
+    n: int, seed: int, epoch: int
+) -> None:
+    first = permutation(n, seed, "window", epoch)
+    np.random.seed(1)
+    assert sorted(first.tolist()) == list(range(n))
+    assert first.tolist() == permutation(n, seed, "window", epoch).tolist()
+    assert first.dtype == np.int64
+
+
+def test_keys_of_neighbouring_seeds_and_paths_differ() -> None:
+    paths: list[tuple[int, tuple[int | str, ...]]] = [
+        (seed, ("window", epoch, span, window))
+        for seed in range(6)
+        for epoch in range(6)
+        for span in range(6)
+        for window in range(6)
+    ]
+    keys = {tuple(random_key(seed, *path).tolist()) for seed, path in paths}
+    assert len(keys) == len(paths)
+    assert random_key(1, 2).tolist() != random_key(1, "2").tolist()
+
+
+def test_permutations_of_a_shuffle_are_close_to_uniform() -> None:
+    # 4! orders of 4 rows in 4,800 epochs: 200 each, standard deviation 14.
+    seen: dict[tuple[int, ...], int] = {}
+    for epoch in range(4800):
+        order = tuple(permutation(4, 0, "window", epoch).tolist())
+        seen[order] = seen.get(order, 0) + 1
+    assert len(seen) == 24
+    assert max(abs(count - 200) for count in seen.values()) < 70
+
+
+@pytest.mark.parametrize("rows", [1, 24, 100_000_000_000])
+def test_a_layout_costs_the_same_for_any_number_of_rows(rows: int) -> None:
+    layout = Layout(rows=rows, batch_size=32, num_shards=960, window_rows=40_960, span_rows=40_960)
+    assert layout.span(layout.num_spans - 1)[1] == rows
+    last = layout.num_windows(layout.num_spans - 1)
+    assert layout.window_of(layout.num_spans - 1, rows) == last

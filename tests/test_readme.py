@@ -1,0 +1,110 @@
+"""What README.md and docs/ show is what happens.
+
+Each file's ```python blocks are run from top to bottom in one process and one empty folder. A ```text
+block right after one is what it prints. A block marked ```python no-run needs what is not here.
+``python tests/test_readme.py`` writes what the blocks print into the files.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from trainpipes import Pipeline
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+
+#: Methods of a Pipeline that are no stages.
+NOT_STAGES = {"state_dict", "load_state_dict", "state_at", "register_datapipe_as_function"}
+
+END = "=== end of block {} ==="
+
+
+def blocks(page: str) -> list[re.Match[str]]:
+    """The blocks to run, each with its code and, if the page shows it, what it prints."""
+    return list(BLOCK.finditer((ROOT / page).read_text()))
+
+
+def first_line(block: re.Match[str]) -> int:
+    """The line of the page on which a block's code starts."""
+    return block.string.count("\n", 0, block.start(1)) + 1
+
+
+def printed(page: str, folder: Path) -> list[str]:
+    """What each block of a page prints, run in ``folder``."""
+    lines = ["import warnings", "warnings.simplefilter('error')"]
+    for expected in ("This DataLoader will create", ".*multi-threaded.*fork"):
+        lines.append(f"warnings.filterwarnings('ignore', {expected!r})")
+    for number, block in enumerate(blocks(page)):
+        # Lines keep their numbers, so that an error names the place in the page.
+        code = "\n" * (first_line(block) - 1) + block[1]
+        lines.append(f"exec(compile({code!r}, {page!r}, 'exec'))")
+        lines.append(f"print({END.format(number)!r}, flush=True)")
+    command = [sys.executable, "-c", "\n".join(lines)]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250)
+    assert run.returncode == 0, run.stderr
+    said, rest = [], run.stdout
+    for number in range(len(blocks(page))):
+        one, rest = rest.split(END.format(number) + "\n", 1)
+        said.append(one)
+    return said
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_shows_is_what_it_prints(page: str, tmp_path: Path) -> None:
+    found = blocks(page)
+    assert found, f"{page} has no block to run"
+    for block, said in zip(found, printed(page, tmp_path), strict=True):
+        assert said == (block[2] or ""), f"{page}, block at line {first_line(block)}"
+
+
+def test_every_stage_has_an_example() -> None:
+    page = (ROOT / "docs" / "compose.md").read_text()
+    text = "".join(re.findall(r"^```python.*?^```$", page, re.DOTALL | re.MULTILINE))
+    stages = [
+        name
+        for name, value in vars(Pipeline).items()
+        if not name.startswith("_") and callable(value) and name not in NOT_STAGES
+    ]
+    missing = [name for name in stages if f".{name}(" not in text]
+    assert len(stages) > 10
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    targets = LINK.findall((ROOT / page).read_text())
+    assert not [target for target in targets if not (folder / target).exists()]
+
+
+def test_the_tree_in_the_readme_is_the_tree() -> None:
+    text = (ROOT / "README.md").read_text()
+    tree = text.split("## What is where")[1].split("##")[0]
+    named = re.findall(r"[\w./]+(?:\.py|/)(?=\s)|\.ci/run", tree)
+    rooms = ["pipes", "recipes", "tests", "docs", ".ci"]
+    there = {path.name for room in rooms for path in (ROOT / room).rglob("*")}
+    assert len(named) > 15
+    assert not [
+        name for name in named if name.rstrip("/") not in there and not (ROOT / name).exists()
+    ]
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        with TemporaryDirectory() as folder:
+            said = printed(page, Path(folder))
+        for block, one in reversed(list(zip(blocks(page), said, strict=True))):
+            if block[2] is not None:
+                text = text[: block.start(2)] + one + text[block.end(2) :]
+        (ROOT / page).write_text(text)

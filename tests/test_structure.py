@@ -1,0 +1,104 @@
+"""The folder tree keeps its promises."""
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import trainpipes
+
+ROOT = Path(trainpipes.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+
+#: Rooms from the bottom up: a module imports from its own floor or from below.
+FLOORS = {
+    "errors": 0,
+    "order": 0,
+    "state": 0,
+    "merge": 0,
+    "topology": 0,
+    "padding": 0,
+    "runtime": 1,
+    "tokenizers": 2,
+    "stages": 2,
+    "sources": 2,
+    "pipeline": 3,
+    "explain": 4,
+    "map_dataset": 4,
+    "loader": 4,
+    "recipes": 4,
+    "testing": 5,
+    "integrations": 5,
+    "cli": 5,
+}
+#: Imported where it is used, so as not to go up: a node runs what it is the end of, and a pipeline
+#: offers what is built upon it.
+LATE = {("pipeline", "explain"), ("pipeline", "map_dataset")}
+
+
+def imports_of(path: Path) -> list[tuple[str, bool]]:
+    """Modules that a file imports, and whether at its top."""
+    found = []
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.append((node.module, id(node) in top))
+        elif isinstance(node, ast.Import):
+            found += [(alias.name, id(node) in top) for alias in node.names]
+    return found
+
+
+def room(module: str) -> str:
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_one_way(path):
+    own = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    for module, top in imports_of(path):
+        if not module.startswith("trainpipes."):
+            continue
+        target = room(module)
+        late = not top and (own, target) in LATE
+        assert late or FLOORS[target] <= FLOORS[own], f"{path.name} imports {module}"
+
+
+def test_the_library_imports_no_optional_package_at_its_top():
+    required = {"torch", "torchdata", "pyarrow", "numpy", "fsspec", "trainpipes"}
+    import sys
+
+    known = required | set(sys.stdlib_module_names)
+    for path in SOURCES:
+        for module, top in imports_of(path):
+            assert not top or module.split(".")[0] in known, f"{path.name} imports {module}"
+
+
+def test_source_roots_hold_no_init_file():
+    top = Path(__file__).resolve().parents[1]
+    assert not (top / "pipes" / "__init__.py").exists()
+    assert not (top / "recipes" / "__init__.py").exists()
+
+
+def test_public_names_are_sorted_and_there():
+    assert trainpipes.__all__ == sorted(trainpipes.__all__)
+    for name in trainpipes.__all__:
+        assert getattr(trainpipes, name) is not None
+
+
+@pytest.mark.parametrize(
+    "name", sorted(m.name for m in pkgutil.walk_packages(trainpipes.__path__, "trainpipes."))
+)
+def test_every_module_exports_what_it_has(name):
+    module = importlib.import_module(name)
+    for exported in getattr(module, "__all__", []):
+        assert hasattr(module, exported), exported
+
+
+def test_no_module_is_named_after_nothing():
+    names = {part for path in SOURCES for part in path.relative_to(ROOT).with_suffix("").parts}
+    assert not names & {"utils", "helpers", "common", "base", "manager", "misc"}
