@@ -1,0 +1,67 @@
+# make help    says what there is.
+#
+# Everything is installed in .venv, which `make clean` removes. Another place, or another package than
+# this source tree:    make test VENV=/somewhere PACKAGE=dist/trainpipes-0.1.0-py3-none-any.whl
+
+PYTHON ?= python3
+VENV ?= .venv
+PACKAGE ?= --editable .
+JOBS ?= 2
+PYTEST ?=
+
+BIN := $(VENV)/bin
+# The pinned versions, always: an unpinned torch brings gigabytes of CUDA.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --constraint constraints.txt
+
+.PHONY: help demo test lint format clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    train, kill, resume, and compare every batch; about 2 minutes, then a picture"
+	@echo "make test    all tests; PYTEST='-k name' for some of them"
+	@echo "make lint    ruff and mypy"
+	@echo "make format  let ruff format the code"
+	@echo "make clean   remove .venv, caches and what the demo wrote"
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m trainpipes_recipes.demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Each stamp says that what a target needs is installed, as of these two files.
+
+$(VENV)/.pip: constraints.txt
+	@echo "making $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --quiet --upgrade pip
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.pip pyproject.toml
+	@echo "installing trainpipes and torch (a minute or two)"
+	$(INSTALL) $(PACKAGE)
+	@touch $@
+
+$(VENV)/.demo $(VENV)/.lint: $(VENV)/.%: $(VENV)/.package
+	@echo "installing what make $* needs"
+	$(INSTALL) --quiet --group $*
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo "installing what make test needs"
+	$(INSTALL) --quiet --group test
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

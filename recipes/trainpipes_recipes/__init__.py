@@ -1,0 +1,6 @@
+"""Prebuilt pipelines, each one readable file of public stages: copy one to change it."""
+
+from trainpipes_recipes.seq2seq import seq2seq
+from trainpipes_recipes.sft import sft
+
+__all__ = ["seq2seq", "sft"]

@@ -1,0 +1,75 @@
+"""Fine-tuning of an encoder-decoder model: the prompt in, the response out, each padded by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes import Pipeline, from_arrow, list_files
+
+__all__ = ["seq2seq"]
+
+
+def seq2seq(
+    files: Any,
+    tokenizer: Any,
+    *,
+    prompt: str = "prompt",
+    response: str = "response",
+    max_length: int = 512,
+    batch_size: int = 32,
+    buffer_size: int = 40_960,
+    seed: int = 0,
+    num_shards: int = 24,
+    drop_last: bool = False,
+    keep_in_memory: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Batches for training an encoder-decoder model.
+
+    Each is a dict of int64 tensors, B = ``batch_size``:
+
+        input_ids    [B, L]   the prompt's tokens, end-of-text, then padding; L the longest prompt
+        input_mask   [B, L]   1 where input_ids holds a token, 0 where it holds padding
+        target_ids   [B, M]   the response's tokens, end-of-text, then padding; M the longest response
+
+    For the loss, set the padding of ``target_ids`` to -100 or mask it: padding is the tokenizer's own
+    token, which other text may hold too.
+
+    Not for decoder-only models, which read prompt and response as one sequence: that is ``sft``.
+
+    Args:
+        files: Parquet files: path, folder, glob, any fsspec URL, or a list of these.
+        tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        prompt: column of what the encoder reads.
+        response: column of what the decoder is to write.
+        max_length: tokens of a prompt, and of a response, at most, end-of-text included.
+        batch_size: rows in a batch.
+        buffer_size: rows that are mixed with each other, at least.
+        seed: of the order.
+        num_shards: a multiple of every number of ranks to train on.
+        drop_last: leave out the short batch at the end of an epoch.
+        keep_in_memory: read both columns once and keep them, rather than again in every epoch. The
+            batches are made the same way of the same rows; their order is another one, since a table
+            in memory has no row groups to shuffle, and states fit only what saved them.
+        storage_options: for the file system, as fsspec takes them.
+    """
+    rows = list_files(files, storage_options=storage_options).read_parquet([prompt, response])
+    if keep_in_memory:
+        # Every rank reads all rows, and keeps them; what it trains on is dealt below.
+        pieces = rows.distributed(rank=0, world_size=1).batch(8192).collate(format="arrow")
+        rows = from_arrow(pa.concat_tables(pieces))
+    return (
+        rows.sharding_filter(num_shards)
+        .shuffle(buffer_size, seed=seed)
+        .tokenize(
+            tokenizer,
+            {prompt: "input_ids", response: "target_ids"},
+            max_length=max_length,
+            eos=True,
+        )
+        .batch(batch_size, drop_last=drop_last)
+        .pad_collate(mask={"input_ids": "input_mask"})
+    )

@@ -1,0 +1,64 @@
+"""Supervised fine-tuning of a causal language model: prompt + response, loss on the response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainpipes import Pipeline, list_files
+
+__all__ = ["sft"]
+
+
+def sft(
+    files: Any,
+    tokenizer: Any,
+    *,
+    prompt: str = "prompt",
+    response: str = "response",
+    max_length: int = 1024,
+    batch_size: int = 8,
+    buffer_size: int = 40_960,
+    seed: int = 0,
+    num_shards: int = 24,
+    drop_last: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Batches for supervised fine-tuning of a causal language model.
+
+    Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
+
+        input_ids        the prompt's tokens, then the response's, then end-of-text, then padding
+        attention_mask   1 where input_ids holds a token, 0 where it holds padding
+        labels           input_ids on the response and its end-of-text, -100 elsewhere
+
+    Labels stand at the place of the token they are (as transformers' causal models expect): the
+    logits of position t are compared with the label of t + 1.
+
+    Not for conversations of several turns (write them into the two columns first), not for plain text
+    (no prompt to leave out), and wasteful where lengths differ much within a batch: rows are padded,
+    not packed. A row that is too long is cut and still ends with end-of-text, so that it teaches the
+    model to stop there: choose ``max_length`` so that few are.
+
+    Args:
+        files: Parquet files: path, folder, glob, any fsspec URL, or a list of these.
+        tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        prompt: column of what is given to the model.
+        response: column of what it is to learn.
+        max_length: tokens of a row at most, end-of-text included.
+        batch_size: rows in a batch.
+        buffer_size: rows that are mixed with each other, at least.
+        seed: of the order.
+        num_shards: a multiple of every number of ranks to train on.
+        drop_last: leave out the short batch at the end of an epoch.
+        storage_options: for the file system, as fsspec takes them.
+    """
+    return (
+        list_files(files, storage_options=storage_options)
+        .read_parquet([prompt, response])
+        .sharding_filter(num_shards)
+        .shuffle(buffer_size, seed=seed)
+        .tokenize(tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response)
+        .batch(batch_size, drop_last=drop_last)
+        .pad_collate()
+    )

@@ -1,0 +1,278 @@
+"""The recipes: what their batches hold, and how they are found by name."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+import trainpipes as tp
+import trainpipes_recipes
+from trainpipes.testing import check_resume, digest
+from trainpipes_recipes import seq2seq, sft
+
+Batch = dict[str, torch.Tensor]
+
+PLAIN = ["the", "a", "two", "cats", "sit", "sat", "on", "mat", "4", "+", "=", "of", "and"]
+WORDS = [*PLAIN, "résumé", "naïve", "猫が", "🙂", "-", "\n", "\t", ""]
+
+
+def texts(count: int, seed: int, longest: int = 60) -> list[str]:
+    """Texts of 0 to ``longest`` words."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, longest + 1, count)
+    return [" ".join(WORDS[i] for i in random.integers(0, len(WORDS), n)) for n in lengths]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<pad>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(texts(500, seed=1), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=trained, pad_token="<pad>", eos_token="<eos>", padding_side="right"
+    )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """10,000 rows in three files of uneven row groups."""
+    folder = tmp_path_factory.mktemp("rows")
+    table = pa.table({"prompt": texts(10_000, seed=2), "response": texts(10_000, 3, longest=30)})
+    for number, (start, stop, group) in enumerate(
+        [(0, 6000, 900), (6000, 6100, 7), (6100, 10_000, 4000)]
+    ):
+        pq.write_table(
+            table.slice(start, stop - start), folder / f"{number}.parquet", row_group_size=group
+        )
+    return folder
+
+
+def in_order(files: Path, **options: Any) -> Iterator[dict[str, str]]:
+    """The rows as a pipeline of the same order gives them, one by one."""
+    rows = tp.list_files(files).read_parquet().sharding_filter(24).shuffle(**options)
+    for micro_batch in rows.batch(32):
+        yield from micro_batch
+
+
+def plain_seq2seq(rows: Iterator[dict[str, str]], tokenizer: Any) -> Iterator[Batch]:
+    """What the recipe does, as one would write it without a library: for texts that all fit."""
+
+    def make(buffer: list[dict[str, str]]) -> Batch:
+        end = tokenizer.eos_token
+        prompts = [row["prompt"] + end for row in buffer]
+        responses = [row["response"] + end for row in buffer]
+        prompts = tokenizer(prompts, padding=True, return_tensors="pt")
+        responses = tokenizer(responses, padding=True, return_tensors="pt")
+        return {
+            "input_ids": prompts["input_ids"],
+            "input_mask": prompts["attention_mask"],
+            "target_ids": responses["input_ids"],
+        }
+
+    buffer: list[dict[str, str]] = []
+    for row in rows:
+        buffer.append(row)
+        if len(buffer) == 32:
+            yield make(buffer)
+            buffer = []
+    if buffer:
+        yield make(buffer)
+
+
+def plain_sft(rows: Iterator[dict[str, str]], tokenizer: Any, size: int) -> Iterator[Batch]:
+    buffer = []
+    for row in rows:
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        response = [*tokenizer(row["response"])["input_ids"], tokenizer.eos_token_id]
+        buffer.append((prompt + response, [-100] * len(prompt) + response))
+        if len(buffer) == size:
+            width = max(len(ids) for ids, _ in buffer)
+            pad = tokenizer.pad_token_id
+            yield {
+                "input_ids": torch.tensor([i + [pad] * (width - len(i)) for i, _ in buffer]),
+                "attention_mask": torch.tensor(
+                    [[1] * len(i) + [0] * (width - len(i)) for i, _ in buffer]
+                ),
+                "labels": torch.tensor([n + [-100] * (width - len(n)) for _, n in buffer]),
+            }
+            buffer = []
+
+
+def assert_same(found: list[Batch], wanted: list[Batch]) -> None:
+    assert len(found) == len(wanted)
+    for number, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        assert sorted(a) == sorted(b)
+        for name in b:
+            assert a[name].dtype == torch.int64
+            assert torch.equal(a[name], b[name]), f"batch {number}, {name}"
+
+
+def test_seq2seq_gives_what_plain_python_gives(files: Path, tokenizer: Any) -> None:
+    rows = list(in_order(files, buffer_size=1000, seed=5))
+    assert len(rows) == 10_000
+    assert Counter(row["prompt"] for row in rows) == Counter(texts(10_000, seed=2))
+    found = list(seq2seq(files, tokenizer, buffer_size=1000, seed=5))
+    assert_same(found, list(plain_seq2seq(iter(rows), tokenizer)))
+    assert len(found) == 313
+
+
+def test_sft_gives_what_plain_python_gives(files: Path, tokenizer: Any) -> None:
+    rows = tp.list_files(files).read_parquet().sharding_filter(24).shuffle(1000, seed=5)
+    order = (row for micro_batch in rows.batch(8) for row in micro_batch)
+    found = list(sft(files, tokenizer, buffer_size=1000, seed=5))
+    assert_same(found, list(plain_sft(order, tokenizer, 8)))
+
+
+def unpadded(batches: list[Batch]) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The rows of batches of bytes, without padding."""
+    rows: Counter[Any] = Counter()
+    for batch in batches:
+        for ids, mask, target in zip(
+            batch["input_ids"].tolist(),
+            batch["input_mask"].tolist(),
+            batch["target_ids"].tolist(),
+            strict=True,
+        ):
+            rows[tuple(ids[: sum(mask)]), tuple(i for i in target if i != 257)] += 1
+    return rows
+
+
+def test_seq2seq_kept_in_memory_gives_the_same_rows(files: Path) -> None:
+    read = list(seq2seq(files, "bytes", max_length=2048))
+    kept = list(seq2seq(files, "bytes", max_length=2048, keep_in_memory=True))
+    assert [len(b["input_ids"]) for b in kept] == [len(b["input_ids"]) for b in read]
+    assert unpadded(kept) == unpadded(read)
+
+
+def test_seq2seq_of_one_row_group_is_the_same_in_memory(tmp_path: Path) -> None:
+    table = pa.table({"prompt": texts(500, 1), "response": texts(500, 2)})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    read, kept = (list(seq2seq(tmp_path, "bytes", keep_in_memory=k)) for k in (False, True))
+    assert_same(kept, read)
+
+
+def test_every_rank_keeps_all_rows_in_memory_and_trains_on_its_own(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ranks = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        ranks.append([digest(b) for b in seq2seq(files, "bytes", keep_in_memory=True)])
+    monkeypatch.delenv("WORLD_SIZE")
+    whole = [digest(b) for b in seq2seq(files, "bytes", keep_in_memory=True)]
+    assert whole[:312] == [b for pair in zip(*ranks, strict=True) for b in pair]
+
+
+def test_columns_may_have_any_name(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"q": ["a", "b"], "a": ["c", "d"], "z": [1, 2]}), tmp_path / "x.parquet"
+    )
+    batch = next(iter(sft(tmp_path, "bytes", prompt="q", response="a", batch_size=2)))
+    assert sorted(batch["labels"][:, 1].tolist()) == [ord("c"), ord("d")]
+    batch = next(iter(seq2seq(tmp_path, "bytes", prompt="q", response="a")))
+    assert sorted(batch) == ["input_ids", "input_mask", "target_ids"]
+
+
+def test_no_sequence_is_longer_than_max_length(files: Path, tokenizer: Any) -> None:
+    for batch in sft(files, tokenizer, max_length=20, batch_size=500):
+        assert batch["input_ids"].shape[1] == 20
+        last = (batch["attention_mask"].sum(dim=1) - 1)[:, None]
+        assert (batch["input_ids"].gather(1, last) == tokenizer.eos_token_id).all()
+    for batch in seq2seq(files, tokenizer, max_length=20, batch_size=500):
+        assert batch["input_ids"].shape[1] == batch["target_ids"].shape[1] == 20
+
+
+@pytest.mark.parametrize("recipe", [sft, seq2seq])
+def test_a_recipe_resumes_exactly(recipe: Any, tmp_path: Path) -> None:
+    table = pa.table({"prompt": texts(90, 1), "response": texts(90, 2)})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=11)
+    check_resume(recipe(tmp_path, "bytes", batch_size=8, buffer_size=20), epochs=2, processes=0)
+
+
+def test_recipes_are_found_by_name(tmp_path: Path) -> None:
+    assert tp.recipe("sft", files=tmp_path, tokenizer="bytes") == sft(tmp_path, "bytes")
+    assert tp.recipe("seq2seq", files=tmp_path, tokenizer="bytes") == seq2seq(tmp_path, "bytes")
+
+
+def test_every_recipe_of_the_package_is_offered() -> None:
+    offered = {
+        point.name
+        for point in entry_points(group="trainpipes.recipes")
+        if point.value.startswith("trainpipes_recipes.")
+    }
+    assert offered == set(trainpipes_recipes.__all__)
+
+
+def test_a_name_that_is_no_recipe_is_refused_with_those_that_are() -> None:
+    with pytest.raises(
+        tp.ConfigError, match=r"no recipe 'stf' \(did you mean 'sft'\?\).*seq2seq, sft"
+    ):
+        tp.recipe("stf")
+
+
+def test_an_option_that_a_recipe_does_not_have_is_refused_with_those_it_has() -> None:
+    message = (
+        r"no option 'tokeniser' \(did you mean 'tokenizer'\?\); it is sft\(files, tokenizer, \*, "
+    )
+    with pytest.raises(tp.ConfigError, match=message):
+        tp.recipe("sft", files="x", tokeniser="bytes")
+
+
+def test_an_option_that_is_missing_is_named() -> None:
+    with pytest.raises(tp.ConfigError, match="missing a required argument: 'tokenizer'; it is sft"):
+        tp.recipe("sft", files="x")
+
+
+def offer(folder: Path, package: str, recipes: dict[str, str], monkeypatch: Any) -> None:
+    """Install a package that offers recipes, as far as Python can tell."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = [f"{name} = {value}" for name, value in recipes.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[trainpipes.recipes]", *lines]) + "\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_another_package_can_offer_recipes(tmp_path: Path, monkeypatch: Any) -> None:
+    code = "import trainpipes as tp\n\ndef count(n, **rest):\n    return tp.from_dataset(range(n)).batch(2)\n"
+    (tmp_path / "counting_recipes.py").write_text(code)
+    offer(tmp_path, "counting", {"count": "counting_recipes:count"}, monkeypatch)
+    assert list(tp.recipe("count", n=3, name="free")) == [[0, 1], [2]]
+    sys.modules.pop("counting_recipes", None)
+
+
+def test_a_recipe_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    offer(tmp_path, "broken", {"broken": "no_such_module:broken"}, monkeypatch)
+    with pytest.raises(tp.ConfigError, match=r"no_such_module:broken, which cannot be imported"):
+        tp.recipe("broken")
+
+
+def test_two_recipes_of_one_name_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    offer(tmp_path, "other", {"sft": "elsewhere:sft"}, monkeypatch)
+    with pytest.raises(tp.ConfigError, match="more than once"):
+        tp.recipe("sft", files="x", tokenizer="bytes")
+
+
+def test_what_a_recipe_returns_is_a_pipeline(tmp_path: Path, monkeypatch: Any) -> None:
+    offer(tmp_path, "odd", {"odd": "fractions:Fraction"}, monkeypatch)
+    with pytest.raises(tp.ConfigError, match="returns a trainpipes Pipeline, got Fraction"):
+        tp.recipe("odd")
