@@ -24,7 +24,9 @@ FLOORS = {
     "tokenizers": 2,
     "stages": 2,
     "sources": 2,
+    "nodes": 3,
     "pipeline": 3,
+    "start": 4,
     "explain": 4,
     "map_dataset": 4,
     "loader": 4,
@@ -102,3 +104,14 @@ def test_every_module_exports_what_it_has(name):
 def test_no_module_is_named_after_nothing():
     names = {part for path in SOURCES for part in path.relative_to(ROOT).with_suffix("").parts}
     assert not names & {"utils", "helpers", "common", "base", "manager", "misc"}
+
+
+def test_all_stages_can_be_had_as_nodes():
+    from every_stage import public_stages
+
+    from trainpipes import nodes
+
+    assert nodes.__all__ == sorted(nodes.__all__)
+    stages = {getattr(nodes, name) for name in nodes.__all__}
+    named = {"".join(part.title() for part in name.split("_")) for name in public_stages()}
+    assert {stage.__name__ for stage in stages} == named | {"Stage"}

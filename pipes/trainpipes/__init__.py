@@ -18,15 +18,9 @@ from trainpipes.errors import (
 from trainpipes.loader import Loader
 from trainpipes.merge import merge_states
 from trainpipes.padding import pad_sequences
-from trainpipes.pipeline import (
-    Pipeline,
-    from_arrow,
-    from_dataset,
-    from_iterable,
-    from_tensors,
-    list_files,
-)
+from trainpipes.pipeline import Pipeline
 from trainpipes.recipes import recipe
+from trainpipes.start import from_arrow, from_dataset, from_iterable, from_tensors, list_files
 
 # torchdata's StatefulDataLoader calls a deprecated function of torch at every construction.
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)

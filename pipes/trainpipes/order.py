@@ -50,7 +50,7 @@ def random_key(seed: int, *path: int | str) -> npt.NDArray[np.uint64]:
     """The 128-bit Philox key of a seed and a path of names, two uint64.
 
     >>> random_key(0, "rows", 3).tolist()
-    [11283098155838189180, 10466440962402757462]
+    [4477973818612085419, 15367812723592809961]
     """
     text = json.dumps([seed, *path], separators=(",", ":"))
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], dtype="<u8").astype(np.uint64)
@@ -62,7 +62,7 @@ def permutation(n: int, seed: int, *path: int | str) -> IntArray:
     About 60 ns a row.
 
     >>> permutation(5, 0, "rows").tolist()
-    [0, 3, 4, 1, 2]
+    [0, 1, 3, 4, 2]
     """
     raw = np.random.Philox(key=random_key(seed, *path)).random_raw(n)
     return np.argsort(raw, kind="stable").astype(np.int64, copy=False)

@@ -8,7 +8,7 @@ its own iteration stands; a pipeline derived from it starts afresh.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -19,12 +19,7 @@ from trainpipes.order import slots_before
 from trainpipes.runtime.iterator import PipelineIterator, Runner
 from trainpipes.runtime.plan import Plan
 from trainpipes.runtime.stage import Stage
-from trainpipes.sources.arrow import FromArrow
-from trainpipes.sources.dataset import FromDataset
-from trainpipes.sources.files import ListFiles
-from trainpipes.sources.iterable import FromIterable
 from trainpipes.sources.parquet import ReadParquet
-from trainpipes.sources.tensors import FromTensors
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import Rename, Select
@@ -47,14 +42,7 @@ if TYPE_CHECKING:
     from trainpipes.explain import Explanation
     from trainpipes.map_dataset import MapDataset
 
-__all__ = [
-    "Pipeline",
-    "from_arrow",
-    "from_dataset",
-    "from_iterable",
-    "from_tensors",
-    "list_files",
-]
+__all__ = ["Pipeline"]
 
 #: A stage's class and its options, ordered.
 Step = tuple[type[Stage], dict[str, Any]]
@@ -439,47 +427,3 @@ def _same(a: Any, b: Any) -> bool:
         return torch.equal(a, b)
     equals = getattr(a, "equals", None)
     return bool(equals(b) if callable(equals) and type(a) is type(b) else a == b)
-
-
-def list_files(
-    urls: Any, *, suffix: Any = None, storage_options: Mapping[str, Any] | None = None
-) -> Pipeline:
-    """Files by path, folder, glob (also ``**``), any fsspec URL, or a list of these. See ``ListFiles``.
-
-    >>> import trainpipes as tp
-    >>> tp.list_files("data/*.parquet").read_parquet(columns=["text"]).batch(32)
-    list_files(urls='data/*.parquet')
-      .read_parquet(columns=['text'])
-      .batch(batch_size=32, drop_last=False)
-    """
-    return _start(ListFiles(urls=urls, suffix=suffix, storage_options=storage_options))
-
-
-def from_dataset(dataset: Any, sampler: Iterable[Any] | None = None) -> Pipeline:
-    """Rows of a map-style torch ``Dataset``. See ``FromDataset``."""
-    return _start(FromDataset(dataset=dataset, sampler=sampler))
-
-
-def from_arrow(table: Any) -> Pipeline:
-    """Rows of a ``pyarrow.Table`` in memory. See ``FromArrow``."""
-    return _start(FromArrow(table=table))
-
-
-def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
-    """Rows of tensors of one first dimension: tuples, or dicts if given by name. See ``FromTensors``."""
-    if tensors and named:
-        raise ConfigError("from_tensors(...) takes tensors by position or by name, got both")
-    if named:
-        return _start(FromTensors(tensors=tuple(named.values()), names=tuple(named)))
-    return _start(FromTensors(tensors=tensors))
-
-
-def from_iterable(
-    factory: Callable[[], Iterable[Any]] | Iterable[Any], *, version: str | None = None
-) -> Pipeline:
-    """Rows of what a function returns, made anew each epoch; no seeking. See ``FromIterable``."""
-    return _start(FromIterable(factory=factory, version=version))
-
-
-def _start(stage: Stage) -> Pipeline:
-    return Pipeline([(type(stage), stage.options)])

@@ -35,7 +35,7 @@ class Shuffle(Stage):
     >>> import trainpipes as tp
     >>> pipe = tp.from_iterable(lambda: range(6)).shuffle(6, seed=0)
     >>> list(pipe), list(pipe)
-    ([5, 1, 0, 3, 4, 2], [0, 3, 5, 1, 4, 2])
+    ([5, 0, 4, 2, 1, 3], [5, 0, 1, 2, 4, 3])
     """
 
     role = "shuffle"

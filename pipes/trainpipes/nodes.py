@@ -1,0 +1,61 @@
+"""All stages by their classes, to be put together as torchdata nodes.
+
+Each is a ``torchdata.nodes.BaseNode`` built as ``Stage(source, ...)``: a chain of them gives just what
+the pipeline of the same stages gives, and stands below or above torchdata's own nodes.
+
+>>> import pyarrow as pa
+>>> from torchdata.nodes import Loader
+>>> from trainpipes.nodes import Batch, FromArrow, Shuffle
+>>> rows = FromArrow(table=pa.table({"x": [1, 2, 3, 4]}))
+>>> loader = Loader(Batch(Shuffle(rows, 4, seed=1), 2))
+>>> for batch in loader:
+...     print(batch)
+[{'x': 3}, {'x': 2}]
+[{'x': 1}, {'x': 4}]
+"""
+
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.arrow import FromArrow
+from trainpipes.sources.dataset import FromDataset
+from trainpipes.sources.files import ListFiles
+from trainpipes.sources.iterable import FromIterable
+from trainpipes.sources.parquet import ReadParquet
+from trainpipes.sources.tensors import FromTensors
+from trainpipes.stages.batch import Batch
+from trainpipes.stages.collate import Collate
+from trainpipes.stages.columns import Rename, Select
+from trainpipes.stages.filter import Filter
+from trainpipes.stages.map import Map
+from trainpipes.stages.map_batches import MapBatches
+from trainpipes.stages.pad_collate import PadCollate
+from trainpipes.stages.pin import Pin
+from trainpipes.stages.repeat import Repeat
+from trainpipes.stages.sharding_filter import ShardingFilter
+from trainpipes.stages.shuffle import Shuffle
+from trainpipes.stages.take import Skip, Take
+from trainpipes.stages.tokenize import Tokenize
+
+__all__ = [
+    "Batch",
+    "Collate",
+    "Filter",
+    "FromArrow",
+    "FromDataset",
+    "FromIterable",
+    "FromTensors",
+    "ListFiles",
+    "Map",
+    "MapBatches",
+    "PadCollate",
+    "Pin",
+    "ReadParquet",
+    "Rename",
+    "Repeat",
+    "Select",
+    "ShardingFilter",
+    "Shuffle",
+    "Skip",
+    "Stage",
+    "Take",
+    "Tokenize",
+]

@@ -1,0 +1,1 @@
+"""What happens to rows: one stage a file."""

@@ -1,0 +1,61 @@
+"""The functions that a pipeline starts with: where its rows come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from trainpipes.errors import ConfigError
+from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.arrow import FromArrow
+from trainpipes.sources.dataset import FromDataset
+from trainpipes.sources.files import ListFiles
+from trainpipes.sources.iterable import FromIterable
+from trainpipes.sources.tensors import FromTensors
+
+__all__ = ["from_arrow", "from_dataset", "from_iterable", "from_tensors", "list_files"]
+
+
+def list_files(
+    urls: Any, *, suffix: Any = None, storage_options: Mapping[str, Any] | None = None
+) -> Pipeline:
+    """Files by path, folder, glob (also ``**``), any fsspec URL, or a list of these. See ``ListFiles``.
+
+    >>> import trainpipes as tp
+    >>> tp.list_files("data/*.parquet").read_parquet(columns=["text"]).batch(32)
+    list_files('data/*.parquet')
+      .read_parquet(columns=['text'])
+      .batch(32)
+    """
+    return _start(ListFiles(urls=urls, suffix=suffix, storage_options=storage_options))
+
+
+def from_dataset(dataset: Any, sampler: Iterable[Any] | None = None) -> Pipeline:
+    """Rows of a map-style torch ``Dataset``. See ``FromDataset``."""
+    return _start(FromDataset(dataset=dataset, sampler=sampler))
+
+
+def from_arrow(table: Any) -> Pipeline:
+    """Rows of a ``pyarrow.Table`` in memory. See ``FromArrow``."""
+    return _start(FromArrow(table=table))
+
+
+def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
+    """Rows of tensors of one first dimension: tuples, or dicts if given by name. See ``FromTensors``."""
+    if tensors and named:
+        raise ConfigError("from_tensors(...) takes tensors by position or by name, got both")
+    if named:
+        return _start(FromTensors(tensors=tuple(named.values()), names=tuple(named)))
+    return _start(FromTensors(tensors=tensors))
+
+
+def from_iterable(
+    factory: Callable[[], Iterable[Any]] | Iterable[Any], *, version: str | None = None
+) -> Pipeline:
+    """Rows of what a function returns, made anew each epoch; no seeking. See ``FromIterable``."""
+    return _start(FromIterable(factory=factory, version=version))
+
+
+def _start(stage: Stage) -> Pipeline:
+    return Pipeline([(type(stage), stage.options)])

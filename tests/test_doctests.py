@@ -1,0 +1,33 @@
+"""The examples in docstrings give what they show."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import trainpipes
+import trainpipes_recipes
+
+
+def modules():
+    for package in (trainpipes, trainpipes_recipes):
+        yield package.__name__
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if module.name.rsplit(".", 1)[-1] not in ("demo", "train_sft", "__main__"):
+                yield module.name
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_examples_of(name):
+    module = importlib.import_module(name)
+    failed, _ = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert not failed
+
+
+def test_there_are_examples():
+    count = 0
+    for name in modules():
+        found = doctest.DocTestFinder().find(importlib.import_module(name))
+        count += sum(bool(test.examples) for test in found)
+    assert count > 30
