@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -55,10 +56,20 @@ def golden() -> Path:
 @pytest.fixture
 def no_processes_left() -> Iterator[None]:
     """Fails a test that leaves worker processes behind."""
-    before = set(psutil.Process().children(recursive=True))
+    before = set(_workers())
     yield
     gc.collect()  # exceptions keep what raised them
-    left = [p for p in psutil.Process().children(recursive=True) if p not in before]
+    left = [process for process in _workers() if process not in before]
     _, alive = psutil.wait_procs(left, timeout=5)
-    names = [" ".join(p.cmdline()) for p in alive if p.is_running()]
-    assert not [n for n in names if "resource_tracker" not in n and "forkserver" not in n], names
+    assert not [" ".join(process.cmdline()) for process in alive]
+
+
+def _workers() -> list[psutil.Process]:
+    """All processes below this one but those that multiprocessing keeps to its end."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            command = " ".join(process.cmdline())
+            if "resource_tracker" not in command and "forkserver" not in command:
+                found.append(process)
+    return found

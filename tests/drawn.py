@@ -11,18 +11,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from oracle import Spec
 
 import trainpipes as tp
+from oracle import Spec
 from trainpipes.runtime.source import Reader, RowSource
 from trainpipes.runtime.stage import Stage
 
 
-def examples(count: int) -> settings:
-    """``count`` examples, and more of them in the nightly run."""
-    return settings(max_examples=max(1, count * settings.default.max_examples // 100))
+def examples(count: int, *, shrink: bool = True) -> settings:
+    """``count`` examples, and more of them in the nightly run.
+
+    Args:
+        count: in an ordinary run.
+        shrink: look for a simpler one that fails; that takes minutes where each starts processes.
+    """
+    phases = [phase for phase in Phase if shrink or phase not in (Phase.shrink, Phase.explain)]
+    most = max(1, count * settings.default.max_examples // 100)
+    return settings(max_examples=most, phases=phases)
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,8 @@ ENDLESS: dict[str, Make] = {
     "repeat / across": lambda f: sharded(f).repeat().batch(8),
     "repeat / filtered": lambda f: sharded(f, 4).filter(odd).repeat().batch(4),
     "repeat / filtered batches": lambda f: sharded(f, 4).filter(odd).batch(4).repeat(),
+    "take / across": lambda f: rows(f).shuffle(20).take(30).repeat().batch(4),
+    "skip / across": lambda f: rows(f).filter(odd).skip(30).repeat().batch(4),
     "repeat / part": lambda f: sharded(f).batch(4).skip(2).take(11).repeat(),
 }
 

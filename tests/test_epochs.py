@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from drawn import build, examples, rows_of, specs, table_of_rows
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracle import Spec, Starved, sequence
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
+from drawn import build, examples, rows_of, specs, table_of_rows
+from oracle import Spec, Starved, sequence
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 

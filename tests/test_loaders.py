@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from drawn import rows_of, table_of_rows, write_parquet
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchdata.nodes import (
@@ -31,6 +30,7 @@ from torchdata.nodes import Loader as NodeLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
+from drawn import rows_of, table_of_rows, write_parquet
 from trainpipes.sources.arrow import FromArrow
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.parquet import ReadParquet
@@ -260,7 +260,7 @@ def test_a_stateful_data_loaders_state_is_refused_with_other_workers() -> None:
     given_by(first, 3)
     run = stateful(pipeline(), 1)
     run.load_state_dict(first.state_dict())
-    with pytest.raises(Exception, match="worker|num_workers"):
+    with pytest.raises(Exception, match="num_workers"):
         given_by(run)
 
 
@@ -293,7 +293,9 @@ def failed_workers_let_go(no_processes_left: None) -> Iterator[None]:
 @pytest.mark.usefixtures("failed_workers_let_go")
 def test_workers_without_a_sharding_filter_are_refused() -> None:
     pipe = tp.from_arrow(TABLE).batch(8)
-    with pytest.raises(tp.TopologyError, match=r"2 DataLoader workers would all read the same") as e:
+    with pytest.raises(
+        tp.TopologyError, match=r"2 DataLoader workers would all read the same"
+    ) as e:
         given_by(plain(pipe, 2))
     assert ".sharding_filter()" in str(e.value)
 
@@ -367,10 +369,8 @@ def test_a_killed_worker_raises_within_seconds(loader: Any) -> None:
 @LOADERS
 def test_a_run_that_is_broken_off_leaves_no_workers(loader: Any) -> None:
     run = loader(pipeline(), 2)
-    for item in run:
-        break
-    assert item is not None
-    del run, item
+    assert given_by(run, 1) == epochs_of(1)[0][:1]
+    del run
     _, alive = psutil.wait_procs(psutil.Process().children(), timeout=5)
     assert [p for p in alive if "resource_tracker" not in " ".join(p.cmdline())] == []
 
@@ -509,9 +509,7 @@ NODES: dict[str, Callable[[], BaseNode[Any]]] = {
     "between": lambda: Prefetcher(
         Batch(
             Map(
-                ParallelMapper(
-                    IterableWrapper(range(60)), number, num_workers=2, method="thread"
-                ),
+                ParallelMapper(IterableWrapper(range(60)), number, num_workers=2, method="thread"),
                 fn=times_two,
             ),
             batch_size=8,
@@ -594,9 +592,7 @@ def test_a_node_that_was_reset_before_its_first_item_has_not_used_up_an_epoch() 
 
 @pytest.mark.parametrize("loader", [plain, ours])
 def test_spawned_workers_give_the_same_epochs(loader: Any) -> None:
-    run = loader(
-        pipeline(), 2, persistent_workers=loader is ours, multiprocessing_context="spawn"
-    )
+    run = loader(pipeline(), 2, persistent_workers=loader is ours, multiprocessing_context="spawn")
     assert [given_by(run) for _ in range(2)] == epochs_of(2)
 
 

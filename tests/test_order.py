@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from drawn import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from drawn import examples
 from trainpipes.order import (
     Layout,
     StreamLayout,
@@ -79,7 +80,7 @@ def test_spans_partition_the_rows_of_an_epoch(layout: Layout) -> None:
     edges = spans_of(layout)
     assert edges[0][0] == 0
     assert edges[-1][1] == layout.rows
-    assert all(a[1] == b[0] for a, b in zip(edges, edges[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(edges))
     assert all(start <= stop for start, stop in edges)
 
 
@@ -248,7 +249,7 @@ def test_a_stream_is_dealt_row_by_row_to_exactly_one_shard(
     layout = StreamLayout(batch_size, num_shards, buffer, whole)
     edges = [*range(0, rows, buffer), rows]
     owner: dict[int, int] = {}
-    for window, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+    for window, (start, stop) in enumerate(pairwise(edges)):
         for shard in range(num_shards):
             for position in layout.owned(0, shard, window, stop - start, 0).tolist():
                 assert owner.setdefault(start + position, shard) == shard

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 import torch
-from drawn import SMALL_GROUPS, Keep, build, examples, rows_of, specs, write_parquet
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracle import Spec, Starved, sequence
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
+from drawn import SMALL_GROUPS, Keep, build, examples, rows_of, specs, write_parquet
+from oracle import Spec, Starved, sequence
 from trainpipes.testing import digest
 
 AFTER = 12  # items looked at after the last resume
@@ -144,8 +144,10 @@ class OfDataLoader(Run):
         self.pipe.load_state_dict(self.pipe.state_at(self.taken, epoch=self.epoch))
         self.loader: Any = DataLoader(self.pipe, batch_size=None, **self.options)
         self.started = False
-        plan = self.pipe._runner.plan
-        self.length = None if plan.endless else len(self.pipe)
+        try:
+            self.length: int | None = len(self.pipe)
+        except TypeError:  # it has no end
+            self.length = None
 
     def start_pass(self) -> Iterator[Any]:
         if self.started:
@@ -194,6 +196,21 @@ def resumed_at(
     return given
 
 
+def uninterrupted(make: Make, count: int) -> list[str]:
+    """What one run gives. Pipelines of which a pass is empty are passed over: where such a pass ends
+    cannot be told from its items."""
+    given = InProcess(make).give(count)
+    assume(len(given) == count)
+    return given
+
+
+def test_a_pipeline_without_rows_resumes_to_nothing() -> None:
+    for spec in (Spec((), buffer_size=3), Spec((0, 0)), Spec((5,), batch_size=8, drop_last=True)):
+        make = maker(spec, None)
+        for kind in (InProcess, OfLoader, OfStatefulDataLoader):
+            assert resumed_at(kind, make, [0, 3], [0, 0, 0]) == []
+
+
 STOPS = st.lists(st.integers(0, 24), min_size=1, max_size=4)
 
 
@@ -204,7 +221,7 @@ def test_iterating_a_pipeline_resumes_exactly(
 ) -> None:
     assume(has_sequence(spec))
     make = maker(spec, finish)
-    whole = InProcess(make).give(sum(stops) + AFTER)
+    whole = uninterrupted(make, sum(stops) + AFTER)
     assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
 
 
@@ -213,7 +230,7 @@ def test_iterating_a_pipeline_resumes_exactly(
 def test_iterating_a_stream_resumes_exactly(spec: Spec, stops: list[int]) -> None:
     assume(has_sequence(spec))
     make = maker(spec, None)
-    whole = InProcess(make).give(sum(stops) + AFTER)
+    whole = uninterrupted(make, sum(stops) + AFTER)
     assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
 
 
@@ -228,7 +245,7 @@ def test_iterating_parquet_files_resumes_exactly(spec: Spec, stops: list[int]) -
         def make() -> tp.Pipeline:
             return build(spec, tp.list_files(folder).read_parquet())
 
-        whole = InProcess(make).give(sum(stops) + AFTER)
+        whole = uninterrupted(make, sum(stops) + AFTER)
         assert resumed_at(InProcess, make, stops, [0] * (len(stops) + 1)) == whole
 
 
@@ -237,7 +254,7 @@ def test_iterating_parquet_files_resumes_exactly(spec: Spec, stops: list[int]) -
 def test_ways_to_run_without_workers_resume_exactly(spec: Spec, stops: list[int]) -> None:
     assume(has_sequence(spec))
     make = maker(spec, None)
-    whole = InProcess(make).give(sum(stops) + AFTER)
+    whole = uninterrupted(make, sum(stops) + AFTER)
     none = [0] * (len(stops) + 1)
     for kind in (OfLoader, OfStatefulDataLoader):
         assert resumed_at(kind, make, stops, none) == whole, kind.__doc__
@@ -274,7 +291,7 @@ def plans(draw: st.DrawFn, most_workers: int = 2) -> tuple[Spec, list[int], list
     return spec, stops, workers[: len(stops) + 1]
 
 
-@examples(50)
+@examples(60, shrink=False)
 @given(plans(most_workers=3))
 def test_a_loader_resumes_exactly_with_any_number_of_workers(
     plan: tuple[Spec, list[int], list[int]],
@@ -282,11 +299,11 @@ def test_a_loader_resumes_exactly_with_any_number_of_workers(
     spec, stops, workers = plan
     assume(has_sequence(spec))
     make = maker(spec, "pad" if spec.seed % 2 else None)
-    whole = InProcess(make).give(sum(stops) + AFTER)
+    whole = uninterrupted(make, sum(stops) + AFTER)
     assert resumed_at(OfLoader, make, stops, workers) == whole
 
 
-@examples(25)
+@examples(40, shrink=False)
 @given(plans(), st.integers(1, 2))
 def test_a_stateful_data_loader_resumes_exactly(
     plan: tuple[Spec, list[int], list[int]], workers: int
@@ -294,14 +311,14 @@ def test_a_stateful_data_loader_resumes_exactly(
     spec, stops, _ = plan
     assume(has_sequence(spec))
     make = maker(spec, None)
-    whole = OfStatefulDataLoader(make, None, workers).give(sum(stops) + AFTER)
-    if in_turn(spec, workers):
-        assert whole == InProcess(make).give(sum(stops) + AFTER)
+    whole = uninterrupted(make, sum(stops) + AFTER)
+    if not in_turn(spec, workers):  # then it keeps to an order of its own
+        whole = OfStatefulDataLoader(make, None, workers).give(sum(stops) + AFTER)
     count = [workers] * (len(stops) + 1)
     assert resumed_at(OfStatefulDataLoader, make, stops, count) == whole
 
 
-@examples(25)
+@examples(40, shrink=False)
 @given(plans())
 def test_a_data_loader_started_from_a_state_goes_on_exactly(
     plan: tuple[Spec, list[int], list[int]],
@@ -311,11 +328,11 @@ def test_a_data_loader_started_from_a_state_goes_on_exactly(
     assume(has_passes_by_number(spec))
     assume(all(in_turn(spec, count) for count in workers))
     make = maker(spec, None)
-    whole = InProcess(make).give(sum(stops) + AFTER)
+    whole = uninterrupted(make, sum(stops) + AFTER)
     assert resumed_at(OfDataLoader, make, stops, workers) == whole
 
 
-@examples(20)
+@examples(30, shrink=False)
 @given(plans(), st.integers(1, 2))
 def test_a_loader_goes_on_from_the_state_of_a_stateful_data_loader(
     plan: tuple[Spec, list[int], list[int]], workers: int
@@ -328,7 +345,7 @@ def test_a_loader_goes_on_from_the_state_of_a_stateful_data_loader(
     given_first = first.give(stops[0])
     assume(first.passes is not None)
     second = OfLoader(make, as_saved(first.state()), 0)
-    assert given_first + second.give(AFTER) == InProcess(make).give(stops[0] + AFTER)
+    assert given_first + second.give(AFTER) == uninterrupted(make, stops[0] + AFTER)
 
 
 @pytest.mark.parametrize("kind", [OfLoader, OfStatefulDataLoader, OfDataLoader])

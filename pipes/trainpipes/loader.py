@@ -113,7 +113,9 @@ class Loader:
 
     def peek(self) -> Any:
         """The first batch of the next iteration, without starting one."""
-        return self.pipeline.peek()
+        if self._current is not None and self._runner.plan.endless:
+            return self._runner.peek(self._current.state())
+        return self._runner.peek()
 
     def __iter__(self) -> Iterator[Any]:
         if self.num_workers == 0:

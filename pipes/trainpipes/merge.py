@@ -115,17 +115,28 @@ def states_within(state: Any) -> list[Mapping[str, Any]]:
                 "holds no position for now: use snapshot_every_n_steps=1, or load it into a "
                 "StatefulDataLoader with as many workers"
             )
-        workers = state["_snapshot"].get("_worker_snapshots", {})
-        found = [workers[key]["fetcher_state"]["dataset_iter_state"] for key in sorted(workers)]
-    elif state.get("fetcher_state"):
-        found = [state["fetcher_state"]["dataset_iter_state"]]
+        workers = _inside(state, "_snapshot", "_worker_snapshots")
+        names = sorted(workers) if isinstance(workers, Mapping) else []
+        found = [_inside(workers, n, "fetcher_state", "dataset_iter_state") for n in names] or [
+            None
+        ]
+    elif "fetcher_state" in state:
+        found = [_inside(state, "fetcher_state", "dataset_iter_state")]
     else:
         found = [state]
     for part in found:
         if not isinstance(part, Mapping) or any(key not in part for key in _COMMON):
-            keys = ", ".join(map(repr, list(part or {})[:4])) or "no keys"
+            shown = part if isinstance(part, Mapping) else state
+            keys = ", ".join(map(repr, list(shown)[:4])) or "no keys"
             raise StateError(
                 f"not a state of trainpipes: it lacks some of {', '.join(_COMMON)} (found {keys}); load "
                 "what state_dict() gave, as it was"
             )
     return found
+
+
+def _inside(state: Any, *path: str) -> Any:
+    """What stands at a path of keys, None if nothing does."""
+    for key in path:
+        state = state.get(key) if isinstance(state, Mapping) else None
+    return state

@@ -35,7 +35,7 @@ def recipe(name: str, /, **options: Any) -> Pipeline:
 
     >>> import trainpipes as tp
     >>> tp.recipe("sft", files="chat/*.parquet", tokenizer="bytes", batch_size=4).stages[0]
-    list_files(urls='chat/*.parquet')
+    list_files('chat/*.parquet')
     """
     build = _load(_find(name))
     _check(name, inspect.signature(build), options)

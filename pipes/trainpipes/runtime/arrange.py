@@ -87,6 +87,9 @@ def arrange(stages: Sequence[Stage]) -> Arranged:
             f"{found} of a sharded pipeline stands directly after the source (rows in file order) "
             "or after batch() (micro-batches): elsewhere each shard would count for itself"
         )
+    for stage in plan.after:
+        if stage.role in ("take", "skip"):
+            stage.rolls = plan.rolling
     return plan
 
 

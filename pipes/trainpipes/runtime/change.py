@@ -66,7 +66,7 @@ def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> 
     resized = plan.resized(sizes)  # a shard's next rows are others now
     for key in [key for key in changed if key.startswith("shard-")]:
         shard = int(key.removeprefix("shard-"))
-        cursor = resized.cursor_at(int(state["m"]), shard, int(state["epoch"]))
+        cursor = resized.cursor_at(int(state["m"]), shard, int(state["epoch"]), onward=True)
         changed[key] = json.dumps(cursor, separators=(",", ":"))
     return changed
 

@@ -14,6 +14,7 @@ from trainpipes.merge import merge_states
 from trainpipes.runtime.agreement import InStep, agreement_over
 from trainpipes.runtime.change import adapt
 from trainpipes.runtime.consumer import Consumer
+from trainpipes.runtime.lane import check_places
 from trainpipes.runtime.passes import Passes
 from trainpipes.runtime.plan import Plan
 from trainpipes.state import Position, parse
@@ -109,7 +110,9 @@ class Runner:
         return topology
 
     def parse(self, state: Any) -> Position:
-        return parse(state, self.plan.identity, self.plan.num_shards)
+        position = parse(state, self.plan.identity, self.plan.num_shards)
+        check_places(self.plan.resized(position.sizes), position)
+        return position
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
@@ -154,10 +157,12 @@ class Runner:
                 ) from None
         return walk.state()
 
-    def peek(self) -> Any:
-        """The next item, from an iterator of its own."""
+    def peek(self, state: dict[str, Any] | None = None) -> Any:
+        """The next item, from an iterator of its own; that after ``state``, if one is given."""
         plan = self.plan
-        if self.last is not None and plan.endless:
+        if state is not None:
+            position = self.parse(state)
+        elif self.last is not None and plan.endless:
             position = self.parse(self.last.state_dict())
         elif self.pending is not None and self.pending["epoch"] == self.passes.upcoming:
             position = self.parse(self.pending)

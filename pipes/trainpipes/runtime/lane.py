@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainpipes.errors import DataError, TrainpipesError
+from trainpipes.errors import DataError, StateError, TrainpipesError
+from trainpipes.order import Layout
 from trainpipes.runtime.plan import Plan
-from trainpipes.runtime.run import Run, RunSource
+from trainpipes.runtime.run import Run, RunSource, innermost
 from trainpipes.runtime.source import Place
 from trainpipes.runtime.windows import Windows
+from trainpipes.state import Position, shard_key
 
-__all__ = ["ENDED", "Lane"]
+__all__ = ["ENDED", "Lane", "check_places"]
 
 
 class _Ended:
@@ -51,6 +53,7 @@ class Lane:
         self._slot = 0
         self.delivered = 0
         self.ended = False
+        self._gave = True  # something in this epoch, or nobody knows
         if cursor is None:
             self._enter(self._epoch)
             return
@@ -71,6 +74,7 @@ class Lane:
         self._slot = plan.slot(self._shard, epoch, self._first_epoch)
         skip, self._until = plan.chunks(self._slot)
         self._chain = self._run = None
+        self._gave = False
         if skip and plan.seekable:
             self._state, self._at = plan.start(self._slot, epoch, skip), skip
             return
@@ -88,12 +92,13 @@ class Lane:
             item = self._pull()
             if item is not ENDED:
                 self.delivered += 1
+                self._gave = True
                 return item
             plan = self._plan
             if plan.rolling or plan.repeat is None or self._epoch_is_last():
                 self.ended = True
                 break
-            if self._at == 0 and not plan.known:
+            if not self._gave and not plan.known:
                 raise DataError(
                     f"repeat() goes on for ever only where each shard gets rows: shard "
                     f"{self._shard} of {plan.num_shards} got none in epoch {self._epoch}; lower "
@@ -169,8 +174,33 @@ def say_where(error: Exception, plan: Plan) -> None:
     del error._trainpipes  # type: ignore[attr-defined]
 
 
-def innermost(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of the rows at the bottom of nested states."""
-    while "below" in state:
-        state = state["below"]
-    return state
+def check_places(plan: Plan, position: Position) -> None:
+    """Raise unless the cursors of a state point to where its micro-batches have led, as far as that
+    can be told.
+
+    Raises:
+        StateError: one does not; it was edited or is damaged.
+    """
+    first = plan.first_epoch(position.epoch)
+    for shard, cursor in position.cursors.items():
+        below = innermost(cursor)
+        good = below["epoch"] >= first
+        if plan.times is not None:
+            good = good and below["epoch"] < first + plan.times
+        layout = plan.layout_of(below["epoch"]) if good else plan.layout
+        if plan.seekable:
+            led = (
+                plan.cursor_at(position.m, shard, position.epoch, onward)
+                for onward in (False, True)
+            )
+            good = any(place.items() <= cursor.items() for place in led)
+        elif isinstance(layout, Layout):
+            span = plan.slot(shard, first, first) % layout.num_spans
+            windows = layout.num_windows(span)
+            good = good and below["window"] <= max(windows, 1)
+        if not good:
+            raise StateError(
+                f"{shard_key(shard)}: {json.dumps(cursor)} is not where {cursor['delivered']} micro-batches "
+                f"of pass {position.epoch} have led; the state was edited or is damaged: load it as "
+                "it was saved"
+            )

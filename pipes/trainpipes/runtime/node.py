@@ -9,6 +9,7 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.runtime.block import Payload
 from trainpipes.runtime.iterator import Pass
+from trainpipes.runtime.lane import check_places
 from trainpipes.runtime.plan import Plan
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.runtime.stage import Stage
@@ -94,6 +95,7 @@ class NodeIterator:
         topology.check(plan.num_shards, plan.shard is not None)
         if state is not None:
             position = parse(state, plan.identity, plan.num_shards)
+            check_places(plan.resized(position.sizes), position)
             self._pass = Pass(plan, topology, position, position.m, go_on=False)
         else:
             if self._pass is not None and self._consumed:

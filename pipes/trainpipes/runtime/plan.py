@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.errors import DataError
 from trainpipes.order import (
     IntArray,
     Layout,
@@ -339,6 +340,11 @@ class Plan(Arranged):
         may be left out."""
         if self.known:
             total = self.pass_batches
+            if self.endless and not total:
+                raise DataError(
+                    "repeat() goes on for ever only where an epoch gives something, and one of "
+                    f"{self.stages[0]} gives nothing: there are no rows, or drop_last, take() or skip() leave none"
+                )
             if math.isinf(total) or self.ragged:
                 return total
             return origin + max(0, int(total) - origin) // world_size * world_size
@@ -397,14 +403,16 @@ class Plan(Arranged):
             return {"epoch": epoch, "window": window, "row": upcoming - joint - begin}
         return {"epoch": epoch, "window": window + 1, "row": 0}
 
-    def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
+    def cursor_at(self, m: int, shard: int, number: int, onward: bool = False) -> dict[str, Any]:
         """The cursor of a shard after ``m`` micro-batches of a pass over all ranks, by arithmetic
-        (``seekable`` only)."""
+        (``seekable`` only): where its last micro-batch left it, or ``onward`` in the epoch of ``m``."""
         delivered = slots_before(m, shard, self.num_shards)
+        if not onward:
+            m = shard + self.num_shards * (delivered - 1) + 1 if delivered else 0
         first = epoch = self.first_epoch(number)
         passed = m + self.skip_batches
         if self.repeat is not None and not self.rolling and self.epoch_batches:
-            epoch = self.epoch_of(m, first)
+            epoch = self.epoch_of(m if onward else max(0, m - 1), first)
             passed -= self.epoch_start(epoch, first)
         slot = self.slot(shard, epoch, first)
         at = slots_before(passed, slot, self.num_shards)

@@ -16,7 +16,7 @@ import numpy as np
 from trainpipes.order import IntArray
 from trainpipes.runtime.block import Block, batches_of
 
-__all__ = ["Cursors", "Run", "RunSource"]
+__all__ = ["Cursors", "Run", "RunSource", "innermost"]
 
 
 @dataclass(frozen=True)
@@ -125,3 +125,10 @@ class RunSource(Protocol):
     def next_run(self) -> Run:
         """The next run, of one item or more; StopIteration at the end, and ever after."""
         ...
+
+
+def innermost(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of the rows at the bottom of nested states."""
+    while "below" in state:
+        state = state["below"]
+    return state

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from trainpipes.runtime.run import Cursors, Run, RunSource
+from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.shuffle import whole_number
 
@@ -19,17 +19,19 @@ class _Counted(Stage):
     arithmetic; elsewhere, in a pipeline of one shard, it counts what passes. Cursor then: the count,
     and the rows' state at the start of the run in hand."""
 
+    rolls = False  # whether what comes from below goes on into the next epoch
+
     def __init__(self, source: BaseNode[Any] | None = None, count: int = 0) -> None:
         whole_number(count, 0, f"{self.name}(count)", "items in each epoch")
         super().__init__(source, count=count)
         self._count = count
 
     def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
-        low, high = (0, self._count) if self.role == "take" else (self._count, None)
+        bounds = (0, self._count) if self.role == "take" else (self._count, None)
         if "below" not in state:
-            return _Counter(open_below(state), state, 0, 0, low, high)
+            return _Counter(open_below(state), state, 0, 0, bounds, self.rolls)
         below = state["below"]
-        return _Counter(open_below(below), below, state["passed"], state["row"], low, high)
+        return _Counter(open_below(below), below, state["passed"], state["row"], bounds, self.rolls)
 
 
 class Take(_Counted):
@@ -64,7 +66,7 @@ class Skip(_Counted):
 
 
 class _Counter:
-    """Items ``low`` to ``high`` of those below."""
+    """Items ``bounds[0]`` to ``bounds[1]`` of those below, in each epoch."""
 
     def __init__(
         self,
@@ -72,20 +74,28 @@ class _Counter:
         state: dict[str, Any],
         passed: int,
         row: int,
-        low: int,
-        high: int | None,
+        bounds: tuple[int, int | None],
+        rolls: bool,
     ) -> None:
         self._below = below
         self._state = state  # of the rows below, before the run in hand
-        self._passed = passed  # items before that run
+        self._passed = passed  # items of the epoch before that run
         self._skip = row  # items of that run already used
-        self._low, self._high = low, high
+        self._low, self._high = bounds
+        self._rolls = rolls
+        self._epoch = innermost(state)["epoch"]
 
     def next_run(self) -> Run:
         while True:
-            if self._high is not None and self._passed + self._skip >= self._high:
+            enough = self._high is not None and self._passed + self._skip >= self._high
+            if enough and not self._rolls:
                 raise StopIteration
             run = self._below.next_run()
+            epoch = innermost(run.cursors.state(0))["epoch"]
+            if epoch != self._epoch:
+                self._passed = 0
+                self._state = run.cursors.state(0)
+            self._epoch = epoch
             first = max(self._skip, self._low - self._passed)
             last = len(run) if self._high is None else min(len(run), self._high - self._passed)
             base = {"below": self._state, "passed": self._passed}

@@ -1,0 +1,524 @@
+"""The state: its format, what it is checked against, and what each refusal says."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import trainpipes as tp
+from drawn import build, rows_of, table_of_rows, write_parquet
+from oracle import Spec
+from trainpipes.state import FORMAT, first_difference
+
+WRITE = "TRAINPIPES_WRITE_GOLDEN"  # set it to write the golden files anew
+
+
+def rows() -> tp.Pipeline:
+    return tp.from_arrow(table_of_rows(0, 100))
+
+
+def pipeline(num_shards: int = 4, buffer_size: int = 15, seed: int = 2) -> tp.Pipeline:
+    """13 micro-batches an epoch."""
+    return rows().sharding_filter(num_shards).shuffle(buffer_size, seed=seed).batch(8)
+
+
+def filtered() -> tp.Pipeline:
+    """Micro-batches whose number is not known beforehand."""
+    return rows().sharding_filter(4).shuffle(15, seed=2).filter(pc.field("row") > 20).batch(8)
+
+
+def given_by(run: Any, count: int | None = None) -> list[list[int]]:
+    return [rows_of(item) for item in islice(run, count)]
+
+
+def saved(pipe: tp.Pipeline, taken: int = 5) -> dict[str, Any]:
+    """The state after some micro-batches."""
+    run = iter(pipe)
+    given_by(run, taken)
+    return run.state_dict()
+
+
+def resumed(run: Any, state: Any, count: int | None = None) -> list[list[int]]:
+    """What comes after a state."""
+    run.load_state_dict(state)
+    return given_by(run, count)
+
+
+def refusal(pipe: tp.Pipeline, state: Any) -> str:
+    """What a pipeline says to a state that it does not take."""
+    with pytest.raises(tp.StateError) as error:
+        pipe.load_state_dict(state)
+    assert isinstance(error.value, ValueError)
+    return str(error.value)
+
+
+# Format
+
+
+def test_a_state_is_a_flat_dict_of_integers_and_strings() -> None:
+    state = saved(pipeline())
+    assert list(state) == [
+        "trainpipes",
+        "epoch",
+        "m",
+        "num_shards",
+        "pipeline",
+        *(f"shard-000{shard}" for shard in range(4)),
+    ]
+    assert {type(value) for value in state.values()} == {int, str}
+    assert list(state.values())[:4] == [FORMAT, 0, 5, 4]
+    delivered = [json.loads(state[f"shard-000{shard}"])["delivered"] for shard in range(4)]
+    assert delivered == [2, 1, 1, 1]
+
+
+def test_a_state_can_be_read_by_people() -> None:
+    told = json.loads(saved(pipeline())["pipeline"])
+    assert told["data"]["rows"] == 100
+    assert [stage["stage"] for stage in told["stages"]] == [
+        "from_arrow",
+        "sharding_filter",
+        "shuffle",
+        "batch",
+    ]
+    assert told["stages"][2]["buffer_size"] == 15
+
+
+@pytest.mark.parametrize("make", [pipeline, filtered])
+def test_a_state_passes_through_json_and_torch_load(make: Callable[[], tp.Pipeline]) -> None:
+    whole = given_by(make())
+    state = saved(make())
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    for passed in (json.loads(json.dumps(state)), torch.load(file, weights_only=True)):
+        assert passed == state
+        pipe = make()
+        pipe.load_state_dict(passed)
+        assert given_by(pipe) == whole[5:]
+
+
+def test_the_state_of_64_shards_and_a_buffer_of_a_million_rows_is_small() -> None:
+    pipe = build(Spec((4000,) * 8, num_shards=64, buffer_size=1_000_000, batch_size=32))
+    run = iter(pipe)
+    largest = 0
+    for _ in run:
+        largest = max(largest, len(json.dumps(run.state_dict())))
+    assert 0 < largest < 16 * 1024
+
+
+def test_a_state_does_not_grow_over_epochs() -> None:
+    sizes = []
+    pipe = filtered().repeat()
+    run = iter(pipe)
+    for _ in range(10):
+        given_by(run, 40)
+        sizes.append(len(json.dumps(run.state_dict())))
+    assert max(sizes) - min(sizes) < 40
+
+
+def test_a_state_is_a_fresh_copy_and_a_loaded_one_is_not_kept() -> None:
+    run = iter(pipeline())
+    given_by(run, 3)
+    state = run.state_dict()
+    kept = copy.deepcopy(state)
+    given_by(run, 3)
+    assert state == kept
+    pipe = pipeline()
+    pipe.load_state_dict(state)
+    state.clear()
+    assert given_by(pipe) == given_by(pipeline())[3:]
+
+
+def test_one_state_can_be_loaded_again_and_again() -> None:
+    state = saved(pipeline())
+    kept = copy.deepcopy(state)
+    pipe = pipeline()
+    for _ in range(3):
+        pipe.load_state_dict(state)
+        assert given_by(pipe) == given_by(pipeline())[5:]
+        assert state == kept
+
+
+def test_a_state_of_one_pipeline_object_loads_into_an_equal_one_only_by_its_record() -> None:
+    written_otherwise = rows().shuffle(15, seed=2).sharding_filter(4).batch(8)
+    written_otherwise.load_state_dict(saved(pipeline()))
+    assert given_by(written_otherwise) == given_by(pipeline())[5:]
+
+
+def test_what_only_changes_how_a_pipeline_runs_may_change() -> None:
+    state = saved(pipeline())
+    for run in (tp.Loader(pipeline(), num_workers=1), tp.Loader(pipeline(), pin_memory=False)):
+        run.load_state_dict(state)
+        assert given_by(run) == given_by(pipeline())[5:]
+
+
+# By number
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pipeline,
+        lambda: rows().sharding_filter(4).batch(8),
+        lambda: rows().sharding_filter(6).shuffle(15, seed=2).batch(8, drop_last=True),
+        lambda: pipeline().skip(3).take(7),
+        lambda: pipeline().repeat(2),
+        lambda: rows().sharding_filter(4).shuffle(15, seed=2).repeat().batch(8),
+        filtered,
+        lambda: filtered().repeat(),
+        lambda: rows().sharding_filter(4).shuffle(15, seed=2),
+        lambda: tp.from_iterable(lambda: range(30), version="1").batch(4),
+    ],
+    ids=[
+        "known",
+        "file order",
+        "drop_last",
+        "skip and take",
+        "repeated",
+        "rolling",
+        "filtered",
+        "filtered, endless",
+        "rows",
+        "stream",
+    ],
+)
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_the_state_at_a_number_is_the_state_of_the_run_there(
+    make: Callable[[], tp.Pipeline], epoch: int
+) -> None:
+    pipe = make()
+    if "repeat(times=None)" in repr(pipe) or "repeat()" in repr(pipe):
+        epoch = 0  # one pass without an end
+    for _ in range(epoch):
+        list(pipe)
+    run = iter(pipe)
+    assert make().state_at(0, epoch=epoch) == run.state_dict()
+    for taken, _ in enumerate(islice(run, 40), 1):
+        assert make().state_at(taken, epoch=epoch) == run.state_dict(), taken
+
+
+@pytest.mark.parametrize(("taken", "said"), [(-1, "counts from 0, got -1"), (True, "got True")])
+def test_a_number_of_batches_that_is_none_is_refused(taken: Any, said: str) -> None:
+    with pytest.raises(tp.StateError, match=said):
+        pipeline().state_at(taken)
+
+
+def test_a_number_past_the_end_of_an_epoch_is_refused() -> None:
+    with pytest.raises(tp.StateError, match=r"13 batches for each of 1 ranks, got 14"):
+        pipeline().state_at(14)
+    with pytest.raises(tp.StateError, match=r"ended after 13 batches, got 99"):
+        filtered().state_at(99)
+
+
+# Refusals: another pipeline
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda: pipeline(seed=3), "shuffle/seed: saved 2, now 3"),
+        (lambda: pipeline(buffer_size=16), "shuffle/buffer_size: saved 15, now 16"),
+        (lambda: pipeline(num_shards=8), "num_shards: saved 4, now 8"),
+        (
+            lambda: rows().sharding_filter(4).shuffle(15, seed=2).batch(9),
+            "batch/batch_size: saved 8, now 9",
+        ),
+        (
+            lambda: rows().sharding_filter(4).shuffle(15, seed=2).batch(8, drop_last=True),
+            "batch/drop_last: saved false, now true",
+        ),
+        (
+            lambda: rows().sharding_filter(4, split="stride").shuffle(15, seed=2).batch(8),
+            'sharding_filter/split: saved "spans", now "stride"',
+        ),
+        (
+            lambda: rows().sharding_filter(4).batch(8),
+            "stages: saved from_arrow -> sharding_filter -> shuffle -> batch, now from_arrow -> "
+            "sharding_filter -> batch",
+        ),
+        (
+            lambda: pipeline().take(3),
+            "now from_arrow -> sharding_filter -> shuffle -> batch -> take",
+        ),
+    ],
+    ids=["seed", "buffer", "shards", "batch size", "drop_last", "split", "fewer", "more"],
+)
+def test_another_pipeline_is_refused_and_the_first_difference_named(
+    other: Callable[[], tp.Pipeline], said: str
+) -> None:
+    told = refusal(other(), saved(pipeline()))
+    assert said in told
+    assert any(cure in told for cure in ("as it was when the state was saved", "use .sharding"))
+
+
+def double(row: dict[str, Any]) -> dict[str, Any]:
+    return {"row": row["row"] * 2}
+
+
+def triple(row: dict[str, Any]) -> dict[str, Any]:
+    return {"row": row["row"] * 3}
+
+
+def test_another_function_is_refused_unless_its_version_says_it_is_the_same() -> None:
+    state = saved(rows().map(double).batch(8))
+    assert "map/fn: saved" in refusal(rows().map(triple).batch(8), state)
+    state = saved(rows().map(double, version="2").batch(8))
+    same = rows().map(triple, version="2").batch(8)
+    same.load_state_dict(state)
+    told = refusal(rows().map(double, version="3").batch(8), state)
+    assert 'map/fn: saved "version 2", now "version 3"' in told
+
+
+def test_another_expression_is_refused() -> None:
+    state = saved(filtered())
+    other = rows().sharding_filter(4).shuffle(15, seed=2).filter(pc.field("row") > 21).batch(8)
+    assert 'filter/predicate: saved "(row > 20)", now "(row > 21)"' in refusal(other, state)
+
+
+# Refusals: other data
+
+
+def of_files(folder: Path) -> tp.Pipeline:
+    return tp.list_files(folder).read_parquet().sharding_filter(4).shuffle(15).batch(8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_parquet(tmp_path, [[20, 20], [7, 10, 43]])
+    return tmp_path
+
+
+def test_the_same_files_in_another_place_and_time_are_the_same_data(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    state = saved(of_files(folder))
+    moved = tmp_path_factory.mktemp("elsewhere")
+    for path in folder.iterdir():
+        (moved / path.name).write_bytes(path.read_bytes())
+        os.utime(moved / path.name, (1, 1))
+    pipe = of_files(moved)
+    pipe.load_state_dict(state)
+    assert given_by(pipe) == given_by(of_files(folder))[5:]
+
+
+def test_other_rows_in_the_files_are_refused(folder: Path) -> None:
+    state = saved(of_files(folder))
+    pq.write_table(table_of_rows(0, 41), folder / "part-000.parquet")
+    assert "data/rows: saved 100, now 101" in refusal(of_files(folder), state)
+
+
+def test_another_number_of_files_is_refused(folder: Path) -> None:
+    state = saved(of_files(folder))
+    pq.write_table(table_of_rows(0, 1), folder / "part-002.parquet")
+    told = refusal(of_files(folder), state)
+    assert "data/files: saved 2, now 3" in told
+    assert "load the state with the files it was saved with" in told
+
+
+def test_other_bytes_in_the_files_are_refused(folder: Path) -> None:
+    state = saved(of_files(folder))
+    table = pq.read_table(folder / "part-000.parquet")
+    pq.write_table(table, folder / "part-000.parquet", compression="gzip", row_group_size=20)
+    assert "data/bytes: saved" in refusal(of_files(folder), state)
+
+
+def test_a_renamed_file_is_refused(folder: Path) -> None:
+    state = saved(of_files(folder))
+    (folder / "part-000.parquet").rename(folder / "part-0000.parquet")
+    assert refusal(of_files(folder), state).startswith("data/")
+
+
+def test_other_row_groups_are_refused(folder: Path) -> None:
+    state = saved(of_files(folder))
+    path = folder / "part-001.parquet"
+    pq.write_table(pq.read_table(path), path, row_group_size=30)
+    assert refusal(of_files(folder), state).startswith("data/")
+
+
+def test_another_table_is_refused() -> None:
+    state = saved(pipeline())
+    fewer = tp.from_arrow(table_of_rows(0, 99)).sharding_filter(4).shuffle(15, seed=2).batch(8)
+    assert "data/rows: saved 100, now 99" in refusal(fewer, state)
+    other = tp.from_arrow(table_of_rows(1, 101)).sharding_filter(4).shuffle(15, seed=2).batch(8)
+    assert "data/sample: saved" in refusal(other, state)
+
+
+# Refusals: not a state, or a damaged one
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (None, "a state is the dict that state_dict() gave, got NoneType"),
+        ([1, 2], "a state is the dict that state_dict() gave, got list"),
+        ({}, "not a state of trainpipes"),
+        ({"model": 1, "optimizer": 2}, "found 'model', 'optimizer'"),
+        ({"_snapshot": 3}, "trainpipes"),
+    ],
+    ids=["None", "a list", "empty", "a foreign dict", "half a foreign dict"],
+)
+def test_what_is_no_state_is_refused(state: Any, said: str) -> None:
+    assert said in refusal(pipeline(), state)
+
+
+def test_a_newer_format_is_refused() -> None:
+    state = {**saved(pipeline()), "trainpipes": FORMAT + 1}
+    told = refusal(pipeline(), state)
+    assert f"saved in format {FORMAT + 1}, this version reads up to {FORMAT}" in told
+    assert "install" in told
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", None, 1.5, True])
+def test_a_format_that_is_no_number_is_refused(version: Any) -> None:
+    if version is True:  # equal to 1, and harmless
+        return
+    told = refusal(pipeline(), {**saved(pipeline()), "trainpipes": version})
+    assert "the format version is a number from 1" in told
+
+
+@pytest.mark.parametrize("key", ["epoch", "m", "num_shards", "pipeline"])
+@pytest.mark.parametrize("value", [None, -1, 1.5, [], True])
+def test_a_key_that_is_missing_or_of_another_type_is_named(key: str, value: Any) -> None:
+    state = saved(pipeline())
+    del state[key]
+    if value is not None:
+        state[key] = value
+    told = refusal(pipeline(), state)
+    assert told.startswith(f"{key}: must be")
+    assert "load it as it was saved" in told
+
+
+def test_a_missing_shard_is_named() -> None:
+    state = saved(pipeline())
+    del state["shard-0002"]
+    with pytest.raises(tp.StateError, match=r"\[2\]|shard-0002"):
+        resumed(pipeline(), state)
+
+
+def test_a_missing_shard_is_found_out_before_anything_is_given() -> None:
+    state = saved(pipeline())
+    del state["shard-0003"]
+    for workers in (0, 2):
+        run = tp.Loader(pipeline(), num_workers=workers)
+        with pytest.raises(tp.StateError, match=r"\[3\]|shard-0003"):
+            resumed(run, state, 1)
+
+
+@pytest.mark.parametrize("key", ["shard-0009", "shard-x", "shard--1"])
+def test_a_shard_that_there_is_not_is_named(key: str) -> None:
+    assert f"{key}: no such shard among 4" in refusal(
+        pipeline(), {**saved(pipeline()), key: saved(pipeline())["shard-0000"]}
+    )
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "{}",
+        '{"delivered":1}',
+        '{"epoch":0,"window":0,"row":-1,"delivered":1,"at":1}',
+        '{"epoch":0,"window":"a","row":0,"delivered":1,"at":1}',
+        '{"below":3,"delivered":1,"at":1}',
+        None,
+        3,
+    ],
+)
+def test_a_damaged_cursor_is_named(cursor: Any) -> None:
+    told = refusal(pipeline(), {**saved(pipeline()), "shard-0001": cursor})
+    assert told.startswith("shard-0001: must be a cursor as state_dict() wrote it")
+
+
+def test_an_edited_count_is_refused() -> None:
+    state = saved(pipeline())
+    cursor = json.loads(state["shard-0001"])
+    state["shard-0001"] = json.dumps({**cursor, "delivered": 2})
+    told = refusal(pipeline(), state)
+    assert told.startswith("shard-0001/delivered: 2 micro-batches, but m = 5 means 1")
+    assert "save on all ranks after the same step" in told
+
+
+@pytest.mark.parametrize("m", [4, 6, 9])
+def test_an_edited_m_is_refused(m: int) -> None:
+    assert "micro-batches, but m =" in refusal(pipeline(), {**saved(pipeline()), "m": m})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"window": 999},
+        {"row": 10**9},
+        {"epoch": 7},
+        {"at": 0},
+        {"row": 1},
+        {"window": 0, "row": 0},
+    ],
+    ids=str,
+)
+def test_an_edited_place_is_refused_or_raises(change: dict[str, int]) -> None:
+    """Never rows lost or given twice in silence."""
+    state = saved(pipeline(), 7)
+    cursor = {**json.loads(state["shard-0001"]), **change}
+    state["shard-0001"] = json.dumps(cursor)
+    with pytest.raises(tp.StateError):
+        resumed(pipeline(), state)
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", "{}", '{"stages":3}', '{"stages":[1]}'])
+def test_a_damaged_description_of_the_pipeline_is_named(text: str) -> None:
+    told = refusal(pipeline(), {**saved(pipeline()), "pipeline": text})
+    assert told.startswith("pipeline: damaged")
+
+
+def test_the_first_difference_is_named_by_its_path() -> None:
+    assert first_difference({"a": {"b": 1}}, {"a": {"b": 1}}) is None
+    assert first_difference({"a": {"b": 1}}, {"a": {}}) == ("a/b", 1, None)
+    assert first_difference({"a": [1, [2]]}, {"a": [1, [2, 3]]}) == ("a/1/1", None, 3)
+    assert first_difference({"a": True}, {"a": 1}) == ("a", True, 1)
+
+
+# The golden state
+
+ABOUT = (
+    "A state of format 1, of the pipeline 'golden_pipeline' in test_state.py after 7 micro-batches of "
+    "epoch 1, and the micro-batches that follow. It must load for ever. Write it anew "
+    f"({WRITE}=1 pytest tests/test_state.py) only for a new format, into a new file."
+)
+
+
+def golden_pipeline() -> tp.Pipeline:
+    table = pa.table({"row": list(range(60)), "text": [f"row {row}" for row in range(60)]})
+    pipe = tp.from_arrow(table).sharding_filter(4).shuffle(12, seed=7)
+    return pipe.filter(pc.field("row") != 13).batch(5)
+
+
+def test_a_state_of_format_1_loads_and_goes_on_as_it_did(golden: Path) -> None:
+    path = golden / "state-format-1.json"
+    if os.environ.get(WRITE):
+        pipe = golden_pipeline()
+        given_by(pipe)
+        run = iter(pipe)
+        given_by(run, 7)
+        kept = {"about": ABOUT, "state": run.state_dict(), "rest": given_by(run)}
+        path.write_text(json.dumps(kept, indent=1) + "\n")
+    kept = json.loads(path.read_text())
+    for workers in (0, 2):
+        loader = tp.Loader(golden_pipeline(), num_workers=workers)
+        loader.load_state_dict(kept["state"])
+        assert given_by(loader) == kept["rest"]
+        assert sum(map(len, kept["rest"])) > 10
