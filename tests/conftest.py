@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 NEVER_BY_ITSELF = ("slow", "nightly")
 
@@ -73,3 +74,15 @@ def _workers() -> list[psutil.Process]:
             if "resource_tracker" not in command and "forkserver" not in command:
                 found.append(process)
     return found
+
+
+@pytest.fixture
+def failed_workers_let_go(no_processes_left: None) -> Iterator[None]:
+    """torch takes 5 seconds a worker to end an iterator that raised, where the garbage collector
+    comes upon it: its queues are gone by then."""
+    gc.disable()
+    yield
+    for found in gc.get_objects():
+        if issubclass(type(found), _BaseDataLoaderIter) and hasattr(found, "_shutdown_workers"):
+            found._shutdown_workers()
+    gc.enable()

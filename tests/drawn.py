@@ -138,6 +138,10 @@ def build(spec: Spec, source: tp.Pipeline | None = None, *, tensors: bool = Fals
         pipe = pipe.shuffle(spec.buffer_size, seed=spec.seed)
     if spec.keep is not None and not spec.keep_before:
         pipe = pipe.filter(_predicate(spec))
+    if spec.skip_passed:
+        pipe = pipe.skip(spec.skip_passed)
+    if spec.take_passed is not None:
+        pipe = pipe.take(spec.take_passed)
     if spec.repeat == "before":
         pipe = pipe.repeat(spec.times)
     if spec.batch_size is not None:
@@ -231,9 +235,17 @@ def specs(
             take_rows=draw(st.one_of(st.none(), st.integers(0, rows + 2))),
         )
     repeat = draw(st.sampled_from([None, None, None, "before", "after"]))
+    if repeat == "before" and spec.keep_batch is not None:
+        repeat = "after"  # a shard's epoch may hold no whole micro-batch at all
     if repeat is not None:
         times = draw(st.sampled_from([None, 1, 2, 3]))
         spec = replace(spec, repeat=repeat, times=times)
+    if _may_count_passed(spec) and draw(st.integers(0, 3)) == 0:
+        spec = replace(
+            spec,
+            skip_passed=draw(st.integers(0, rows + 2)),
+            take_passed=draw(st.one_of(st.none(), st.integers(0, rows + 2))),
+        )
     if _may_count_batches(spec) and draw(st.integers(0, 3)) == 0:
         spec = replace(
             spec,
@@ -241,6 +253,23 @@ def specs(
             take_batches=draw(st.one_of(st.none(), st.integers(0, 30))),
         )
     return spec
+
+
+def uncounted(spec: Spec) -> Spec:
+    """The same without ``skip`` and ``take``."""
+    none: dict[str, Any] = {"skip_rows": 0, "skip_batches": 0, "skip_passed": 0}
+    return replace(spec, **none, take_rows=None, take_batches=None, take_passed=None)
+
+
+def _may_count_passed(spec: Spec) -> bool:
+    """Whether ``skip`` and ``take`` may count rows on their way to the batch: elsewhere they count in
+    file order, or micro-batches."""
+    dropped = spec.keep is not None and not spec.keep_before
+    return (
+        spec.shards == 1
+        and spec.batch_size is not None
+        and (dropped or spec.buffer_size is not None)
+    )
 
 
 def _may_count_batches(spec: Spec) -> bool:

@@ -47,6 +47,7 @@ class Spec:
         times: epochs in a pass; None for no end.
         skip_rows, take_rows: directly after the source, in file order.
         skip_batches, take_batches: on what the pipeline delivers, over all shards.
+        skip_passed, take_passed: on the rows that come to the batch, in each epoch; one shard only.
         stream: the rows cannot be listed: they come one after the other.
     """
 
@@ -66,6 +67,8 @@ class Spec:
     take_rows: int | None = None
     skip_batches: int = 0
     take_batches: int | None = None
+    skip_passed: int = 0
+    take_passed: int | None = None
     stream: bool = False
 
     @property
@@ -86,7 +89,12 @@ class Spec:
         """Rows are dealt in whole micro-batches."""
         if self.stream and self.rolling and self.shards > 1:
             return False
-        return self.keep is None
+        return self.keep is None and not self.counts_passed
+
+    @property
+    def counts_passed(self) -> bool:
+        """Rows are counted on their way to the batch."""
+        return bool(self.skip_passed) or self.take_passed is not None
 
     @property
     def known(self) -> bool:
@@ -120,6 +128,11 @@ def used_groups(spec: Spec) -> list[Group]:
     return groups
 
 
+def used_rows(spec: Spec) -> int:
+    """Rows of an epoch."""
+    return sum(group.rows for group in used_groups(spec))
+
+
 def epoch_rows(spec: Spec, epoch: int) -> list[int]:
     """All rows of an epoch, in the order in which spans are cut from them."""
     groups = used_groups(spec)
@@ -131,7 +144,7 @@ def epoch_rows(spec: Spec, epoch: int) -> list[int]:
 
 def span_sizes(spec: Spec, spans: int) -> list[int]:
     """Rows of each span if there were that many."""
-    rows = sum(group.rows for group in used_groups(spec))
+    rows = used_rows(spec)
     sizes = [0] * spans
     if spec.whole and not spec.rolling:  # whole micro-batches, dealt to the spans in turn
         number = 0
@@ -225,12 +238,17 @@ def chunk_rows(spec: Spec, rows: int, sharers: int) -> int:
     return max(1, min(MAX_CHUNK, rows // (16 * sharers)))
 
 
+def passed(spec: Spec, rows: list[int]) -> list[int]:
+    """Those of a shard's rows in an epoch that come to the batch."""
+    kept = [row for row in rows if spec.keep is None or spec.keep(row)]
+    kept = kept[spec.skip_passed :]
+    return kept if spec.take_passed is None else kept[: spec.take_passed]
+
+
 def cut(spec: Spec, rows: Iterator[int]) -> Iterator[list[int]]:
     """Rows of one shard as micro-batches."""
     batch: list[int] = []
     for row in rows:
-        if spec.keep is not None and not spec.keep_before and not spec.keep(row):
-            continue
         batch.append(row)
         if len(batch) == spec.rows_a_batch:
             yield batch
@@ -247,7 +265,7 @@ def _kept(spec: Spec, batches: Iterator[list[int]]) -> Iterator[list[int]]:
 
 def epoch_batches(spec: Spec, epoch: int) -> list[list[list[int]]]:
     """For each shard its micro-batches in one epoch, those that ``keep_batch`` drops left out."""
-    every = [cut(spec, iter(rows)) for rows in shard_rows(spec, epoch, 0)]
+    every = [cut(spec, iter(passed(spec, rows))) for rows in shard_rows(spec, epoch, 0)]
     return [list(_kept(spec, batches)) for batches in every]
 
 
@@ -292,18 +310,16 @@ def numbered(spec: Spec, number: int = 0) -> Iterator[tuple[int, list[int]]]:
                 yield m, batch
                 m += 1
             if spec.repeat is not None and m == 0:
-                return
+                raise Starved
         return
     yield from interleave([_shard_items(spec, number, shard) for shard in range(spec.shards)])
 
 
 def _rolled(spec: Spec, number: int, shard: int) -> Iterator[int]:
     for past, epoch in enumerate(pass_epochs(spec, number)):
-        rows = shard_rows(spec, epoch, past)[shard]
-        if not any(spec.keep is None or spec.keep(row) for row in rows) and not spec.known:
+        rows = passed(spec, shard_rows(spec, epoch, past)[shard])
+        if not rows and not (spec.known and used_rows(spec)):
             raise Starved
-        if not any(group.rows for group in used_groups(spec)):
-            return
         yield from rows
 
 

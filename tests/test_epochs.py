@@ -300,6 +300,13 @@ def endless_with_nothing() -> Iterator[Any]:
     yield pytest.param(
         tp.from_arrow(TABLE).filter(is_even).skip(100).batch(8).repeat(), id="all rows skipped"
     )
+    yield pytest.param(
+        tp.from_arrow(TABLE).filter(is_even).skip(100).repeat().batch(8),
+        id="all rows skipped, rolling",
+    )
+    yield pytest.param(
+        tp.from_arrow(TABLE).shuffle(15).take(0).repeat().batch(8), id="none taken, rolling"
+    )
     yield pytest.param(tp.from_iterable(list).batch(8).repeat(), id="an empty stream")
     yield pytest.param(tp.from_iterable(list).repeat().batch(8), id="an empty stream, rolling")
     yield pytest.param(tp.from_arrow(TABLE.slice(0, 0)).batch(8).repeat(), id="no rows")
@@ -317,6 +324,7 @@ def test_what_lets_nothing_through_under_repeat_raises(pipe: tp.Pipeline) -> Non
 
 
 @pytest.mark.timeout(30)
+@pytest.mark.usefixtures("failed_workers_let_go")
 def test_what_lets_nothing_through_raises_from_workers_too() -> None:
     pipe = tp.from_arrow(TABLE).sharding_filter(4).shuffle(15).filter(nothing).batch(8).repeat()
     with pytest.raises(tp.DataError, match="for ever"):

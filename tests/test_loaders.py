@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import json
 import os
 import time
@@ -17,7 +16,6 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchdata.nodes import (
     BaseNode,
     Batcher,
@@ -276,18 +274,6 @@ def test_our_loader_takes_the_state_of_a_stateful_data_loader_with_any_workers()
 
 
 # Refusals
-
-
-@pytest.fixture
-def failed_workers_let_go(no_processes_left: None) -> Iterator[None]:
-    """torch takes 5 seconds a worker to end an iterator that raised, where the garbage collector
-    comes upon it: its queues are gone by then."""
-    gc.disable()
-    yield
-    for found in gc.get_objects():
-        if issubclass(type(found), _BaseDataLoaderIter) and hasattr(found, "_shutdown_workers"):
-            found._shutdown_workers()
-    gc.enable()
 
 
 @pytest.mark.usefixtures("failed_workers_let_go")

@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from drawn import GROUPS, Keep, build, examples, rows_of, specs, table_of_rows, write_parquet
+from drawn import (
+    GROUPS,
+    Keep,
+    build,
+    examples,
+    rows_of,
+    specs,
+    table_of_rows,
+    uncounted,
+    write_parquet,
+)
 from oracle import Spec, Starved, num_spans, numbered, sequence
 from trainpipes.sources import arrow
 
@@ -114,8 +124,7 @@ def test_each_rank_takes_every_rth_micro_batch(spec: Spec, ranks: int) -> None:
 @examples(200)
 @given(specs(GROUPS))
 def test_the_length_is_that_of_a_plain_data_loader(spec: Spec) -> None:
-    spec = replace(spec, keep=None, keep_batch=None, repeat=None, times=None)
-    spec = replace(spec, skip_rows=0, take_rows=None, skip_batches=0, take_batches=None)
+    spec = replace(uncounted(spec), keep=None, keep_batch=None, repeat=None, times=None)
     plain = DataLoader(
         range(sum(spec.groups)),  # type: ignore[arg-type]
         batch_size=spec.batch_size,
@@ -143,8 +152,7 @@ def test_a_length_is_what_iterating_gives_or_is_refused(spec: Spec) -> None:
 @examples(100)
 @given(specs())
 def test_no_row_is_lost_or_repeated_in_an_epoch(spec: Spec) -> None:
-    spec = replace(spec, drop_last=False, keep_batch=None, repeat=None, skip_batches=0)
-    spec = replace(spec, take_batches=None, skip_rows=0, take_rows=None)
+    spec = replace(uncounted(spec), drop_last=False, keep_batch=None, repeat=None)
     rows = [row for item in build(spec) for row in _rows(item)]
     every = [r for r in range(sum(spec.groups)) if spec.keep is None or spec.keep(r)]
     assert sorted(rows) == every
