@@ -78,8 +78,7 @@ def pipeline(folder: Path) -> tp.Pipeline:
 
 def scan(folder: Path) -> Iterator[Any]:
     for path in sorted(folder.glob("*.parquet")):
-        for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(8_192, use_threads=False):
-            yield batch
+        yield from pq.ParquetFile(path, pre_buffer=False).iter_batches(8_192, use_threads=False)
 
 
 def resumed(folder: Path) -> Iterator[Any]:
@@ -118,7 +117,9 @@ def _rows(batch: Any) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -132,7 +133,12 @@ def main() -> None:
         make(Path(folder), args.rows)
         for number in range(args.repeats):
             for name in CONTESTANTS:
-                print(f"\r{number + 1} of {args.repeats}: {name:<40}", end="", file=sys.stderr, flush=True)
+                print(
+                    f"\r{number + 1} of {args.repeats}: {name:<40}",
+                    end="",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 command = [sys.executable, __file__, "--one", name, "--folder", folder]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 found[name].append(json.loads(done.stdout))
@@ -142,7 +148,9 @@ def main() -> None:
     base = rates["row buffer in a DataLoader"]
     print("| | rows/s | ratio | first batch, ms |\n|---|---|---|---|")
     for name in CONTESTANTS:
-        print(f"| {name} | {rates[name]:,.0f} | {rates[name] / base:.1f} | {firsts[name] * 1000:.0f} |")
+        print(
+            f"| {name} | {rates[name]:,.0f} | {rates[name] / base:.1f} | {firsts[name] * 1000:.0f} |"
+        )
 
 
 if __name__ == "__main__":

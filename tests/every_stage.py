@@ -36,7 +36,12 @@ def files(folder: Path) -> str:
                 ids = range(start, start + rows)
                 ragged = [rng.integers(0, 9, int(rng.integers(0, 6))).tolist() for _ in ids]
                 texts = [f"row {i} " + "and more " * (i % 4) for i in ids]
-                columns = {"x": ids, "text": texts, "answer": [f"a{i}" for i in ids], "tokens": ragged}
+                columns = {
+                    "x": ids,
+                    "text": texts,
+                    "answer": [f"a{i}" for i in ids],
+                    "tokens": ragged,
+                }
                 writer.write_table(pa.table(columns, schema=schema()))
                 start += rows
     return str(folder / "*.parquet")
@@ -44,7 +49,12 @@ def files(folder: Path) -> str:
 
 def schema() -> pa.Schema:
     return pa.schema(
-        [("x", pa.int64()), ("text", pa.string()), ("answer", pa.string()), ("tokens", pa.list_(pa.int32()))]
+        [
+            ("x", pa.int64()),
+            ("text", pa.string()),
+            ("answer", pa.string()),
+            ("tokens", pa.list_(pa.int32())),
+        ]
     )
 
 
@@ -96,7 +106,9 @@ PAIRS = {"text": "input_ids", "answer": "target_ids"}
 
 #: Pipelines that end. The name says which stage it is for.
 FINITE: dict[str, Make] = {
-    "list_files": lambda f: tp.list_files(sorted(map(str, Path(files(f)).parent.iterdir()))).sharding_filter(4).shuffle(seed=1),
+    "list_files": lambda f: (
+        tp.list_files(sorted(map(str, Path(files(f)).parent.iterdir()))).sharding_filter(4).shuffle(seed=1)
+    ),
     "list_files / read": lambda f: tp.list_files(files(f)).shuffle(seed=1).read_parquet().batch(8),
     "read_parquet": lambda f: rows(f).batch(5),
     "read_parquet / columns": lambda f: rows(f).sharding_filter(4).select("x").batch(4).collate(),

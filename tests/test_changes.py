@@ -5,15 +5,17 @@ from itertools import islice
 
 import pyarrow as pa
 import pytest
-from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 import trainpipes as tp
+from drawn import examples
 
 
 def pipeline(size, *, rows=200, shards=12, buffer=20, repeat="", rank=0, world=1):
-    pipe = tp.from_arrow(pa.table({"x": range(rows)})).sharding_filter(shards).shuffle(buffer, seed=1)
+    pipe = (
+        tp.from_arrow(pa.table({"x": range(rows)})).sharding_filter(shards).shuffle(buffer, seed=1)
+    )
     if repeat == "rows":
         pipe = pipe.repeat()
     pipe = pipe.batch(size)
@@ -40,13 +42,17 @@ def state_after(pipe, count):
 
 def test_another_batch_size_is_refused_unless_it_is_allowed():
     _, state = state_after(pipeline(8), 5)
-    with pytest.raises(tp.StateError, match=r"stages/batch/batch_size: saved 8, now 16; build the pipeline"):
+    with pytest.raises(
+        tp.StateError, match=r"stages/batch/batch_size: saved 8, now 16; build the pipeline"
+    ):
         pipeline(16).load_state_dict(state)
 
 
 def test_only_what_may_change_can_be_allowed():
     _, state = state_after(pipeline(8), 5)
-    with pytest.raises(tp.ConfigError, match=r"allow_changes is a list of some of \['batch_size'\], got"):
+    with pytest.raises(
+        tp.ConfigError, match=r"allow_changes is a list of some of \['batch_size'\], got"
+    ):
         pipeline(16).load_state_dict(state, allow_changes=["seed"])
 
 
@@ -97,7 +103,9 @@ def test_the_new_sequence_is_the_same_on_any_topology(repeat, world):
         for rank in range(world)
     ]
     order = [(rank - 7) % world for rank in range(world)]
-    merged = [parts[order.index(step % world)][step // world] for step in range(24 // world * world)]
+    merged = [
+        parts[order.index(step % world)][step // world] for step in range(24 // world * world)
+    ]
     assert merged == whole[: len(merged)]
 
 
@@ -140,7 +148,12 @@ def test_a_filtered_pipeline_takes_another_size_too():
 
 def test_a_dealt_stream_refuses_in_mid_epoch():
     def make(size):
-        return tp.from_iterable(lambda: range(200), version="1").sharding_filter(4).shuffle(20).batch(size)
+        return (
+            tp.from_iterable(lambda: range(200), version="1")
+            .sharding_filter(4)
+            .shuffle(20)
+            .batch(size)
+        )
 
     iterator = iter(make(8))
     list(islice(iterator, 3))

@@ -107,14 +107,14 @@ def test_the_standard_library_makes_a_corpus(tmp_path: Path) -> None:
 
 
 def test_a_small_demo_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--steps", "40", "--every", "12", "--batch-size", "16", "--checkpoint-every", "5"]
+    options = ["--steps", "30", "--every", "24", "--batch-size", "16", "--checkpoint-every", "5"]
     assert demo.main(["--output", str(tmp_path), *options]) == 0
     said = capsys.readouterr().out
     assert said.count("killed with SIGKILL") == 2
-    assert "All 40 batches are the same, bit for bit" in said
+    assert "All 30 batches are the same, bit for bit" in said
     assert (tmp_path / "loss.png").stat().st_size > 10_000
     lines = (tmp_path / "interrupted" / "log.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, 41))
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 31))
 
 
 def test_the_demo_fails_when_a_batch_is_lost(

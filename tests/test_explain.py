@@ -28,7 +28,13 @@ def test_it_counts_files_rows_batches_spans_and_shards(files):
     assert (said.rows, said.batches, said.num_shards, said.num_spans) == (3000, 375, 12, 12)
     assert said.world_sizes == (1, 2, 3, 4, 6, 12)
     text = str(said)
-    for words in ("files        3", "12 of 250", "3,000", "375 micro-batches", "12 shards over 12 spans"):
+    for words in (
+        "files        3",
+        "12 of 250",
+        "3,000",
+        "375 micro-batches",
+        "12 shards over 12 spans",
+    ):
         assert words in text
 
 
@@ -52,7 +58,9 @@ def test_it_says_who_gets_what(files):
 
 
 def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(files):
-    with pytest.raises(tp.TopologyError, match=r"num_shards = 12, got 5 ranks; \[1, 2, 3, 4, 6, 12\] do"):
+    with pytest.raises(
+        tp.TopologyError, match=r"num_shards = 12, got 5 ranks; \[1, 2, 3, 4, 6, 12\] do"
+    ):
         pipeline(files).explain(world_size=5)
 
 

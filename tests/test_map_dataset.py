@@ -15,7 +15,9 @@ def doubled(row):
 
 
 def pipeline(rows=50):
-    return tp.from_arrow(pa.table({"x": range(rows), "text": [f"t{i}" for i in range(rows)]})).map(doubled)
+    return tp.from_arrow(pa.table({"x": range(rows), "text": [f"t{i}" for i in range(rows)]})).map(
+        doubled
+    )
 
 
 def test_rows_are_indexed_from_both_ends(tmp_path):
@@ -31,8 +33,10 @@ def test_rows_are_indexed_from_both_ends(tmp_path):
 
 def test_a_data_loader_shuffles_it_in_workers(tmp_path):
     data = pipeline().to_map_dataset(str(tmp_path / "rows.arrow"))
-    found = [batch["y"].tolist() for batch in DataLoader(data, batch_size=8, shuffle=True, num_workers=2)]
-    assert sorted(sum(found, [])) == list(range(0, 100, 2))
+    found = [
+        batch["y"].tolist() for batch in DataLoader(data, batch_size=8, shuffle=True, num_workers=2)
+    ]
+    assert sorted(y for batch in found for y in batch) == list(range(0, 100, 2))
 
 
 def test_it_pickles_as_its_path(tmp_path):
@@ -62,7 +66,9 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 
 
 def test_it_stands_before_batch_and_repeat(tmp_path):
-    with pytest.raises(tp.ConfigError, match=r"take it before batch\(\) and repeat\(\), got batch\(2\)"):
+    with pytest.raises(
+        tp.ConfigError, match=r"take it before batch\(\) and repeat\(\), got batch\(2\)"
+    ):
         pipeline().batch(2).to_map_dataset()
 
 

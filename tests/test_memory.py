@@ -25,7 +25,9 @@ def write_pairs(folder, files, rows, words):
     """Files of prompt and response in one row group each, as pyarrow writes them: the same rows again in
     each file but the first, by another name."""
     rng = np.random.default_rng(0)
-    vocabulary = ["".join(map(chr, rng.integers(97, 123, int(n)))) for n in rng.integers(2, 10, 20_000)]
+    vocabulary = [
+        "".join(map(chr, rng.integers(97, 123, int(n)))) for n in rng.integers(2, 10, 20_000)
+    ]
 
     def texts(mean):
         counts = rng.integers(mean // 2, mean * 3 // 2, rows)

@@ -108,7 +108,6 @@ def test_no_module_is_named_after_nothing():
 
 def test_all_stages_can_be_had_as_nodes():
     from every_stage import public_stages
-
     from trainpipes import nodes
 
     assert nodes.__all__ == sorted(nodes.__all__)

@@ -3,9 +3,9 @@
 import warnings
 
 import pytest
-from every_stage import ENDLESS, FINITE, public_stages
 
 import trainpipes as tp
+from every_stage import ENDLESS, FINITE, public_stages
 from trainpipes.testing import check_resume
 
 pytestmark = pytest.mark.filterwarnings("ignore:pin.. does nothing here:UserWarning")

@@ -343,7 +343,8 @@ class Plan(Arranged):
             if self.endless and not total:
                 raise DataError(
                     "repeat() goes on for ever only where an epoch gives something, and one of "
-                    f"{self.stages[0]} gives nothing: there are no rows, or drop_last, take() or skip() leave none"
+                    f"{self.stages[0]} gives nothing: there are no rows, or drop_last, take() or "
+                    "skip() leave none"
                 )
             if math.isinf(total) or self.ragged:
                 return total
