@@ -304,7 +304,7 @@ def test_a_loader_resumes_exactly_with_any_number_of_workers(
     assert resumed_at(OfLoader, make, stops, workers) == whole
 
 
-@examples(40, shrink=False)
+@examples(25, shrink=False)
 @given(plans(), st.integers(1, 2))
 def test_a_stateful_data_loader_resumes_exactly(
     plan: tuple[Spec, list[int], list[int]], workers: int

@@ -118,7 +118,8 @@ def vocabulary_size(tokenizer: str) -> int:
     if path.suffix == ".json" and path.is_file():
         from tokenizers import Tokenizer
 
-        return max(Tokenizer.from_file(str(path)).get_vocab().values()) + 1
+        ids: list[int] = list(Tokenizer.from_file(str(path)).get_vocab().values())
+        return max(ids) + 1
     raise SystemExit(
         f"how many ids {tokenizer} has cannot be told from here: pass --vocabulary-size"
     )
