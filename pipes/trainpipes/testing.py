@@ -123,7 +123,8 @@ def digest(item: Any) -> str:
 def _parts(item: Any) -> Iterator[bytes]:
     if isinstance(item, torch.Tensor):
         yield f"tensor {item.dtype} {tuple(item.shape)}".encode()
-        yield item.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        whole = item.detach().cpu().clone(memory_format=torch.contiguous_format)
+        yield whole.reshape(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(item, np.ndarray) and item.dtype != object:
         yield f"array {item.dtype} {item.shape}".encode()
         yield np.ascontiguousarray(item).tobytes()
