@@ -39,6 +39,7 @@ class Consumer:
         self._start = position
         self._origin = origin
         self._stops_at_holes = stops_at_holes
+        self._started = False
         self._last = -1  # the shard that gave the last item
         self._num_shards = plan.num_shards
         self._windows: Windows | None = None
@@ -62,6 +63,10 @@ class Consumer:
         return {m % self._num_shards for m in range(first, first + self._num_shards, self._stride)}
 
     def __next__(self) -> Any:
+        if not self._started:
+            self._started = True
+            for shard in self._running:  # so that none reads again what another has
+                self._lane(shard)
         while self._running and self._next < self._end:
             m = self._next
             shard = m % self._num_shards

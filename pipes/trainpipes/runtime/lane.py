@@ -66,6 +66,7 @@ class Lane:
         self._until = plan.chunks(self._slot)[1]
         self._at = at
         self._state: dict[str, Any] = below
+        self._expect()
 
     def _enter(self, epoch: int) -> None:
         """Stand before the first item of an epoch."""
@@ -77,14 +78,22 @@ class Lane:
         self._gave = False
         if skip and plan.seekable:
             self._state, self._at = plan.start(self._slot, epoch, skip), skip
+            self._expect()
             return
         self._state, self._at = plan.start(self._slot, epoch, 0), 0
         stream = self._windows.start(epoch)
         if stream:
             self._state["stream"] = stream
+        self._expect()
         for _ in range(skip):  # counts are not known: pass over items as they come
             if self._pull() is ENDED:
                 break
+
+    def _expect(self) -> None:
+        """Keep the windows that this shard needs until it comes to them."""
+        place = innermost(self._state)
+        span = self._slot % self._plan.layout.num_spans
+        self._windows.expect(self._shard, place["epoch"], span, place["window"])
 
     def next(self) -> Any:
         """The next item, or ENDED, and then ever after."""

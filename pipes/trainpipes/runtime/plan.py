@@ -396,6 +396,8 @@ class Plan(Arranged):
         last = layout.chunk_row(span, chunk - layout.sharers + 1) - 1
         if not self.rolling:
             last = min(last, length - 1)
+        elif self.times is not None:
+            last = min(last, length * self.times - 1)
         joint = last // length * length  # rows of the epochs before, when rolling
         window = layout.window_of(span, last - joint)
         begin, end = layout.window(span, window)

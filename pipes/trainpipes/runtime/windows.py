@@ -22,6 +22,8 @@ from trainpipes.runtime.source import Place, Reader, RowSource, RowStream, Strea
 
 __all__ = ["BlockTable", "ListedWindows", "StreamWindows", "Window", "Windows"]
 
+#: Windows of one span held at most: shards that a filter sets far apart have older ones read again.
+MOST_HELD = 4
 #: What stands before the shuffle: rows in, rows out.
 Before = Callable[[Block], Block]
 
@@ -60,6 +62,10 @@ class Windows(Protocol):
 
     def start(self, epoch: int) -> dict[str, Any]:
         """The state that leads back to an epoch's start; empty where the epoch's number does."""
+        ...
+
+    def expect(self, user: int, epoch: int, span: int, window: int) -> None:
+        """Say that ``user`` will ask for this window and later ones of the span."""
         ...
 
     def get(
@@ -121,11 +127,14 @@ class _Span:
         self.windows: dict[tuple[int, int], Window] = {}
         self.needs: dict[int, tuple[int, int]] = {}
 
-    def prune(self, user: int, key: tuple[int, int]) -> None:
+    def prune(self, user: int, key: tuple[int, int], most: int | None = None) -> None:
+        """Drop windows before those that users are at, and the oldest beyond ``most``."""
         self.needs[user] = key
         least = min(self.needs.values())
         for old in [k for k in self.windows if k < least]:
             del self.windows[old]
+        while most is not None and len(self.windows) > most:
+            del self.windows[min(k for k in self.windows if k != key)]
 
 
 class ListedWindows:
@@ -159,7 +168,24 @@ class ListedWindows:
         self._before = before
         self._keeps_rows = keeps_rows
         self._spans: dict[int, _Span] = {}
+        self._span_of: dict[int, int] = {}
         self._lock = threading.Lock()
+
+    def expect(self, user: int, epoch: int, span: int, window: int) -> None:
+        held = self._held(user, span)
+        with held.lock:
+            held.needs.setdefault(user, (epoch, window))
+
+    def _held(self, user: int, span: int) -> _Span:
+        """What is held of a span for a user, who is in no other span any more."""
+        with self._lock:
+            before = self._span_of.get(user)
+            if before is not None and before != span:
+                left = self._spans[before]
+                with left.lock:
+                    left.needs.pop(user, None)
+            self._span_of[user] = span
+            return self._spans.setdefault(span, _Span())
 
     def start(self, epoch: int) -> dict[str, Any]:
         return {}
@@ -181,10 +207,9 @@ class ListedWindows:
     def get(
         self, user: int, epoch: int, span: int, window: int, state: dict[str, Any]
     ) -> Window | None:
-        with self._lock:
-            held = self._spans.setdefault(span, _Span())
+        held = self._held(user, span)
         with held.lock:
-            held.prune(user, (epoch, window))
+            held.prune(user, (epoch, window), MOST_HELD)
             if window >= self._layout(epoch).num_windows(span):
                 return None
             key = (epoch, window)
@@ -252,6 +277,10 @@ class StreamWindows:
         self._before = before
         self._held = _Span()
         self._passes: dict[int, _Pass] = {}
+
+    def expect(self, user: int, epoch: int, span: int, window: int) -> None:
+        with self._held.lock:
+            self._held.needs.setdefault(user, (epoch, window))
 
     def start(self, epoch: int) -> dict[str, Any]:
         if not self._stream.seekable:

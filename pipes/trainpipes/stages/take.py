@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
+from trainpipes.errors import DataError
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.shuffle import whole_number
@@ -84,6 +85,7 @@ class _Counter:
         self._low, self._high = bounds
         self._rolls = rolls
         self._epoch = innermost(state)["epoch"]
+        self._gave = passed > 0 or row > 0  # something in this epoch, or nobody knows
 
     def next_run(self) -> Run:
         while True:
@@ -93,7 +95,12 @@ class _Counter:
             run = self._below.next_run()
             epoch = innermost(run.cursors.state(0))["epoch"]
             if epoch != self._epoch:
-                self._passed = 0
+                if not self._gave:
+                    raise DataError(
+                        "repeat() goes on for ever only where an epoch gives something, and take() or "
+                        "skip() left nothing of one"
+                    )
+                self._passed, self._gave = 0, False
                 self._state = run.cursors.state(0)
             self._epoch = epoch
             first = max(self._skip, self._low - self._passed)
@@ -103,6 +110,7 @@ class _Counter:
             self._state = run.cursors.state(len(run))
             self._skip = max(0, self._skip - len(run))
             if first < last:
+                self._gave = True
                 kept = run.pick(np.arange(first, last, dtype=np.int64))
                 rows = np.arange(first, last + 1, dtype=np.int64)
                 return Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)
