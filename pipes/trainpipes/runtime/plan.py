@@ -391,6 +391,8 @@ class Plan(Arranged):
         span, sharer = slot % layout.num_spans, slot // layout.num_spans
         start, stop = layout.span(span)
         length = stop - start
+        if not length:
+            return {"epoch": epoch, "window": 0, "row": 0}
         chunk = skip * layout.sharers + sharer
         upcoming = layout.chunk_row(span, chunk)
         last = layout.chunk_row(span, chunk - layout.sharers + 1) - 1
