@@ -105,7 +105,21 @@ class Spec:
 
 
 class Starved(Exception):
-    """Under ``repeat``, a shard got nothing in a whole epoch: there is no sequence."""
+    """Under an endless ``repeat``, a shard got nothing in too many epochs: there is no sequence."""
+
+
+class Drought:
+    """Epochs in a row that gave nothing."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.endless = spec.repeat is not None and spec.times is None
+        self.epochs = 0
+
+    def after(self, gave: bool) -> None:
+        """An epoch has ended."""
+        self.epochs = 0 if gave else self.epochs + 1
+        if self.endless and self.epochs == 16:
+            raise Starved
 
 
 @dataclass(frozen=True)
@@ -304,23 +318,23 @@ def numbered(spec: Spec, number: int = 0) -> Iterator[tuple[int, list[int]]]:
         return
     if spec.known:  # epoch after epoch, each complete
         m = 0
+        drought = Drought(spec)
         for epoch in pass_epochs(spec, number):
             every = [b for _, b in interleave([iter(own) for own in epoch_batches(spec, epoch)])]
             for batch in every[spec.skip_batches :][: spec.take_batches]:
                 yield m, batch
                 m += 1
-            if spec.repeat is not None and m == 0:
-                raise Starved
+            drought.after(m > 0)
         return
     yield from interleave([_shard_items(spec, number, shard) for shard in range(spec.shards)])
 
 
 def _rolled(spec: Spec, number: int, shard: int) -> Iterator[int]:
+    drought = Drought(spec)
     for past, epoch in enumerate(pass_epochs(spec, number)):
         rows = passed(spec, shard_rows(spec, epoch, past)[shard])
-        if not rows and not (spec.known and used_rows(spec)):
-            raise Starved
         yield from rows
+        drought.after(bool(rows) or (spec.known and used_rows(spec) > 0))
 
 
 def _shard_items(spec: Spec, number: int, shard: int) -> Iterator[list[int]]:
@@ -331,12 +345,12 @@ def _shard_items(spec: Spec, number: int, shard: int) -> Iterator[list[int]]:
     slot = (shard + spec.skip_batches) % spec.shards
     low = spec.skip_batches
     high = float("inf") if spec.take_batches is None else low + spec.take_batches
+    drought = Drought(spec)
     for epoch in pass_epochs(spec, number):
         own = enumerate(epoch_batches(spec, epoch)[slot])
         batches = [batch for at, batch in own if low <= slot + at * spec.shards < high]
-        if spec.repeat is not None and not batches:
-            raise Starved
         yield from batches
+        drought.after(bool(batches))
 
 
 def sequence(spec: Spec, number: int = 0, limit: int | None = None) -> list[list[int]]:

@@ -75,6 +75,7 @@ def test_a_state_is_a_flat_dict_of_integers_and_strings() -> None:
         "m",
         "num_shards",
         "pipeline",
+        "batch_sizes",
         *(f"shard-000{shard}" for shard in range(4)),
     ]
     assert {type(value) for value in state.values()} == {int, str}

@@ -175,8 +175,9 @@ class Loader:
         if not (dist.is_available() and dist.is_initialized()):
             return merge_states([self.state_dict()])
         states: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(states, self.state_dict(), group=group)
-        return merge_states(states)
+        rank, _ = self._runner.ranks()
+        dist.all_gather_object(states, (rank, self.state_dict()), group=group)
+        return merge_states(dict(states).values())  # processes of one rank have the same
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trainpipes.errors import StateError
-from trainpipes.state import FORMAT, check_cursor, first_difference, read_identity, shard_key
+from trainpipes.state import FORMAT, check_cursor, named_difference, read_identity, shard_key
 
 __all__ = ["merge_states", "states_within"]
 
@@ -56,7 +57,11 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             shards[key] = part[key]
     _complete(shards, merged["num_shards"], len(parts))
     for key in sorted(shards):
-        check_cursor(key, shards[key], int(key.removeprefix("shard-")), m, merged["num_shards"])
+        shard = int(key.removeprefix("shard-"))
+        try:
+            check_cursor(key, shards[key], shard, m, merged["num_shards"])
+        except StateError as error:
+            raise StateError(f"state {owner[key]}: {error}{_own_ways(parts)}") from None
     sizes = {key: first[key] for key in ("batch_sizes",) if key in first}
     return {
         "trainpipes": FORMAT,
@@ -74,12 +79,22 @@ def _same_pipeline(parts: list[Mapping[str, Any]]) -> None:
     for number, part in enumerate(parts):
         if part["pipeline"] == first:
             continue
-        found = first_difference(read_identity(first), read_identity(part["pipeline"]))
+        found = named_difference(read_identity(first), read_identity(part["pipeline"]))
         if found is not None:
             path, old, new = found
             raise StateError(
                 f"{path}: state 0 has {old!r}, state {number} has {new!r}; merge states of one run"
             )
+
+
+def _own_ways(parts: list[Mapping[str, Any]]) -> str:
+    """What else may be the matter with states of a DataLoader's workers."""
+    if not any(json.loads(part.get("turn", "{}")).get("num_workers", 1) > 1 for part in parts):
+        return ""
+    return (
+        ". Or a shard has ended in the middle of an epoch, past which workers of a DataLoader get out of "
+        "step: load the state into a StatefulDataLoader with as many workers, or use trainpipes.Loader"
+    )
 
 
 def _complete(shards: Mapping[str, str], num_shards: int, parts: int) -> None:

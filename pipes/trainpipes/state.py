@@ -6,7 +6,7 @@
       "m": 1234,                     micro-batches of that pass taken, over all ranks
       "num_shards": 24,
       "pipeline": "{…}",             what the data and the stages were: JSON
-      "batch_sizes": "{…}",          only in an epoch in which the batch size was changed: JSON
+      "batch_sizes": "",             sizes in an epoch in which that of batches was changed: JSON
       "shard-0007": "{…}",           one cursor a shard: JSON
       …
     }
@@ -32,6 +32,7 @@ __all__ = [
     "BatchSizes",
     "check_cursor",
     "first_difference",
+    "named_difference",
     "parse",
     "read_identity",
     "render",
@@ -168,7 +169,8 @@ def parse(state: Any, identity: str, num_shards: int) -> Position:
             cursors[shard] = check_cursor(key, value, shard, m, num_shards)
         elif key not in ("trainpipes", "epoch", "m", "num_shards", "pipeline"):
             extra[key] = value
-    sizes = BatchSizes.parse(extra.pop("batch_sizes")) if "batch_sizes" in extra else None
+    changed = extra.pop("batch_sizes", "")
+    sizes = BatchSizes.parse(changed) if changed else None
     return Position(epoch, m, num_shards, cursors, extra, sizes)
 
 
@@ -180,10 +182,10 @@ def render(position: Position, identity: str, texts: Mapping[int, str]) -> dict[
         "m": position.m,
         "num_shards": position.num_shards,
         "pipeline": identity,
+        # Always there: torch.distributed.checkpoint loads the keys that a fresh state has.
+        "batch_sizes": "" if position.sizes is None else render_sizes(position.sizes),
     }
     state.update((shard_key(shard), texts[shard]) for shard in sorted(texts))
-    if position.sizes is not None:
-        state["batch_sizes"] = render_sizes(position.sizes)
     state.update(position.extra)
     return state
 
@@ -222,17 +224,23 @@ def _check_identity(saved: str, present: str) -> None:
             f"stages: saved {chains[0]}, now {chains[1]}; a state belongs to the pipeline that "
             f"saved it: {_CURES['stages']}"
         )
-    found = first_difference(before, now)
+    found = named_difference(before, now)
     if found is None:  # the same in another spelling
         return
     path, old, new = found
-    parts = path.split("/")
-    if parts[0] == "stages" and len(parts) > 1:
+    cure = _CURES.get(path.split("/")[0], _CURES["stages"])
+    raise StateError(f"{path}: saved {json.dumps(old)}, now {json.dumps(new)}; {cure}")
+
+
+def named_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """``first_difference`` of two pipelines' identities, with the stage's name in the path."""
+    found = first_difference(before, now)
+    if found is None:
+        return None
+    parts = found[0].split("/")
+    if parts[0] == "stages" and len(parts) > 1 and int(parts[1]) < len(before["stages"]):
         parts[1] = before["stages"][int(parts[1])]["stage"]
-    raise StateError(
-        f"{'/'.join(parts)}: saved {json.dumps(old)}, now {json.dumps(new)}; "
-        f"{_CURES.get(parts[0], _CURES['stages'])}"
-    )
+    return "/".join(parts), found[1], found[2]
 
 
 def read_identity(text: str) -> dict[str, Any]:

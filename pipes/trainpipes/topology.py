@@ -82,16 +82,17 @@ def data_parallel() -> tuple[int, int]:
                 "pipe.distributed(rank=..., world_size=...)"
             )
         return real
-    if set_rank is None or set_world is None:
+    if (set_rank or "0", set_world or "1") == ("0", "1"):
         return 0, 1
     try:
-        rank, world = int(set_rank), int(set_world)
+        rank, world = int(set_rank or ""), int(set_world or "")
     except ValueError:
         rank, world = -1, 0
     if not 0 <= rank < world:
         raise TopologyError(
             "RANK and WORLD_SIZE of the environment are integers with 0 <= RANK < WORLD_SIZE, "
-            f"got RANK={set_rank!r}, WORLD_SIZE={set_world!r}"
+            f"got RANK={set_rank!r}, WORLD_SIZE={set_world!r}: set both, or neither, or give "
+            "pipe.distributed(rank=..., world_size=...)"
         )
     return rank, world
 

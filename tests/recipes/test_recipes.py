@@ -177,6 +177,7 @@ def test_every_rank_keeps_all_rows_in_memory_and_trains_on_its_own(
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
         ranks.append([digest(b) for b in seq2seq(files, "bytes", keep_in_memory=True)])
+    monkeypatch.delenv("RANK")
     monkeypatch.delenv("WORLD_SIZE")
     whole = [digest(b) for b in seq2seq(files, "bytes", keep_in_memory=True)]
     assert whole[:312] == [b for pair in zip(*ranks, strict=True) for b in pair]

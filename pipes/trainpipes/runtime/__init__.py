@@ -5,6 +5,7 @@ source          what is needed of the place rows come from
 stage           the one class that every stage is
 arrange, plan   from a chain of stages to what will happen
 windows, feed   rows of an epoch: read, ordered, dealt to one shard
+drought         epochs under repeat() that give nothing
 lane            one shard: its chain, epoch after epoch
 consumer        one worker of one rank: its lanes in the order of the global sequence
 iterator, node  what users iterate, with a state before and after every item

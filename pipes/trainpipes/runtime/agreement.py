@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from trainpipes.errors import TopologyError
 from trainpipes.topology import Topology
@@ -27,7 +29,11 @@ _NONE_MISSING = (1 << 62) - 1
 #: The least of one integer of each rank.
 Agreement = Callable[[int], int]
 
-_groups: dict[tuple[int, ...], Any] = {}
+#: For a rank that comes late to an agreement, because its batches take long.
+TIMEOUT = timedelta(minutes=30)
+
+#: By the default group and the members.
+_groups: dict[tuple[Any, tuple[int, ...]], dist.ProcessGroupGloo] = {}
 
 
 def agreement_over(topology: Topology) -> Agreement:
@@ -49,18 +55,34 @@ def agreement_over(topology: Topology) -> Agreement:
             f"{len(members)}, so that it is not known who must agree where an epoch ends: give "
             "pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh"
         )
-    if members not in _groups:
-        _groups[members] = dist.new_group(
-            list(members), backend="gloo", use_local_synchronization=True
-        )
-    group = _groups[members]
+    world = dist.group.WORLD
+    if (world, members) not in _groups:
+        for known in [known for known in _groups if known[0] is not world]:
+            del _groups[known]  # of a world that is no more
+        _groups[world, members] = _group(members)
+    group = _groups[world, members]
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]
 
     def least(number: int) -> int:
         shared = torch.tensor([number], dtype=torch.int64)
-        dist.all_reduce(shared, op=dist.ReduceOp.MIN, group=group)
+        group.allreduce([shared], options).wait()  # type: ignore[attr-defined]
         return int(shared.item())
 
     return least
+
+
+def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
+    """A gloo group that only its members have to make.
+
+    Not by ``dist.new_group(use_local_synchronization=True)``: that names the group after the number
+    of groups that a process is in, and hangs where members are in different numbers of them.
+    """
+    name = "trainpipes/agreement/" + "-".join(map(str, members))
+    rank = members.index(dist.get_rank())
+    return dist.ProcessGroupGloo(
+        PrefixStore(name, _get_default_store()), rank, len(members), TIMEOUT
+    )
 
 
 class InOrder(Protocol):

@@ -52,9 +52,7 @@ def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> 
     if not plan.whole:
         return changed
     sizes = _sizes(state, plan, old)
-    changed.pop("batch_sizes", None)
-    if sizes is not None:
-        changed["batch_sizes"] = render_sizes(sizes)
+    changed["batch_sizes"] = "" if sizes is None else render_sizes(sizes)
     if plan.num_shards == 1 or sizes is None:
         return changed
     if not plan.seekable:
@@ -74,7 +72,7 @@ def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> 
 def _sizes(state: dict[str, Any], plan: Plan, old: int) -> BatchSizes | None:
     """The sizes of the epoch that the state stands in, the new one from there on."""
     m, first_epoch = int(state["m"]), plan.first_epoch(int(state["epoch"]))
-    known = BatchSizes.parse(state["batch_sizes"]) if "batch_sizes" in state else None
+    known = BatchSizes.parse(state["batch_sizes"]) if state.get("batch_sizes") else None
     sizes = known or BatchSizes(first_epoch, 0, ((0, old),))
     if not plan.rolling and plan.repeat is not None and plan.known:
         sizes = _current(plan, sizes, old, first_epoch, m)

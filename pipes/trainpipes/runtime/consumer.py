@@ -55,7 +55,9 @@ class Consumer:
         if lacking:
             raise StateError(
                 f"a state for this consumer needs the cursors of shards {sorted(self._own)}, and "
-                f"those of {lacking} are not in it; load the states of all ranks and workers"
+                f"those of {sorted(lacking)} are not in it: load trainpipes.merge_states([...]) of the "
+                "states of all ranks and workers, or what loader.gather_state() or "
+                "torch.distributed.checkpoint saved"
             )
 
     def _shards(self) -> set[int]:

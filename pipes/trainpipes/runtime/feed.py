@@ -13,6 +13,7 @@ import numpy as np
 
 from trainpipes.errors import DataError
 from trainpipes.order import IntArray, Layout, StreamLayout
+from trainpipes.runtime.drought import Drought
 from trainpipes.runtime.run import Cursors, Run
 from trainpipes.runtime.windows import Windows
 
@@ -63,7 +64,11 @@ class Feed:
         self._window = int(state["window"])
         self._row = int(state["row"])
         self._stream: dict[str, Any] = state.get("stream", {})
-        self._empty_epoch = self._window == 0 and self._row == 0
+        shares_turn = (
+            isinstance(layout, Layout) and layout.whole
+        )  # the sharers of few rows take turns
+        wet = self._window > 0 or self._row > 0
+        self._drought = Drought(last_epoch is None and not shares_turn, wet)
         self._ended = False
         self._positions: IntArray | None = None  # of this shard in the window's order
 
@@ -71,7 +76,7 @@ class Feed:
         while not self._ended:
             run = self._advance()
             if run is not None:
-                self._empty_epoch = False
+                self._drought.broken()
                 return run
         raise StopIteration
 
@@ -126,10 +131,10 @@ class Feed:
         if not self._rolling or self._epoch == self._last_epoch:
             self._ended = True
             return
-        if self._empty_epoch and not (self._layout.whole and isinstance(self._layout, Layout)):
+        if self._drought.next_epoch(self._layout):
             raise DataError(
                 f"repeat() goes on for ever only where each shard gets rows: a shard of "
-                f"{self._layout.num_shards} got none in epoch {self._epoch}; lower num_shards in "
+                f"{self._layout.num_shards} got none up to epoch {self._epoch}; lower num_shards in "
                 "sharding_filter(), or check the filter"
             )
         self._epoch += 1
@@ -137,4 +142,3 @@ class Feed:
         self._window = self._row = 0
         self._stream = {}
         self._positions = None
-        self._empty_epoch = True

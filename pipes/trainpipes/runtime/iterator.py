@@ -178,9 +178,11 @@ class Runner:
         if self.last is not None:
             return self.last.state_dict()
         if self.pending is not None and self.pending["epoch"] == self.passes.upcoming:
-            return dict(self.pending)
-        start = Position(self.passes.upcoming, 0, self.plan.num_shards)
-        return Pass(self.plan, self.topology(), start, 0).state()
+            start = self.parse(self.pending)
+        else:
+            start = Position(self.passes.upcoming, 0, self.plan.num_shards)
+        # A rank's own shards, also of a state that had all of them.
+        return Consumer(self.plan, self.topology(), start, start.m).state()
 
 
 class PipelineIterator:

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainpipes.errors import DataError, StateError, TrainpipesError
 from trainpipes.order import Layout
+from trainpipes.runtime.drought import Drought
 from trainpipes.runtime.plan import Plan
 from trainpipes.runtime.run import Run, RunSource, innermost
 from trainpipes.runtime.source import Place
@@ -53,7 +54,7 @@ class Lane:
         self._slot = 0
         self.delivered = 0
         self.ended = False
-        self._gave = True  # something in this epoch, or nobody knows
+        self._drought = Drought(plan.endless and not plan.known, wet=cursor is not None)
         if cursor is None:
             self._enter(self._epoch)
             return
@@ -75,7 +76,6 @@ class Lane:
         self._slot = plan.slot(self._shard, epoch, self._first_epoch)
         skip, self._until = plan.chunks(self._slot)
         self._chain = self._run = None
-        self._gave = False
         if skip and plan.seekable:
             self._state, self._at = plan.start(self._slot, epoch, skip), skip
             self._expect()
@@ -101,16 +101,16 @@ class Lane:
             item = self._pull()
             if item is not ENDED:
                 self.delivered += 1
-                self._gave = True
+                self._drought.broken()
                 return item
             plan = self._plan
             if plan.rolling or plan.repeat is None or self._epoch_is_last():
                 self.ended = True
                 break
-            if not self._gave and not plan.known:
+            if self._drought.next_epoch(plan.layout_of(self._epoch)):
                 raise DataError(
                     f"repeat() goes on for ever only where each shard gets rows: shard "
-                    f"{self._shard} of {plan.num_shards} got none in epoch {self._epoch}; lower "
+                    f"{self._shard} of {plan.num_shards} got none up to epoch {self._epoch}; lower "
                     "num_shards in sharding_filter(), or check the filter"
                 )
             self._enter(self._epoch + 1)

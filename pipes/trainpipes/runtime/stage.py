@@ -17,7 +17,8 @@ import numpy as np
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.runtime.run import Run, RunSource
+from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.run import Run, RunSource, innermost
 from trainpipes.runtime.source import RowSource, RowStream
 
 __all__ = ["OpenState", "Role", "Stage", "identify"]
@@ -163,19 +164,17 @@ class _Processed:
         self._below = below
 
     def next_run(self) -> Run:
-        dropping: dict[str, Any] | None = None
+        epochs = set()  # of which nothing was let through
         while True:
             below = self._below.next_run()
             run = self._stage.process(below)
             if len(run):
                 return run
-            at = below.cursors.state(0)
-            if dropping is None:
-                dropping = at
-            elif at.get("epoch", 0) > dropping.get("epoch", 0) + 1:
+            epochs.add(innermost(below.cursors.state(0)).get("epoch", 0))
+            if len(epochs) > MOST_DRY_EPOCHS + 1:
                 raise DataError(
-                    f"{self._stage} let no row of a whole epoch through, and under repeat() would look "
-                    "for one for ever: check its condition",
+                    f"{self._stage} let no row of {MOST_DRY_EPOCHS} whole epochs through, and under "
+                    "repeat() would look for one for ever: check its condition",
                     stage=str(self._stage),
                 )
 

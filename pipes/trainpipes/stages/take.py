@@ -8,6 +8,7 @@ import numpy as np
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import DataError
+from trainpipes.runtime.drought import MOST_DRY_EPOCHS
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.shuffle import whole_number
@@ -86,6 +87,7 @@ class _Counter:
         self._rolls = rolls
         self._epoch = innermost(state)["epoch"]
         self._gave = passed > 0 or row > 0  # something in this epoch, or nobody knows
+        self._dry = 0  # epochs before it that gave nothing
 
     def next_run(self) -> Run:
         while True:
@@ -95,10 +97,11 @@ class _Counter:
             run = self._below.next_run()
             epoch = innermost(run.cursors.state(0))["epoch"]
             if epoch != self._epoch:
-                if not self._gave:
+                self._dry = 0 if self._gave else self._dry + 1
+                if self._dry == MOST_DRY_EPOCHS:
                     raise DataError(
                         "repeat() goes on for ever only where an epoch gives something, and take() or "
-                        "skip() left nothing of one"
+                        f"skip() left nothing of {self._dry} in a row"
                     )
                 self._passed, self._gave = 0, False
                 self._state = run.cursors.state(0)

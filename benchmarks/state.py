@@ -1,0 +1,114 @@
+"""What a position costs: bytes of a state, and the time to take, merge and load one.
+
+    python benchmarks/state.py [--repeats 9]
+
+Rows in memory, shuffled and batched, over 8, 64 and 960 shards. Times are medians over repeats, in which the
+numbers of shards take turns. Prints a Markdown table, and says which of the targets are missed: a
+delivered batch that is ready costs 5 us, a state 10 us a shard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+import trainpipes as tp
+
+SHARDS = (8, 64, 960)
+RANKS = 8
+BATCH, BUFFER, ROWS_A_SHARD = 8, 256, 512
+#: Microseconds.
+DELIVERED, A_SHARD = 5.0, 10.0
+
+
+def pipeline(shards: int) -> tp.Pipeline:
+    table = pa.table({"x": range(shards * ROWS_A_SHARD)})
+    dealt = tp.from_arrow(table).sharding_filter(shards).shuffle(BUFFER)
+    return dealt.batch(BATCH).collate(format="torch")
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Microseconds, and what came out."""
+    start = time.perf_counter()
+    found = work()
+    return (time.perf_counter() - start) * 1e6, found
+
+
+def measure(shards: int) -> dict[str, float]:
+    """One round of all measurements."""
+    pipe = pipeline(shards)
+    iterator = iter(pipe)
+    for _ in range(shards):  # each shard opens its window
+        next(iterator)
+    iterator.state_dict()
+    batches = [timed(lambda: next(iterator))[0] for _ in range(4 * shards)]
+    full, state = timed(iterator.state_dict)
+    again = []
+    for _ in range(20):  # a state after every batch: one shard has moved
+        next(iterator)
+        again.append(timed(iterator.state_dict)[0])
+    state = iterator.state_dict()
+    loading, _ = timed(lambda: pipe.load_state_dict(state))
+    parts = [
+        {key: value for key, value in state.items() if mine(key, rank)} for rank in range(RANKS)
+    ]
+    merging, merged = timed(lambda: tp.merge_states(parts))
+    assert merged == state
+    return {
+        "bytes": float(len(json.dumps(state))),
+        "bytes a shard": statistics.mean(
+            len(key) + len(value) for key, value in state.items() if key.startswith("shard-")
+        ),
+        "delivered batch, us": statistics.median(batches),
+        "state after every batch, us": statistics.median(again),
+        "state_dict(), us": full,
+        "state_dict(), us a shard": full / shards,
+        f"merge_states() of {RANKS} ranks, us a shard": merging / shards,
+        "load_state_dict(), us a shard": loading / shards,
+    }
+
+
+def mine(key: str, rank: int) -> bool:
+    """Whether a rank's state has this key."""
+    return not key.startswith("shard-") or int(key.removeprefix("shard-")) % RANKS == rank
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=9)
+    args = parser.parse_args()
+    found: dict[int, list[dict[str, float]]] = {shards: [] for shards in SHARDS}
+    for number in range(args.repeats):
+        for shards in SHARDS:
+            print(f"\r{number + 1} of {args.repeats}", end="", file=sys.stderr, flush=True)
+            found[shards].append(measure(shards))
+    print(file=sys.stderr)
+    medians = {
+        shards: {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        for shards, runs in found.items()
+    }
+    print(f"| shards | {' | '.join(map(str, SHARDS))} | {SHARDS[-1]} to {SHARDS[0]} |")
+    print("|---|" + "---|" * (len(SHARDS) + 1))
+    for name in medians[SHARDS[0]]:
+        row = [medians[shards][name] for shards in SHARDS]
+        cells = " | ".join(f"{value:,.0f}" if value >= 100 else f"{value:.1f}" for value in row)
+        print(f"| {name} | {cells} | {row[-1] / row[0]:.2f} |")
+    targets = {"delivered batch, us": DELIVERED, "state_dict(), us a shard": A_SHARD}
+    for name, target in targets.items():
+        worst = max(medians[shards][name] for shards in SHARDS)
+        print(
+            f"\n{name}: {worst:.1f}, target {target:.0f}: {'met' if worst <= target else 'MISSED'}"
+        )
+
+
+if __name__ == "__main__":
+    main()

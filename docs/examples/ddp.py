@@ -1,0 +1,109 @@
+"""Train with DistributedDataParallel; killed at any moment, go on, also on another number of ranks.
+
+    torchrun --nproc-per-node 2 ddp.py --files 'rows/*.parquet' --checkpoint run.pt
+
+A checkpoint is one file. Rank 0 writes it, and it fits any number of ranks that divides NUM_SHARDS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import trainpipes as tp
+from trainpipes.testing import digest
+
+VOCABULARY = 258  # of the tokenizer "bytes"
+NUM_SHARDS = 24  # 1, 2, 3, 4, 6, 8, 12 or 24 ranks
+GLOBAL_BATCH = 96  # rows of an optimizer step, on any number of ranks
+MICRO_BATCH = 4
+
+
+def pipeline(files: str) -> tp.Pipeline:
+    return (
+        tp.list_files(files)
+        .read_parquet(columns=["text"])
+        .sharding_filter(num_shards=NUM_SHARDS)
+        .shuffle(buffer_size=10_000, seed=0)
+        .tokenize("bytes", max_length=256)
+        .repeat()
+        .batch(MICRO_BATCH)
+        .pad_collate()
+    )
+
+
+class NextByte(nn.Module):
+    """What comes after a byte, by that byte alone. Put your model here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 32)
+        self.scores = nn.Linear(32, VOCABULARY)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        scores = self.scores(self.tokens(input_ids[:, :-1]))  # [B, L - 1, V]
+        target = input_ids[:, 1:].masked_fill(attention_mask[:, 1:] == 0, -100)
+        return F.cross_entropy(scores.flatten(0, 1), target.flatten())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", required=True)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps")
+    parser.add_argument("--num-workers", type=int, default=0)
+    args = parser.parse_args()
+
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    accumulate = GLOBAL_BATCH // (MICRO_BATCH * ranks)  # micro-batches of a rank in a step
+    assert accumulate * MICRO_BATCH * ranks == GLOBAL_BATCH, f"{ranks} ranks do not divide a step"
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(NextByte().to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loader = tp.Loader(pipeline(args.files), num_workers=args.num_workers)
+
+    step = 0
+    if args.checkpoint.exists():
+        saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])
+        step = saved["step"]
+
+    batches = iter(loader)
+    while step < args.steps:
+        step += 1
+        for number in range(accumulate):
+            batch = next(batches)
+            print(f"step {step}, rank {rank} of {ranks}: {digest(batch)}", flush=True)
+            with model.no_sync() if number < accumulate - 1 else torch.enable_grad():
+                loss = model(**{name: t.to(device) for name, t in batch.items()})
+                (loss / accumulate).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+        state = loader.gather_state()  # of all ranks; a collective, so all call it
+        if rank == 0:
+            content = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+            beside = args.checkpoint.with_suffix(".new")
+            torch.save({**content, "loader": state, "step": step}, beside)
+            os.replace(beside, args.checkpoint)  # whole, or not there
+            print(f"step {step} saved, loss {loss.item():.3f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

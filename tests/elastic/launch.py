@@ -1,0 +1,96 @@
+"""Starting real ranks by ``torchrun``, and ending them at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import trainpipes
+
+__all__ = ["Launch"]
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+class Launch:
+    """Ranks of one script under ``torchrun``, on this machine and over gloo.
+
+    Args:
+        script: what each rank runs.
+        ranks: how many.
+        folder: where the output of all goes; one launch a folder.
+        arguments: of the script.
+    """
+
+    def __init__(self, script: Path, ranks: int, folder: Path, *arguments: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._said = folder / "output.txt"
+        roots = [
+            str(TESTS),
+            str(Path(trainpipes.__file__).parents[1]),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, roots)),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(ranks), str(script), *arguments]
+        with self._said.open("wb") as output:
+            self._agent = psutil.Popen(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def wait(self, seconds: float = 120) -> int:
+        """The launcher's exit code; whatever runs longer is killed."""
+        try:
+            return int(self._agent.wait(seconds))
+        except psutil.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"still running after {seconds} s:\n{self.said()}") from None
+
+    def kill_when(self, ready: Callable[[], bool], victim: Callable[[], int] | None = None) -> None:
+        """SIGKILL all processes once ``ready``; or only the one with the id that ``victim`` gives,
+        after which the launcher ends the others."""
+        start = time.monotonic()
+        while not ready():
+            if self._agent.poll() is not None or time.monotonic() - start > 120:
+                self.kill()
+                raise AssertionError(f"ended before it was killed:\n{self.said()}")
+            time.sleep(0.003)
+        if victim is None:
+            self.kill()
+        else:
+            psutil.Process(victim()).kill()
+            assert self.wait(60) != 0
+
+    def kill(self) -> None:
+        """SIGKILL the launcher and all processes below it, at once."""
+        with suppress(psutil.NoSuchProcess):
+            everyone = [self._agent, *self._agent.children(recursive=True)]
+            for process in everyone:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(everyone, timeout=30)
+
+    def said(self) -> str:
+        """What all ranks have printed."""
+        return self._said.read_text(errors="replace")
+
+
+def write_beside(path: Path, content: Any) -> None:
+    """JSON at ``path``: whole, or as it was before, whenever this process is killed."""
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(content))
+    beside.replace(path)

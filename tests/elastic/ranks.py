@@ -1,0 +1,242 @@
+"""The ranks and workers of a run, emulated in one process.
+
+A leg is a stretch of a run on one topology: so many ranks, each of which reads in one of three ways:
+
+    pipe       ``for batch in pipe``
+    loader     ``Loader`` with workers, whose rounds are made in turn in this process
+    workers    a plain or stateful ``DataLoader``, each of its workers an iterator of its own
+
+What a leg gives are its steps, each the micro-batches of all ranks in the order of m, and the
+states of all consumers after the last one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+import pytest
+from torch.utils.data._utils import worker as torch_worker
+
+import trainpipes as tp
+from trainpipes import loader as loader_module
+from trainpipes.runtime import iterator as iterator_module
+from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.rounds import Message, Rounds
+
+__all__ = ["ENDED", "Leg", "Meeting", "OneProcessLoader", "Reads", "in_worker"]
+
+Reads = Literal["pipe", "loader", "workers"]
+
+#: Stands for a step in which a rank got nothing more.
+ENDED: Any = type("Ended", (), {"__repr__": lambda self: "ENDED"})()
+
+
+class OneProcessLoader(tp.Loader):
+    """A ``Loader`` with workers whose messages are made in this process, asked in strict turn."""
+
+    def _messages(self, position: Any, ranks: tuple[int, int], workers: int) -> Iterator[Message]:
+        steps, source = self.pipeline._steps, self._runner.plan.source
+        made = []
+        for worker in range(workers):
+            rounds = Rounds(steps, source, ranks, workers, [position.epoch], position)
+            plan = Plan([cls(None, **options) for cls, options in steps], source)
+            made.append(rounds._rounds(plan, position, worker))
+        return _in_turn(made)
+
+
+def _in_turn(iterators: Sequence[Iterator[Any]]) -> Iterator[Any]:
+    running = list(iterators)
+    while running:
+        for iterator in list(running):
+            try:
+                yield next(iterator)
+            except StopIteration:
+                running.remove(iterator)
+
+
+@contextmanager
+def in_worker(worker: int, workers: int, seed: int, pipe: Any) -> Iterator[None]:
+    """For what runs inside, this process is a worker of a DataLoader."""
+    info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed + worker, dataset=pipe)
+    torch_worker._worker_info = info
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = None
+
+
+class Meeting:
+    """Threads that stand for ranks agree here on the least of their numbers.
+
+    Attributes:
+        agreements: how often they have.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.agreements = 0
+        self._numbers: list[int] = []
+        self._least = 0
+        # A rank that asks once more than another must fail, not hang.
+        self._barrier = threading.Barrier(ranks, action=self._close, timeout=20)
+
+    def _close(self) -> None:
+        self._least = min(self._numbers)
+        self._numbers.clear()
+        self.agreements += 1
+
+    def agree(self, number: int) -> int:
+        self._numbers.append(number)
+        self._barrier.wait()
+        return self._least
+
+    def leave(self) -> None:
+        """Let those that wait fail."""
+        self._barrier.abort()
+
+
+class Consumed(Protocol):
+    """One rank, pass after pass."""
+
+    def begin(self) -> None: ...
+    def next(self) -> Any: ...
+    def states(self) -> list[dict[str, Any]]: ...
+
+
+class Alone:
+    """A rank that iterates a pipeline or a ``Loader``."""
+
+    def __init__(self, subject: tp.Pipeline | tp.Loader, state: dict[str, Any] | None) -> None:
+        self._subject = subject
+        if state is not None:
+            subject.load_state_dict(state)
+
+    def begin(self) -> None:
+        self._iterator = iter(self._subject)
+
+    def next(self) -> Any:
+        return next(self._iterator, ENDED)
+
+    def states(self) -> list[dict[str, Any]]:
+        state = self._subject.state_dict()
+        assert state is not None
+        return [state]
+
+
+class Workers:
+    """A rank whose DataLoader asks its workers in strict turn."""
+
+    def __init__(self, pipe: tp.Pipeline, workers: int, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            pipe.load_state_dict(state)
+        self._copies = []
+        for _ in range(workers):
+            copy = tp.Pipeline(pipe._steps, pipe._ranks)
+            copy._runner.passes = pipe._runner.passes
+            copy._runner.pending = pipe._runner.pending
+            self._copies.append(copy)
+        self._seed = 1000
+
+    def begin(self) -> None:
+        self._seed += 1000
+        self._iterators = []
+        for worker, copy in enumerate(self._copies):
+            with in_worker(worker, len(self._copies), self._seed, copy):
+                self._iterators.append(iter(copy))
+        self._turn = 0
+
+    def next(self) -> Any:
+        workers = len(self._copies)
+        worker = self._turn % workers
+        self._turn += 1
+        with in_worker(worker, workers, self._seed, self._copies[worker]):
+            return next(self._iterators[worker], ENDED)
+
+    def states(self) -> list[dict[str, Any]]:
+        found = []
+        for worker, iterator in enumerate(self._iterators):
+            with in_worker(worker, len(self._copies), self._seed, self._copies[worker]):
+                found.append(iterator.state_dict())
+        return found
+
+
+class Leg:
+    """A stretch of a run on one topology.
+
+    Args:
+        pipe: the pipeline, of any ranks.
+        ranks: R.
+        workers: W, for ``reads`` other than "pipe".
+        reads: how each rank reads.
+        states: a state for each rank to load, or None to start afresh.
+
+    Attributes:
+        meeting: where the ranks agree on an epoch's end.
+    """
+
+    def __init__(
+        self,
+        pipe: tp.Pipeline,
+        ranks: int,
+        workers: int = 1,
+        reads: Reads = "pipe",
+        states: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        self.ranks = ranks
+        self.meeting = Meeting(ranks)
+        self._consumers: list[Consumed] = []
+        self._threads: ThreadPoolExecutor | None = None
+        if ranks > 1 and pipe._runner.plan.ends_unevenly:  # they wait for each other
+            self._threads = ThreadPoolExecutor(ranks)
+        for rank in range(ranks):
+            own = pipe.distributed(rank=rank, world_size=ranks)
+            state = None if states is None else states[rank]
+            if reads == "workers":
+                self._consumers.append(Workers(own, workers, state))
+            elif reads == "loader":
+                self._consumers.append(Alone(OneProcessLoader(own, num_workers=workers), state))
+            else:
+                self._consumers.append(Alone(own, state))
+
+    def begin(self) -> None:
+        """Start the next pass on all ranks."""
+        for consumer in self._consumers:
+            consumer.begin()
+
+    def step(self) -> list[Any]:
+        """What each rank gets next, in the order of ranks; ENDED for one that got nothing."""
+        with self._agreeing():
+            if self._threads is None:
+                return [consumer.next() for consumer in self._consumers]
+            answers = [self._threads.submit(self._ask, consumer) for consumer in self._consumers]
+            errors = [e for e in (answer.exception() for answer in answers) if e is not None]
+            for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+                raise error  # the cause before those that waited for it
+            return [answer.result() for answer in answers]
+
+    def _ask(self, consumer: Consumed) -> Any:
+        try:
+            return consumer.next()
+        except BaseException:
+            self.meeting.leave()
+            raise
+
+    def states(self) -> list[dict[str, Any]]:
+        """The states of all consumers of all ranks."""
+        with self._agreeing():
+            return [state for consumer in self._consumers for state in consumer.states()]
+
+    def close(self) -> None:
+        """Let the threads go."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    @contextmanager
+    def _agreeing(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (iterator_module, loader_module):
+                patch.setattr(module, "agreement_over", lambda *ranks: self.meeting.agree)
+            yield

@@ -1,0 +1,409 @@
+"""Ranks, environments and states that do not fit are refused, each with its own way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch.distributed as dist
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import trainpipes as tp
+from elastic.ranks import in_worker
+
+
+def rows(shards: int = 12, *, seed: int = 1, count: int = 203, size: int = 4) -> tp.Pipeline:
+    table = pa.table({"x": list(range(count))})
+    return tp.from_arrow(table).sharding_filter(shards).shuffle(20, seed=seed).batch(size)
+
+
+def filtered(shards: int = 4) -> tp.Pipeline:
+    table = pa.table({"x": list(range(203))})
+    return tp.from_arrow(table).sharding_filter(shards).filter(over_40).batch(4)
+
+
+def over_40(row: dict[str, Any]) -> bool:
+    return bool(row["x"] > 40)
+
+
+def states(world: int, steps: int | list[int] = 4, **options: Any) -> list[dict[str, Any]]:
+    """Each rank's state after so many steps."""
+    found = []
+    for rank in range(world):
+        pipe = rows(**options).distributed(rank=rank, world_size=world)
+        taken = steps if isinstance(steps, int) else steps[rank]
+        list(islice(pipe, taken))
+        found.append(pipe.state_dict())
+    return found
+
+
+def refused(error: type[Exception], message: str) -> Any:
+    """Expects an error that says exactly this."""
+    return pytest.raises(error, match=f"^{re.escape(message)}$")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher has said anything."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+# Ranks and workers
+
+
+@pytest.mark.parametrize("world", [5, 7, 8, 24])
+def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(world: int) -> None:
+    pipe = rows().distributed(rank=0, world_size=world)
+    message = (
+        f"ranks x workers must divide num_shards = 12, got {world} ranks; [1, 2, 3, 4, 6, 12] do"
+    )
+    for subject in (pipe, tp.Loader(pipe), tp.Loader(pipe, num_workers=1)):
+        with refused(tp.TopologyError, message):
+            next(iter(subject))
+    with refused(tp.TopologyError, message):
+        pipe.state_dict()
+
+
+def test_workers_of_a_plain_data_loader_must_divide_too_and_those_of_a_loader_need_not() -> None:
+    pipe = rows().distributed(rank=1, world_size=4)
+    with (
+        in_worker(0, 2, 1000, pipe),
+        refused(
+            tp.TopologyError,
+            "ranks x workers must divide num_shards = 12, got 4 ranks x 2 DataLoader workers; "
+            "[1, 2, 3, 4, 6, 12] do, or use trainpipes.Loader, which takes any number of workers",
+        ),
+    ):
+        next(iter(pipe))
+    assert next(iter(tp.Loader(pipe, num_workers=2)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_several_ranks_without_a_sharding_filter_are_refused(workers: int) -> None:
+    pipe = tp.from_arrow(pa.table({"x": [1, 2, 3]})).batch(2).distributed(rank=0, world_size=2)
+    with refused(
+        tp.TopologyError,
+        "2 ranks would all read the same rows: add .sharding_filter() to the pipeline",
+    ):
+        next(iter(tp.Loader(pipe, num_workers=workers)))
+
+
+@pytest.mark.parametrize(
+    ("rank", "world"), [("2", "2"), ("-1", "2"), ("x", "2"), ("0", "two"), ("1", None), (None, "2")]
+)
+def test_an_environment_that_makes_no_sense_is_refused(
+    rank: str | None, world: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with refused(
+        tp.TopologyError,
+        "RANK and WORLD_SIZE of the environment are integers with 0 <= RANK < WORLD_SIZE, got "
+        f"RANK={rank!r}, WORLD_SIZE={world!r}: set both, or neither, or give "
+        "pipe.distributed(rank=..., world_size=...)",
+    ):
+        next(iter(rows()))
+    assert next(iter(rows().distributed(rank=0, world_size=2)))  # what was said counts
+
+
+@pytest.mark.parametrize(("rank", "world"), [("0", None), (None, "1"), ("0", "1")])
+def test_an_environment_of_one_process_may_be_told_by_halves(
+    rank: str | None, world: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert len(list(rows())) == 51
+
+
+@pytest.fixture
+def group_of_one(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_an_environment_that_contradicts_torch_distributed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with refused(
+        tp.TopologyError,
+        "torch.distributed says rank 0 of 1, and the environment RANK=1, WORLD_SIZE=4: start all processes "
+        "by one launcher, or say which is meant with pipe.distributed(rank=..., world_size=...)",
+    ):
+        next(iter(rows()))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert next(iter(rows()))
+
+
+def test_an_epoch_of_unknown_length_on_several_ranks_needs_torch_distributed() -> None:
+    pipe = filtered().distributed(rank=0, world_size=2)
+    for subject in (pipe, tp.Loader(pipe), tp.Loader(pipe, num_workers=1)):
+        with refused(
+            tp.TopologyError,
+            "row counts of this pipeline are not known beforehand, so that its ranks must agree where an "
+            "epoch ends, and torch.distributed is not initialised: call init_process_group() first, or "
+            "add .repeat() and count steps",
+        ):
+            next(iter(subject))
+    assert pipe.state_dict()["m"] == 0  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_an_epoch_of_unknown_length_on_ranks_that_cannot_meet_is_refused() -> None:
+    with refused(
+        tp.TopologyError,
+        "the pipeline is one of 2 ranks, and torch.distributed has 1, so that it is not known who must agree "
+        "where an epoch ends: give pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh",
+    ):
+        next(iter(filtered().distributed(rank=0, world_size=2)))
+
+
+def test_an_epoch_of_unknown_length_on_several_ranks_with_plain_workers_is_refused() -> None:
+    pipe = filtered().distributed(rank=0, world_size=2)
+    with (
+        in_worker(0, 2, 1000, pipe),
+        refused(
+            tp.TopologyError,
+            "row counts of this pipeline are not known beforehand, so that several ranks would end an "
+            "epoch at different steps and hang, got 2 ranks with DataLoader workers, which cannot agree: add "
+            ".repeat() and count steps, or use trainpipes.Loader",
+        ),
+    ):
+        next(iter(pipe))
+
+
+# States that do not make one
+
+
+def test_states_of_runs_with_other_options_are_not_merged() -> None:
+    with refused(
+        tp.StateError, "stages/shuffle/seed: state 0 has 1, state 2 has 2; merge states of one run"
+    ):
+        tp.merge_states([*states(3)[:2], states(3, seed=2)[2]])
+
+
+def test_states_of_runs_over_other_data_are_not_merged() -> None:
+    with refused(
+        tp.StateError, "data/rows: state 0 has 203, state 1 has 210; merge states of one run"
+    ):
+        tp.merge_states([states(3)[0], *states(3, count=210)[1:]])
+
+
+def test_states_of_other_num_shards_are_not_merged() -> None:
+    with refused(
+        tp.StateError,
+        "num_shards: state 0 has 12, state 1 has 24; merge states that one run saved after the same step",
+    ):
+        tp.merge_states([states(3)[0], states(3, shards=24)[1], states(3)[2]])
+
+
+def test_states_of_different_epochs_are_not_merged() -> None:
+    ended, running = states(2, [25, 24])
+    assert (ended["epoch"], running["epoch"]) == (1, 0)
+    with refused(
+        tp.StateError,
+        "epoch: state 0 has 1, state 1 has 0; merge states that one run saved after the same step",
+    ):
+        tp.merge_states([ended, running])
+
+
+@pytest.mark.parametrize("again", [[0, 0, 1, 2], [0, 0, 1]])
+def test_a_rank_that_comes_twice_is_named(again: list[int]) -> None:
+    saved = states(3)
+    with refused(
+        tp.StateError, "shard-0000: is in state 0 and in state 1; merge one state of each rank"
+    ):
+        tp.merge_states([saved[rank] for rank in again])
+
+
+@pytest.mark.parametrize(
+    ("world", "there", "shards", "ranks"),
+    [
+        (2, [0], [1, 3, 5, 7, 9, 11], "rank [1] of 2"),
+        (3, [0, 2], [1, 4, 7, 10], "rank [1] of 3"),
+        (3, [1], [0, 2, 3, 5, 6, 8, 9, 11], "ranks [0, 2] of 3"),
+        (4, [3, 1, 0], [2, 6, 10], "rank [2] of 4"),
+        (12, [*range(3), *range(4, 12)], [3], "rank [3] of 12"),
+    ],
+)
+def test_a_rank_that_is_missing_is_named_with_its_shards(
+    world: int, there: list[int], shards: list[int], ranks: str
+) -> None:
+    saved = states(world, 1)
+    with refused(
+        tp.StateError,
+        f"the cursors of shards {shards} are missing, those of {ranks}: merge the states of all ranks, or "
+        "save with torch.distributed.checkpoint, or with loader.gather_state() on all ranks",
+    ):
+        tp.merge_states([saved[rank] for rank in there])
+
+
+@pytest.mark.parametrize(
+    ("steps", "state", "shard", "delivered", "m", "owed"),
+    [
+        ([4, 4, 3], 2, 11, 0, 12, 1),
+        ([3, 4, 4], 0, 9, 0, 12, 1),
+        ([4, 4, 0], 2, 2, 0, 12, 1),
+        ([0, 1, 0], 0, 0, 0, 3, 1),
+        ([9, 8, 9], 1, 1, 2, 27, 3),
+    ],
+    ids=["one step behind", "first rank behind", "not started", "one started", "later on"],
+)
+def test_a_rank_that_is_behind_or_has_not_started_is_named(
+    steps: list[int], state: int, shard: int, delivered: int, m: int, owed: int
+) -> None:
+    with refused(
+        tp.StateError,
+        f"state {state}: shard-{shard:04d}/delivered: {delivered} micro-batches, but m = {m} means {owed}; "
+        "the state was edited, or ranks saved it at different steps: save on all ranks after the same step",
+    ):
+        tp.merge_states(states(3, steps))
+
+
+def test_no_states_are_not_merged() -> None:
+    with refused(tp.StateError, "merge_states(states) takes the states of all ranks, got none"):
+        tp.merge_states([])
+
+
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (3, "a state is the dict that state_dict() gave, got int"),
+        (None, "a state is the dict that state_dict() gave, got NoneType"),
+        ("{}", "a state is the dict that state_dict() gave, got str"),
+        (
+            {"model": 1},
+            "not a state of trainpipes: it lacks some of trainpipes, epoch, m, num_shards, pipeline (found "
+            "'model'); load what state_dict() gave, as it was",
+        ),
+    ],
+)
+def test_what_is_no_state_is_not_merged(thing: Any, message: str) -> None:
+    with refused(tp.StateError, message):
+        tp.merge_states([states(2)[0], thing])
+
+
+# States that do not fit who loads them
+
+
+def load(state: dict[str, Any], rank: int, world: int, **options: Any) -> Any:
+    pipe = rows(**options).distributed(rank=rank, world_size=world)
+    pipe.load_state_dict(state)
+    return next(iter(pipe))
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "own", "lacking"),
+    [
+        (0, 1, [*range(12)], [1, 2, 4, 5, 7, 8, 10, 11]),
+        (1, 3, [1, 4, 7, 10], [1, 4, 7, 10]),
+        (0, 2, [0, 2, 4, 6, 8, 10], [2, 4, 8, 10]),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_that_lacks_shards_of_a_rank_is_refused_with_the_ways_to_get_them(
+    rank: int, world: int, own: list[int], lacking: list[int], workers: int
+) -> None:
+    loader = tp.Loader(rows().distributed(rank=rank, world_size=world), num_workers=workers)
+    loader.load_state_dict(states(3)[0])
+    with refused(
+        tp.StateError,
+        f"a state for this consumer needs the cursors of shards {own}, and those of {lacking} are not in "
+        "it: load trainpipes.merge_states([...]) of the states of all ranks and workers, or what "
+        "loader.gather_state() or torch.distributed.checkpoint saved",
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_ranks_state_is_enough_for_ranks_that_share_its_shards(rank: int) -> None:
+    saved = states(3)
+    assert load(saved[0], rank, 6) == load(tp.merge_states(saved), rank, 6)
+
+
+def test_a_state_of_other_num_shards_is_refused() -> None:
+    with refused(
+        tp.StateError,
+        "stages/sharding_filter/num_shards: saved 12, now 24; build the pipeline as it was when the state "
+        "was saved, or start a new run",
+    ):
+        load(tp.merge_states(states(3)), 0, 1, shards=24)
+
+
+def test_a_state_whose_m_was_edited_is_refused() -> None:
+    state = tp.merge_states(states(3))
+    with refused(
+        tp.StateError,
+        "shard-0000/delivered: 1 micro-batches, but m = 13 means 2; the state was edited, or ranks saved "
+        "it at different steps: save on all ranks after the same step",
+    ):
+        load({**state, "m": 13}, 0, 1)
+
+
+# States of StatefulDataLoader
+
+
+def stateful(pipe: tp.Pipeline, steps: int, **options: Any) -> dict[str, Any]:
+    """The state of a StatefulDataLoader of two workers after so many batches."""
+    loader = StatefulDataLoader(pipe, batch_size=None, num_workers=2, **options)
+    batches = iter(loader)
+    list(islice(batches, steps))
+    state: dict[str, Any] = loader.state_dict()
+    return state
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_a_stateful_data_loaders_state_between_two_snapshots_is_refused() -> None:
+    state = stateful(rows(), 8, snapshot_every_n_steps=3)
+    message = (
+        "this StatefulDataLoader's state was taken 2 batches after its last snapshot, and holds no position "
+        "for now: use snapshot_every_n_steps=1, or load it into a StatefulDataLoader with as many workers"
+    )
+    with refused(tp.StateError, message):
+        tp.merge_states([state])
+    with refused(tp.StateError, message):
+        rows().load_state_dict(state)
+    with refused(tp.StateError, message):
+        tp.Loader(rows()).load_state_dict(state)
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_a_stateful_data_loaders_state_past_the_end_of_a_shard_is_refused_elsewhere() -> None:
+    state = stateful(filtered(), 20)
+    with pytest.raises(tp.StateError) as caught:
+        tp.merge_states([state])
+    assert str(caught.value).endswith(
+        "Or a shard has ended in the middle of an epoch, past which workers of a DataLoader get out of "
+        "step: load the state into a StatefulDataLoader with as many workers, or use trainpipes.Loader"
+    )
+
+
+def test_a_workers_state_in_one_of_other_workers_is_refused() -> None:
+    pipe = rows()
+    with in_worker(0, 2, 1000, pipe):
+        iterator = iter(pipe)
+        next(iterator)
+        state = iterator.state_dict()
+    with (
+        in_worker(0, 3, 1000, pipe),
+        refused(
+            tp.StateError,
+            "this state is of worker 0 of 2, loaded in worker 0 of 3: a StatefulDataLoader resumes with the "
+            "number of workers it was saved with; trainpipes.Loader takes any",
+        ),
+    ):
+        iterator = iter(pipe)
+        iterator.load_state_dict(state)
+        next(iterator)

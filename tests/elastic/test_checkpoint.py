@@ -1,0 +1,277 @@
+"""Every way to save a run hands it over to any other number of ranks."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import trainpipes as tp
+from elastic.checkpoint_on_ranks import LEGS, PIPELINES
+from elastic.launch import Launch
+from every_stage import odd
+from trainpipes.testing import digest
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+SCRIPT = Path(__file__).parent / "checkpoint_on_ranks.py"
+WAYS = {
+    "dcp": "torch.distributed.checkpoint",
+    "async": "async_save, training on",
+    "files": "torch.save on each rank, merge_states",
+    "gathered": "gather_state",
+}
+
+
+@pytest.fixture(scope="module")
+def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What eight real ranks leave."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    run = Launch(SCRIPT, 8, folder, str(folder))
+    assert run.wait(180) == 0, run.said()
+    return folder
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("way", WAYS, ids=WAYS.values())
+def test_a_run_saved_on_1_2_4_3_1_and_8_ranks_is_one_sequence(
+    way: str, name: str, eight_ranks: Path
+) -> None:
+    files = eight_ranks.glob("got-*.json")
+    got = [one for path in files for one in json.loads(path.read_text())]
+    pipe = PIPELINES[name]()
+    if name == "filtered":
+        pipe = pipe.repeat()
+    taken = sum(ranks * steps for ranks, steps in LEGS)
+    expected = [[way, name, 0, m, digest(batch)] for m, batch in enumerate(islice(pipe, taken))]
+    assert sorted(one for one in got if one[:2] == [way, name]) == expected
+
+
+@pytest.mark.timeout(200)
+def test_in_a_mesh_only_the_data_parallel_dimension_counts(eight_ranks: Path) -> None:
+    found = [json.loads(path.read_text()) for path in eight_ranks.glob("meshed-*.json")]
+    by_rank: dict[int, list[list[str]]] = {}
+    for one in found:
+        by_rank.setdefault(one["data"], []).append(one["given"])
+    assert {rank: len(pair) for rank, pair in by_rank.items()} == {0: 2, 1: 2, 2: 2, 3: 2}
+    assert all(first == second for first, second in by_rank.values())
+    whole = [digest(batch) for batch in PIPELINES["filtered"]()]
+    steps = len(by_rank[0][0])
+    assert steps > 20
+    for rank in range(4):
+        assert by_rank[rank][0] == whole[rank : 4 * steps : 4]
+    assert all(one["state"] == found[0]["state"] for one in found)
+    pipe = PIPELINES["filtered"]()
+    pipe.load_state_dict(found[0]["state"])
+    assert [digest(batch) for batch in pipe] == whole[80:]
+
+
+def rows(batch_size: int = 4) -> tp.Pipeline:
+    table = pa.table({"x": list(range(203))})
+    return tp.from_arrow(table).sharding_filter(12).shuffle(20, seed=1).batch(batch_size)
+
+
+def numbers(source: Any, count: int | None = None) -> list[list[int]]:
+    return [[row["x"] for row in batch] for batch in islice(source, count)]
+
+
+def saved_by_dcp(source: Any, folder: Path) -> None:
+    dcp.save({"loader": source}, checkpoint_id=folder, no_dist=True)
+
+
+def loaded_by_dcp(target: Any, folder: Path) -> None:
+    dcp.load({"loader": target}, checkpoint_id=folder, no_dist=True)
+
+
+def test_a_checkpoint_of_a_loader_is_read_by_a_pipeline_and_the_reverse(tmp_path: Path) -> None:
+    whole = numbers(rows())
+    loader = tp.Loader(rows(), num_workers=2)
+    assert numbers(iter(loader), 7) == whole[:7]
+    saved_by_dcp(loader, tmp_path / "loader")
+    pipe = rows()
+    loaded_by_dcp(pipe, tmp_path / "loader")
+    assert numbers(iter(pipe), 5) == whole[7:12]
+    saved_by_dcp(pipe, tmp_path / "pipe")
+    loader = tp.Loader(rows(), num_workers=1)
+    loaded_by_dcp(loader, tmp_path / "pipe")
+    assert numbers(loader) == whole[12:]
+
+
+def test_a_checkpoint_at_an_epochs_end_goes_on_with_the_next(tmp_path: Path) -> None:
+    loader = tp.Loader(rows())
+    first = numbers(loader)
+    saved_by_dcp(loader, tmp_path)
+    second = numbers(loader)
+    again = tp.Loader(rows())
+    loaded_by_dcp(again, tmp_path)
+    assert numbers(again) == second != first
+
+
+def test_a_checkpoint_saved_right_after_it_was_loaded_is_the_same(tmp_path: Path) -> None:
+    whole = numbers(rows())
+    loader = tp.Loader(rows())
+    numbers(iter(loader), 7)
+    saved_by_dcp(loader, tmp_path / "first")
+    between = tp.Loader(rows())
+    loaded_by_dcp(between, tmp_path / "first")
+    saved_by_dcp(between, tmp_path / "second")
+    last = tp.Loader(rows())
+    loaded_by_dcp(last, tmp_path / "second")
+    assert numbers(last) == whole[7:]
+
+
+def test_a_checkpoint_knows_of_a_batch_size_that_was_changed(tmp_path: Path) -> None:
+    loader = tp.Loader(rows(8))
+    numbers(iter(loader), 5)
+    changed = tp.Loader(rows(5))
+    changed.load_state_dict(loader.state_dict(), allow_changes=["batch_size"])
+    batches = iter(changed)
+    numbers(batches, 3)
+    saved_by_dcp(changed, tmp_path)
+    rest = numbers(batches)
+    again = tp.Loader(rows(5))
+    loaded_by_dcp(again, tmp_path)
+    assert numbers(again) == rest
+
+
+def test_a_checkpoint_can_be_read_as_a_plain_state(tmp_path: Path) -> None:
+    whole = numbers(rows())
+    loader = tp.Loader(rows())
+    numbers(iter(loader), 7)
+    saved_by_dcp(loader, tmp_path)
+    state = {"loader": tp.Loader(rows()).state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    resumed = tp.Loader(rows())
+    resumed.load_state_dict(state["loader"])
+    assert numbers(resumed) == whole[7:]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 6])
+def test_states_that_ranks_save_right_after_loading_merge_again(world: int) -> None:
+    whole = numbers(rows())
+    pipe = rows()
+    numbers(iter(pipe), 7)
+    state = pipe.state_dict()
+    assert state is not None
+    loaders = [tp.Loader(rows().distributed(rank=r, world_size=world)) for r in range(world)]
+    for loader in loaders:
+        loader.load_state_dict(state)
+    merged = tp.merge_states([loader.state_dict() for loader in loaders])
+    assert merged == state
+    pipe = rows()
+    pipe.load_state_dict(merged)
+    assert numbers(pipe) == whole[7:]
+
+
+def test_states_of_ranks_merge_in_any_order_and_more_than_once() -> None:
+    states = []
+    for rank in range(3):
+        loader = tp.Loader(rows().distributed(rank=rank, world_size=3))
+        numbers(iter(loader), 4)
+        states.append(loader.state_dict())
+    merged = tp.merge_states(states)
+    assert tp.merge_states(reversed(states)) == merged
+    assert tp.merge_states([merged]) == merged
+    assert tp.merge_states(iter(json.loads(json.dumps(states)))) == merged
+
+
+def test_a_state_passes_through_torch_save_with_weights_only(tmp_path: Path) -> None:
+    loader = tp.Loader(rows())
+    numbers(iter(loader), 4)
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == loader.state_dict()
+
+
+# States that a StatefulDataLoader makes
+
+
+def stateful(pipe: tp.Pipeline, workers: int, **options: Any) -> StatefulDataLoader[Any]:
+    return StatefulDataLoader(pipe, batch_size=None, num_workers=workers, **options)
+
+
+@pytest.fixture
+def spread() -> tuple[list[list[int]], dict[str, Any]]:
+    """An epoch, and the merged states of 2 ranks of 3 workers each after 7 steps of it."""
+    whole = numbers(rows())
+    states = []
+    for rank in range(2):
+        loader = stateful(rows().distributed(rank=rank, world_size=2), 3)
+        batches = iter(loader)
+        assert numbers(batches, 7) == whole[rank:14:2]
+        states.append(loader.state_dict())
+        del batches
+    return whole, tp.merge_states(states)
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_states_of_stateful_data_loaders_go_on_in_a_loader_on_other_ranks(
+    spread: tuple[list[list[int]], dict[str, Any]],
+) -> None:
+    whole, merged = spread
+    assert merged["m"] == 14
+    for world in (1, 3, 4):
+        for rank in range(world):
+            loader = tp.Loader(rows().distributed(rank=rank, world_size=world))
+            loader.load_state_dict(merged)
+            first = 14 + (rank - 14) % world
+            rest = whole[first::world]
+            steps = (len(whole) - 14) // world
+            assert numbers(loader) == rest[:steps]
+
+
+@pytest.mark.usefixtures("no_processes_left")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_states_of_stateful_data_loaders_go_on_with_other_workers(
+    workers: int, spread: tuple[list[list[int]], dict[str, Any]]
+) -> None:
+    whole, merged = spread
+    pipe = rows()
+    pipe.load_state_dict(merged)
+    assert numbers(stateful(pipe, workers)) == whole[14:]
+
+
+@pytest.mark.usefixtures("no_processes_left")
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_one_stateful_data_loaders_state_loads_into_a_pipeline_as_it_is(workers: int) -> None:
+    whole = numbers(rows())
+    loader = stateful(rows(), workers)
+    batches = iter(loader)
+    numbers(batches, 6)
+    state = loader.state_dict()
+    del batches
+    for target in (rows(), tp.Loader(rows()), tp.Loader(rows(), num_workers=1)):
+        target.load_state_dict(json.loads(json.dumps(state)) if workers == 0 else state)
+        assert numbers(target) == whole[6:]
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_a_stateful_data_loaders_state_at_a_snapshot_merges() -> None:
+    whole = numbers(rows())
+    loader = stateful(rows(), 2, snapshot_every_n_steps=3)
+    batches = iter(loader)
+    numbers(batches, 6)
+    pipe = rows()
+    pipe.load_state_dict(loader.state_dict())
+    assert numbers(pipe) == whole[6:]
+
+
+@pytest.mark.usefixtures("no_processes_left")
+def test_a_filtered_stateful_data_loader_with_workers_merges_before_its_end() -> None:
+    def pipe() -> tp.Pipeline:
+        return rows().filter(lambda batch: odd(batch[0]), version="1")
+
+    whole = numbers(pipe())
+    loader = stateful(pipe(), 2)
+    batches = iter(loader)
+    assert numbers(batches, 5) == whole[:5]
+    resumed = pipe()
+    resumed.load_state_dict(loader.state_dict())
+    assert numbers(resumed) == whole[5:]
