@@ -8,18 +8,20 @@ VENV ?= .venv
 PACKAGE ?= --editable .
 JOBS ?= 2
 PYTEST ?=
+BENCH ?= --quick
 
 BIN := $(VENV)/bin
 # The pinned versions, always: an unpinned torch brings gigabytes of CUDA.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test bench lint format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train, kill, resume, and compare every batch; about 2 minutes, then a picture"
 	@echo "make test    all tests; PYTEST='-k name' for some of them"
+	@echo "make bench   side by side with other libraries, which it installs; BENCH=--full for 25 minutes"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
 	@echo "make clean   remove .venv, caches and what the demo wrote"
@@ -29,6 +31,9 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks --install $(BENCH)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -52,7 +57,7 @@ $(VENV)/.package: $(VENV)/.pip pyproject.toml
 	$(INSTALL) $(PACKAGE)
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.lint: $(VENV)/.%: $(VENV)/.package
+$(VENV)/.demo $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: $(VENV)/.package
 	@echo "installing what make $* needs"
 	$(INSTALL) --quiet --group $*
 	@touch $@

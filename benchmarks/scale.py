@@ -75,7 +75,7 @@ def footers(folder: Path) -> tuple[FileList, ParquetIndex]:
     sizes = np.add.reduceat(group_bytes, first_group[:-1])
     names = [f"/data/crawl/{n % 100:02d}/part-{n:06d}.parquet" for n in range(len(sizes))]
     zeros = np.zeros(len(sizes), dtype=np.int64)
-    listed = FileList(names, names, sizes, zeros, ())
+    listed = FileList(names, names, sizes, zeros, (), [""] * len(names))
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
     row_bytes = float(group_bytes.sum() / rows.sum())
     return listed, ParquetIndex(

@@ -8,9 +8,11 @@ different each time.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -32,6 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--hypothesis-profile", default=None) is None:
         nightly = "nightly" in config.getoption("markexpr", default="")
         settings.load_profile("nightly" if nightly else "default")
+    # No test reads or leaves anything in the user's own cache.
+    kept = TemporaryDirectory(prefix="trainpipes-cache-")
+    config.add_cleanup(kept.cleanup)
+    os.environ["TRAINPIPES_CACHE"] = kept.name
 
 
 @pytest.hookimpl(tryfirst=True)

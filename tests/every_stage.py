@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from torch.utils.data import SubsetRandomSampler
+from torch.utils.data import BatchSampler, SubsetRandomSampler
 
 import trainpipes as tp
 from trainpipes import Pipeline
@@ -62,6 +62,23 @@ def rows(folder: Path) -> Pipeline:
     return tp.list_files(files(folder)).read_parquet()
 
 
+@cache
+def mapped(folder: Path) -> str:
+    """A memory map of 61 rows, one column of them ragged."""
+    path = folder / "rows.memmap"
+    rows = ({"x": n, "tokens": list(range(n % 7))} for n in range(61))
+    tp.write_memmap(path, rows, overwrite=True)
+    return str(path)
+
+
+@cache
+def bare(folder: Path) -> str:
+    """A file of 307 token ids."""
+    path = folder / "tokens.bin"
+    np.arange(307, dtype=np.uint16).tofile(path)
+    return str(path)
+
+
 def sharded(folder: Path, shards: int = 12, buffer: int = 9) -> Pipeline:
     return rows(folder).sharding_filter(shards).shuffle(buffer, seed=3)
 
@@ -76,6 +93,7 @@ class Squares:
 
 SQUARES = Squares()
 SAMPLER = SubsetRandomSampler(range(5, 40))
+BATCHES = BatchSampler(SAMPLER, 4, False)
 
 
 def count_61() -> Iterator[int]:
@@ -121,6 +139,34 @@ FINITE: dict[str, Make] = {
         tp.from_tensors(x=np.arange(60.0), y=np.arange(120).reshape(60, 2))
         .sharding_filter(4).shuffle(7).batch(4).collate()
     ),
+    "from_memmap": lambda f: (
+        tp.from_memmap(mapped(f)).sharding_filter(4).shuffle(7).batch(4).pad_collate()
+    ),
+    "from_memmap / tokens": lambda f: (
+        tp.from_memmap(bare(f), dtype="uint16", length=5, labels=True)
+        .sharding_filter(4).shuffle(scope="global").batch(4).collate()
+    ),
+    "draw": lambda f: (
+        tp.from_memmap(mapped(f)).sharding_filter(4)
+        .draw(tp.samplers.WeightedRandomSampler(range(61), 50, seed=2)).batch(4).pad_collate()
+    ),
+    "draw / from_dataset": lambda f: tp.from_dataset(SQUARES, tp.samplers.RandomSampler(num_samples=140)),
+    "draw / from_dataset, by torch": lambda f: (
+        tp.from_dataset(SQUARES).draw(SAMPLER).sharding_filter(4).batch(3)
+    ),
+    "from_dataset / batches": lambda f: (
+        tp.from_dataset(SQUARES, batch_sampler=BATCHES).sharding_filter(4).collate()
+    ),
+    "sample": lambda f: sharded(f).sample(0.6).batch(4),
+    "sample / before": lambda f: rows(f).sample(0.6).sharding_filter(4).shuffle(9).batch(4),
+    "sample / drawn": lambda f: (
+        tp.from_arrow(pa.table({"x": range(50)})).sample(0.6, key="x").sharding_filter(4)
+        .shuffle(scope="global", seed=4).batch(3).collate()
+    ),
+    "split": lambda f: (
+        rows(f).split({"train": 0.7, "valid": 0.3}, key="answer")["train"]
+        .sharding_filter(4).shuffle(9).batch(4)
+    ),
     "from_iterable": lambda f: tp.from_iterable(count_61).shuffle(9).batch(4),
     "from_iterable / sharded": lambda f: (
         tp.from_iterable(count_61).skip(2).take(50).sharding_filter(4).shuffle(9).batch(4)
@@ -129,6 +175,9 @@ FINITE: dict[str, Make] = {
     "sharding_filter / stride": lambda f: rows(f).sharding_filter(6, split="stride").batch(4),
     "shuffle": lambda f: rows(f).shuffle(20).batch(4),
     "shuffle / rows": lambda f: sharded(f, buffer=4),
+    "shuffle / global": lambda f: (
+        tp.from_tensors(x=np.arange(61)).skip(3).sharding_filter(12).shuffle(scope="global").batch(4).collate()
+    ),
     "shuffle / one span": lambda f: sharded(f, buffer=97).batch(4),
     "map": lambda f: sharded(f).map(double).batch(4).map(first_of),
     "map_batches": lambda f: sharded(f).map_batches(negative, format="numpy").batch(4).collate(),
@@ -144,8 +193,41 @@ FINITE: dict[str, Make] = {
     "tokenize / joined": lambda f: (
         sharded(f).tokenize("bytes", ["text", "answer"], labels="answer").batch(4).pad_collate()
     ),
+    "cache": lambda f: (
+        rows(f).tokenize("bytes", PAIRS).cache().sharding_filter(4).shuffle(9).batch(4).pad_collate()
+    ),
+    "cache / first": lambda f: rows(f).cache().sharding_filter(12).batch(4),
+    "cache / filter": lambda f: (
+        rows(f).filter(odd).map(double).cache().filter(pc.field("x") > 20)
+        .sharding_filter(4).shuffle(9).batch(4)
+    ),
+    "cache / filter, in file order": lambda f: rows(f).filter(odd).cache().sharding_filter(4).batch(4),
     "batch": lambda f: sharded(f).batch(7),
     "batch / drop_last": lambda f: sharded(f).batch(7, drop_last=True),
+    "batch / tokens": lambda f: (
+        sharded(f, 4).batch(max_tokens=24, max_rows=6, column="tokens").pad_collate()
+    ),
+    "bucket_by_length": lambda f: (
+        sharded(f, 4).bucket_by_length(3, column="tokens", window=10, num_buckets=3)
+    ),
+    "bucket_by_length / tokens": lambda f: (
+        rows(f).shuffle(20).bucket_by_length(max_tokens=14, column="tokens", window=25, boundaries=[2, 4])
+        .pad_collate()
+    ),
+    "pack": lambda f: sharded(f, 4).pack(12, column="tokens", window=8).batch(2).pad_collate(),
+    "pack / rows": lambda f: sharded(f).pack(6, method="first_fit", column="tokens", max_documents=2),
+    "pack / concat": lambda f: sharded(f, 4).pack(7, method="concat", column="tokens").batch(3),
+    "pack / tokenized": lambda f: (
+        sharded(f, 4).tokenize("bytes", ["text", "answer"], eos=True, labels="answer")
+        .pack(96, window=8).batch(2).pad_collate()
+    ),
+    "pack / each epoch": lambda f: sharded(f, 4).pack(12, column="tokens", window=8).repeat(2).batch(4),
+    "pack / across": lambda f: (
+        sharded(f, 4).repeat(2).pack(9, method="concat", column="tokens", max_documents=3).batch(5)
+    ),
+    "pack / filtered": lambda f: (
+        rows(f).shuffle(20).filter(odd).take(40).pack(8, column="tokens", window=7).take(15).batch(2)
+    ),
     "pad_collate": lambda f: sharded(f).batch(4).pad_collate(pad_to_multiple_of=4),
     "collate": lambda f: sharded(f).select("x").batch(4).collate(),
     "collate / arrow": lambda f: sharded(f).batch(4).collate(format="arrow"),
@@ -163,8 +245,21 @@ FINITE: dict[str, Make] = {
 ENDLESS: dict[str, Make] = {
     "repeat / batches": lambda f: sharded(f).batch(8).repeat(),
     "repeat / across": lambda f: sharded(f).repeat().batch(8),
+    "shuffle / global across": lambda f: (
+        tp.from_dataset(SQUARES).sharding_filter(4).shuffle(scope="global").repeat().batch(8)
+    ),
     "repeat / filtered": lambda f: sharded(f, 4).filter(odd).repeat().batch(4),
     "repeat / filtered batches": lambda f: sharded(f, 4).filter(odd).batch(4).repeat(),
+    "batch / endless tokens": lambda f: (
+        sharded(f, 4).repeat().batch(max_tokens=14, column="tokens")
+    ),
+    "bucket_by_length / endless": lambda f: (
+        sharded(f, 4).bucket_by_length(3, column="tokens", window=10).repeat()
+    ),
+    "pack / endless": lambda f: sharded(f, 4).pack(8, column="tokens", window=5).repeat().batch(2),
+    "pack / endless across": lambda f: (
+        sharded(f, 4).repeat().pack(8, method="concat", column="tokens").batch(2).pad_collate()
+    ),
     "take / across": lambda f: rows(f).shuffle(20).take(30).repeat().batch(4),
     "skip / across": lambda f: rows(f).filter(odd).skip(30).repeat().batch(4),
     "repeat / part": lambda f: sharded(f).batch(4).skip(2).take(11).repeat(),
@@ -195,5 +290,7 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "FromDataset": {"dataset": [1]}, "FromTensors": {"tensors": ([1],)},
         "FromIterable": {"factory": list}, "Map": {"fn": len}, "MapBatches": {"fn": len},
         "Filter": {"predicate": len}, "Select": {"columns": ["x"]}, "Rename": {"names": {"x": "y"}},
-        "Tokenize": {"tokenizer": "bytes"},
+        "Tokenize": {"tokenizer": "bytes"}, "FromMemmap": {"path": "x"},
+        "Draw": {"sampler": tp.samplers.SequentialSampler()},
+        "Split": {"parts": {"all": 1.0}, "part": "all"},
     }.get(stage.__name__, {})  # fmt: skip

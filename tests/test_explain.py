@@ -43,7 +43,7 @@ def test_what_it_says_of_memory_bounds_the_windows_that_are_held(files):
     said = pipe.explain()
     assert 100 <= said.window_rows < 200
     windows = pipe._runner.plan.windows()
-    held = sum(windows.get(span, 0, span, 0, {}).block.data.nbytes for span in range(12))
+    held = sum(windows.get(span, 0, span, 0, {}).content()[0].data.nbytes for span in range(12))
     assert held <= said.window_bytes <= 4 * held
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainpipes import pad_sequences
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.padding import pad_ragged, real_cells, widths_of
+from trainpipes.padding import pad_ragged, widths_of
 
 sides = st.sampled_from(["pre", "post"])
 
@@ -165,4 +165,3 @@ def test_many_rectangles_at_once_are_each_one_by_itself(
 def test_a_rectangle_without_rows_has_no_width() -> None:
     bounds = np.array([0, 0, 2, 2])
     assert widths_of(np.array([3, 1]), bounds).tolist() == [0, 3, 0]
-    assert real_cells(np.array([], dtype=np.int64), np.array([], dtype=np.int64)).shape == (0,)

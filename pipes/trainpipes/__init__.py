@@ -3,6 +3,7 @@ that can be saved at any batch and restored exactly."""
 
 import warnings
 
+from trainpipes import cache, samplers
 from trainpipes.errors import (
     ConfigError,
     DataChangedError,
@@ -16,11 +17,19 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.loader import Loader
+from trainpipes.memmap import read_memmap, write_memmap
 from trainpipes.merge import merge_states
 from trainpipes.padding import pad_sequences
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipes import recipe
-from trainpipes.start import from_arrow, from_dataset, from_iterable, from_tensors, list_files
+from trainpipes.start import (
+    from_arrow,
+    from_dataset,
+    from_iterable,
+    from_memmap,
+    from_tensors,
+    list_files,
+)
 
 # torchdata's StatefulDataLoader calls a deprecated function of torch at every construction.
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
@@ -38,12 +47,17 @@ __all__ = [
     "TopologyError",
     "TrainpipesError",
     "UnreadableError",
+    "cache",
     "from_arrow",
     "from_dataset",
     "from_iterable",
+    "from_memmap",
     "from_tensors",
     "list_files",
     "merge_states",
     "pad_sequences",
+    "read_memmap",
     "recipe",
+    "samplers",
+    "write_memmap",
 ]

@@ -6,9 +6,12 @@ import math
 from dataclasses import dataclass
 
 from trainpipes.order import Layout, divisors, slots_before
+from trainpipes.runtime.estimate import cuts_by_length
 from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.random_access import RandomAccessSource
 from trainpipes.runtime.shares import Share, reads_per_block, shares
 from trainpipes.runtime.source import RowSource
+from trainpipes.stages.tokenize import Tokenize
 from trainpipes.topology import Topology
 
 __all__ = ["Explanation", "explain"]
@@ -86,10 +89,13 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
         said = (
             f"{window_rows:,} rows mixed at a time" if plan.shuffle else "file order, not shuffled"
         )
+        if plan.drawn is not None:
+            said = f"every row by its number: {plan.shuffle}"
         lines.append(("shuffle", said))
         assert isinstance(plan.source, RowSource)
-        if plan.source.row_bytes and plan.shuffle is not None:
-            window_bytes = math.ceil(plan.source.row_bytes * window_rows * open_spans)
+        row_bytes = plan.window_row_bytes
+        if row_bytes and plan.shuffle is not None and plan.drawn is None:
+            window_bytes = math.ceil(row_bytes * window_rows * open_spans)
             lines.append(
                 (
                     "memory",
@@ -97,6 +103,11 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
                     f"each {'worker' if num_workers else 'rank'}",
                 )
             )
+    if plan.cache is not None:
+        cached = plan.cached_blocks
+        lines.append(("cache", "off" if cached is None else cached.describe()))
+    tokenizers = [stage.runs_on() for stage in plan.stages if isinstance(stage, Tokenize)]
+    lines += [("tokenizer", text) for text in tokenizers if text]
     sizes = tuple(divisors(shards))
     lines.append(("world sizes", ", ".join(map(str, sizes))))
     notes = _notes(plan, window_rows)
@@ -111,6 +122,8 @@ def _epoch_text(plan: Plan, batches: int | None, world_size: int) -> str:
     if plan.endless:
         return "no end: repeat()"
     if batches is None:
+        if any(map(cuts_by_length, plan.after)):
+            return f"how many {what} is known only at the end; estimate_len() says about how many"
         known = "" if plan.epoch_rows is None else f"at most about {plan.epoch_batches:,} {what}: "
         return f"{known}how many is known only at the end"
     each = f" for each of {world_size} ranks" if world_size > 1 else ""
@@ -135,8 +148,9 @@ def _shared(plan: Plan, processes: list[Share], rows: int | None) -> list[tuple[
         counts = [share.rows for share in processes]
         spread = (max(counts) - min(counts)) / max(1, sum(counts) / len(counts))
         lines.append(("", f"{min(counts):,} to {max(counts):,} rows, {spread:.1%} apart"))
-        often = reads_per_block(plan, processes)
-        lines.append(("reads", f"{often:.2f} of each row group in an epoch, over all"))
+        if plan.drawn is None:
+            often = reads_per_block(plan, processes)
+            lines.append(("reads", f"{often:.2f} of each row group in an epoch, over all"))
     if len(processes) <= 8:
         for share in processes:
             who = f"rank {share.rank}" + (f", worker {share.worker}" if what == "worker" else "")
@@ -153,7 +167,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 def _notes(plan: Plan, window_rows: int | None) -> list[str]:
     notes = []
-    if plan.shuffle is not None and window_rows:
+    if plan.shuffle is not None and window_rows and plan.drawn is None:
         assert isinstance(plan.source, RowSource)
         buffer = int(plan.shuffle.options["buffer_size"])
         if window_rows < min(buffer, plan.blocks.rows):
@@ -162,7 +176,12 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
                 f"than the {buffer:,} rows asked for; raise it in shuffle(max_bytes=...)"
             )
         longest = int(plan.blocks.lengths.max(initial=0))
-        if longest > 2 * window_rows:
+        if longest > 2 * window_rows and isinstance(plan.source, RandomAccessSource):
+            notes.append(
+                f"rows are mixed within {window_rows:,} consecutive rows; all rows are mixed, at no more "
+                'memory, by shuffle(scope="global")'
+            )
+        elif longest > 2 * window_rows:
             notes.append(
                 f"row groups have up to {longest:,} rows: rows are mixed within {window_rows:,} "
                 "consecutive rows of one. Write the files with smaller row groups for a wider shuffle"

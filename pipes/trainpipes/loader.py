@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 from collections.abc import Callable, Collection, Iterator
@@ -21,7 +22,9 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.agreement import InStep, agreement_over
 from trainpipes.runtime.consumer import Consumer
 from trainpipes.runtime.iterator import PipelineIterator, Runner
-from trainpipes.runtime.rounds import Message, Rounds, unpack
+from trainpipes.runtime.parcels import Slots
+from trainpipes.runtime.rounds import Message, Rounds, unpacked
+from trainpipes.sources.packed_list import packed
 from trainpipes.stages.pin import Pin
 from trainpipes.state import Position
 from trainpipes.topology import Topology
@@ -50,6 +53,11 @@ class Loader:
         timeout: seconds to wait for a worker before an error; 0 for ever.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context.
         pin_memory: as ``.pin()`` at the end of the pipeline.
+        threads: without workers, threads of this process that read and work ahead. Left out, one for each
+            core (at most 8, shared with the other ranks of the machine; the environment's
+            ``TRAINPIPES_THREADS`` says another number), and functions of yours are called in the thread
+            that trains. A number: all is done in so many threads; in one, if there are functions of
+            yours. 0 for none, as for a debugger. The order of batches is always the same.
 
     >>> import trainpipes as tp
     >>> loader = tp.Loader(tp.from_iterable(lambda: range(10)).batch(4))
@@ -73,6 +81,7 @@ class Loader:
         timeout: float = 0,
         multiprocessing_context: Any = None,
         pin_memory: bool = False,
+        threads: int | None = None,
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(
@@ -83,21 +92,32 @@ class Loader:
             raise ConfigError(
                 f"Loader(num_workers) is an integer of 0 or more, got {num_workers!r}"
             )
+        if threads is not None and (
+            isinstance(threads, bool) or not isinstance(threads, int) or threads < 0
+        ):
+            raise ConfigError(f"Loader(threads) is an integer of 0 or more, got {threads!r}")
+        if threads and num_workers:
+            raise ConfigError(
+                f"Loader works in threads or in worker processes, got threads={threads} and "
+                f"num_workers={num_workers}; leave one out"
+            )
         if prefetch_factor < 1:
             raise ConfigError(f"Loader(prefetch_factor) is 1 or more, got {prefetch_factor!r}")
         if pin_memory and not any(isinstance(s, Pin) for s in pipeline.stages):
             pipeline = pipeline.pin()
         self.pipeline = pipeline
         self.num_workers = num_workers
+        self.threads = threads
         self._options: dict[str, Any] = {
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
-            "worker_init_fn": worker_init_fn,
+            "worker_init_fn": partial(_begin_worker, worker_init_fn),
             "timeout": timeout,
             "multiprocessing_context": multiprocessing_context,
         }
         self._persistent = persistent_workers
-        self._held: tuple[Any, DataLoader[Message]] | None = None
+        self._steps: list[tuple[Any, dict[str, Any]]] | None = None  # as workers get them
+        self._held: tuple[Any, DataLoader[Message], Slots] | None = None
         self._current: _Rounded | InStep | None = None
 
     @property
@@ -119,7 +139,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         if self.num_workers == 0:
-            return PipelineIterator(self._runner)
+            return PipelineIterator(self._runner, self.threads)
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
@@ -201,23 +221,27 @@ class Loader:
     ) -> Iterator[Message]:
         """The workers' messages for a pass, from live workers if they can be used again."""
         if self._held is not None and position.m == 0:
-            self._held[0][0] = position.epoch
-            return iter(self._held[1])
+            epoch, held, slots = self._held
+            epoch[0] = position.epoch
+            return unpacked(iter(held), slots)
         self._held = None
         epoch = sharedctypes.RawArray("q", 1)
         epoch[0] = position.epoch
         plan = self._runner.plan
-        rounds = Rounds(self.pipeline._steps, plan.source, ranks, workers, epoch, position)
+        if self._steps is None:
+            self._steps = [(cls, packed(options)) for cls, options in self.pipeline._steps]
+        slots = Slots(workers, self._options["prefetch_factor"])
+        rounds = Rounds(self._steps, plan.source, ranks, workers, epoch, position, slots)
         generator = torch.Generator()  # a DataLoader would draw from the global one
         generator.manual_seed(position.epoch)
         options = {k: v for k, v in self._options.items() if v is not None}
-        held: DataLoader[Message] = DataLoader(
+        held = DataLoader(
             rounds, batch_size=None, num_workers=workers, generator=generator, **options
         )
         self._check_pickles(held)
         if self._persistent:
-            self._held = (epoch, held)
-        return iter(held)
+            self._held = (epoch, held, slots)
+        return unpacked(iter(held), slots)
 
     def _check_pickles(self, loader: DataLoader[Message]) -> None:
         method = getattr(loader.multiprocessing_context, "get_start_method", lambda: None)()
@@ -229,6 +253,13 @@ class Loader:
             for name, value in stage.options.items():
                 if callable(value):
                     check_pickles(stage, name, value)
+
+
+def _begin_worker(own: Callable[[int], None] | None, worker: int) -> None:
+    """What a worker does first."""
+    gc.freeze()  # what it shares with its parent is not looked through for garbage, which copies it
+    if own is not None:
+        own(worker)
 
 
 def check_pickles(stage: Any, name: str, value: Any) -> None:
@@ -328,8 +359,7 @@ class _Rounded:
         message = next(self._messages, None)
         if message is None:
             raise RuntimeError("all workers have ended, and not all of their batches have come")
-        items = unpack(message.items)
-        parts = zip(items, message.cursors, strict=True)
+        parts = zip(message.items, message.cursors, strict=True)
         self._ready.update(zip(message.slots, parts, strict=True))
         self._ended.update(message.ended)
 

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.chains import Chains
 from trainpipes.runtime.columns import table_of
 from trainpipes.runtime.iterator import Runner
 from trainpipes.runtime.run import Run
@@ -119,13 +120,13 @@ def _write(runner: Runner, target: Path) -> None:
 def _runs(runner: Runner) -> Any:
     """The rows of one epoch, run by run, shard after shard."""
     plan = runner.plan
-    windows = plan.windows()
+    chains = Chains(plan, plan.windows())
     for shard in range(plan.num_shards):
         slot = plan.slot(shard, 0, 0)
-        chain = plan.chain(windows, shard, slot, plan.start(slot, 0, 0), 0)
+        chain = chains.open(shard, slot, plan.start(slot, 0, 0), 0)
         while True:
             try:
                 run: Run = chain.next_run()
             except StopIteration:
                 break
-            yield run
+            yield chains.finish(run)

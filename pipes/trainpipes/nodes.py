@@ -19,42 +19,56 @@ from trainpipes.sources.arrow import FromArrow
 from trainpipes.sources.dataset import FromDataset
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.iterable import FromIterable
+from trainpipes.sources.memmap import FromMemmap
 from trainpipes.sources.parquet import ReadParquet
 from trainpipes.sources.tensors import FromTensors
 from trainpipes.stages.batch import Batch
+from trainpipes.stages.bucket_by_length import BucketByLength
+from trainpipes.stages.cache import Cache
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import Rename, Select
+from trainpipes.stages.draw import Draw
 from trainpipes.stages.filter import Filter
 from trainpipes.stages.map import Map
 from trainpipes.stages.map_batches import MapBatches
+from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.repeat import Repeat
+from trainpipes.stages.sample import Sample
 from trainpipes.stages.sharding_filter import ShardingFilter
 from trainpipes.stages.shuffle import Shuffle
+from trainpipes.stages.split import Split
 from trainpipes.stages.take import Skip, Take
 from trainpipes.stages.tokenize import Tokenize
 
 __all__ = [
     "Batch",
+    "BucketByLength",
+    "Cache",
     "Collate",
+    "Draw",
     "Filter",
     "FromArrow",
     "FromDataset",
     "FromIterable",
+    "FromMemmap",
     "FromTensors",
     "ListFiles",
     "Map",
     "MapBatches",
+    "Pack",
     "PadCollate",
     "Pin",
     "ReadParquet",
     "Rename",
     "Repeat",
+    "Sample",
     "Select",
     "ShardingFilter",
     "Shuffle",
     "Skip",
+    "Split",
     "Stage",
     "Take",
     "Tokenize",

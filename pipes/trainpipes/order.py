@@ -252,15 +252,16 @@ class Layout:
         """
         if self.sharers == 1:
             return np.arange(rows, dtype=np.int64)
-        position = np.arange(rows, dtype=np.int64)
-        if self.whole:
-            start, stop = self.span(span)
-            first = self.window(span, window)[0]
-            if self.rolling:
-                first += epoch * (stop - start)
-            chunk = _chunk_at(first + position, self._pieces(span))
-        else:
-            chunk = position // self.chunk_rows(span) + window
+        if not self.whole:
+            turn = (sharer - window) % self.sharers
+            return _dealt(rows, 0, self.chunk_rows(span), self.sharers, turn)
+        start, stop = self.span(span)
+        first = self.window(span, window)[0]
+        if self.rolling:
+            first += epoch * (stop - start)
+        if not self.changes:
+            return _dealt(rows, first, self.batch_size, self.sharers, sharer)
+        chunk = _chunk_at(first + np.arange(rows, dtype=np.int64), self._pieces(span))
         return np.flatnonzero(chunk % self.sharers == sharer).astype(np.int64, copy=False)
 
 
@@ -274,6 +275,15 @@ def _pieces(
         chunk = slots_before(number, span, spans)
         pieces.append((chunk, row + (chunk - first) * before, size))
     return pieces
+
+
+def _dealt(rows: int, first: int, size: int, sharers: int, sharer: int) -> IntArray:
+    """Positions of ``rows`` rows whose chunk is one sharer's, where chunks have ``size`` rows and row 0 is
+    the ``first`` of them all."""
+    low, high = first // size, (first + rows - 1) // size
+    chunks = np.arange(low + (sharer - low) % sharers, high + 1, sharers, dtype=np.int64)
+    positions: IntArray = (chunks[:, None] * size + np.arange(-first, size - first)).ravel()
+    return positions[(positions >= 0) & (positions < rows)]
 
 
 def _chunk_at(rows: IntArray, pieces: Sequence[tuple[int, int, int]]) -> IntArray:

@@ -1,14 +1,14 @@
 """Rows of different lengths to rectangles.
 
-Which cells of all rectangles are real follows from the rows' lengths alone, and those cells are, in
-order, the rows' values: so nothing is done row by row. Each rectangle has memory of its own: it can
-be kept without the others, and small pieces of memory are used again where one large piece would be
-asked of the system anew every time, at several times the cost of filling it.
+Rows may lie anywhere in an array of values: those of a rectangle are gathered and filled up in one go,
+as stretches of the width of several rectangles, of which the ends are painted over. So the work is done in
+few large steps, for which NumPy lets go of the interpreter's lock: padded one by one, two threads
+are slower than one. Each rectangle has memory of its own, and can be kept without the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -18,11 +18,14 @@ import numpy.typing as npt
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 
-__all__ = ["PadSide", "cut_rows", "pad_ragged", "pad_sequences", "real_cells", "widths_of"]
+__all__ = ["PadSide", "pad_ragged", "pad_sequences", "widths_of"]
 
 PadSide = Literal["pre", "post"]
 
 Array = npt.NDArray[Any]
+
+#: Cells that are made as one, at most, and how many times those that are asked for.
+MOST_CELLS, MOST_WASTE = 1 << 18, 2.0
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -50,102 +53,134 @@ def widths_of(
     return widths if multiple == 1 else -(-widths // multiple) * multiple
 
 
-def real_cells(lengths: IntArray, widths: IntArray, padding: PadSide = "post") -> BoolArray:
-    """Which cells hold a value, row after row.
-
-    Args:
-        lengths: of each row, int64 ``[rows]``, none more than its width.
-        widths: cells of each row, int64 ``[rows]``.
-        padding: the side that is filled up.
-
-    Returns:
-        bool ``[cells]``.
-
-    >>> real_cells(np.array([1, 2]), np.array([3, 3])).reshape(2, 3).astype(int)
-    array([[1, 0, 0],
-           [1, 1, 0]])
-    """
-    real, counts = _stretches(lengths, widths, padding)
-    return np.repeat(real, counts)
-
-
-def _stretches(lengths: IntArray, widths: IntArray, padding: PadSide) -> tuple[BoolArray, IntArray]:
-    """Each row as two stretches of cells: whether they are real, and how many; ``[2 * rows]``."""
-    counts = np.empty((len(lengths), 2), dtype=np.int64)
-    first = 0 if padding == "post" else 1
-    counts[:, first] = lengths
-    counts[:, 1 - first] = widths - lengths
-    real = np.zeros((len(lengths), 2), dtype=np.bool_)
-    real[:, first] = True
-    return real.reshape(-1), counts.reshape(-1)
-
-
-def cut_rows(
-    values: Array, lengths: IntArray, limit: int, truncating: PadSide = "post"
-) -> tuple[Array, IntArray]:
-    """Rows of at most ``limit`` values.
-
-    Args:
-        values: the rows, one after the other, ``[values, ...]``.
-        lengths: of each row, int64 ``[rows]``.
-        limit: the most values of a row.
-        truncating: the side that is cut off.
-
-    Returns:
-        The values and lengths that stay.
-    """
-    kept = np.minimum(lengths, limit)
-    if (kept == lengths).all():
-        return values, lengths
-    # What stays of a row is what it would fill, padded on the side that is cut.
-    return values[real_cells(kept, lengths, truncating)], kept
-
-
 def pad_ragged(
     values: Array,
     lengths: IntArray,
     bounds: IntArray,
     value: Any,
+    starts: IntArray | None = None,
     *,
     dtype: npt.DTypeLike,
     max_length: int | None = None,
     multiple: int = 1,
     padding: PadSide = "post",
     truncating: PadSide = "post",
-) -> list[tuple[Array, BoolArray]]:
+    mask: npt.DTypeLike = np.bool_,
+) -> list[tuple[Array, Array]]:
     """Rows of different lengths as rectangles of several rows each.
 
     Args:
-        values: the rows, one after the other, ``[values, ...]``.
+        values: the rows' values, ``[values, ...]``.
         lengths: of each row, int64 ``[rows]``.
         bounds: first row of each rectangle and the end, int64 ``[rectangles + 1]``.
         value: what fills the other cells.
+        starts: of each row in ``values``, int64 ``[rows]``; None where the rows lie one after the other.
         dtype: of the rectangles.
         max_length: width L of all rectangles, where longer rows are cut; None for the length of
             the longest row in each.
         multiple: widths are rounded up to a multiple of this.
         padding: the side that is filled up.
         truncating: the side that is cut.
+        mask: dtype of what says which cells are real.
 
     Returns:
-        For each rectangle its cells ``[B, L, ...]``, in memory of their own, and which of them are
-        real, bool ``[B, L]``.
+        For each rectangle its cells ``[B, L, ...]``, in memory of their own, and 1 for those that are
+        real, 0 for others, ``[B, L]``.
     """
+    if starts is None:
+        starts = np.cumsum(lengths) - lengths
     if max_length is not None:
-        values, lengths = cut_rows(values, lengths, max_length, truncating)
+        kept = np.minimum(lengths, max_length)
+        if truncating == "pre":
+            starts = starts + (lengths - kept)
+        lengths = kept
     widths = widths_of(lengths, bounds, max_length, multiple)
-    real, counts = _stretches(lengths, np.repeat(widths, np.diff(bounds)), padding)
-    edges = bounds.tolist()
-    ends = np.concatenate([[0], np.cumsum(lengths)])[bounds].tolist()
+    if padding == "pre":
+        starts = starts + lengths
+    short = lengths.astype(np.int32)[:, None]
     rectangles = []
-    for k, width in enumerate(widths.tolist()):
-        start, stop = edges[k], edges[k + 1]
-        filled = real[2 * start : 2 * stop].repeat(counts[2 * start : 2 * stop])
-        cells = np.full((len(filled), *values.shape[1:]), value, dtype=dtype)
-        cells[filled] = values[ends[k] : ends[k + 1]]
-        shape = (stop - start, width)
-        rectangles.append((cells.reshape(*shape, *values.shape[1:]), filled.reshape(shape)))
+    edges, each = bounds.tolist(), widths.tolist()
+    for first, last in _groups(edges, each):
+        widest = max(each[first:last])
+        rows = slice(edges[first], edges[last])
+        places = np.arange(widest, dtype=np.int32)
+        if padding == "pre":
+            real = places >= widest - short[rows]
+            cells = _stretches(values, starts[rows] - widest, widest)
+        else:
+            real = places < short[rows]
+            cells = _stretches(values, starts[rows], widest)
+        cells = _painted(cells, real, value, np.dtype(dtype))
+        for k in range(first, last):
+            rows = slice(edges[k] - edges[first], edges[k + 1] - edges[first])
+            columns = slice(widest - each[k], None) if padding == "pre" else slice(each[k])
+            rectangles.append(
+                (
+                    cells[rows, columns].astype(dtype, order="C"),
+                    real[rows, columns].astype(mask, order="C"),
+                )
+            )
     return rectangles
+
+
+def _groups(edges: list[int], widths: list[int]) -> Iterator[tuple[int, int]]:
+    """Rectangles that are made as one, by numbers ``[first, last)``: few large operations cost threads
+    less than many small ones, but all get the width of the widest, and should fit a processor's cache."""
+    first = widest = cells = 0
+    for k, width in enumerate(widths):
+        rows = edges[k + 1] - edges[k]
+        widest = max(widest, width)
+        wide = (edges[k + 1] - edges[first]) * widest
+        cells += rows * width
+        if k > first and (wide > MOST_CELLS or wide > MOST_WASTE * cells):
+            yield first, k
+            first, widest, cells = k, width, rows * width
+    if widths:
+        yield first, len(widths)
+
+
+def _painted(cells: Array, real: BoolArray, value: Any, dtype: np.dtype[Any]) -> Array:
+    """Cells with ``value`` in all that are not real."""
+    if cells.dtype.kind in "iu" and cells.ndim == 2 and dtype.kind in "iu":
+        limits = np.iinfo(cells.dtype)
+        if limits.min <= value <= limits.max:
+            # Three passes without a branch are faster than one with. What overflows comes back.
+            number = cells.dtype.type(value)
+            cells -= number
+            cells *= real
+            cells += number
+            return cells
+    cells = cells.astype(dtype)
+    cells[~real] = value
+    return cells
+
+
+def _stretches(values: Array, starts: IntArray, width: int) -> Array:
+    """``width`` values from each of ``starts`` on, ``[rows, width, ...]``, as a copy; anything at places that
+    are not in ``values``."""
+    last = len(values) - width
+    if last < 0 or not _is_plain(values):
+        return _one_by_one(values, starts, width)
+    # All stretches of that width, overlapping, as rows of a view: each is then copied as a whole.
+    size = values.itemsize
+    view: Array = np.ndarray((last + 1, width), values.dtype, values.data, 0, (size, size))
+    found: Array = view[np.clip(starts, 0, last)]
+    outside = np.flatnonzero((starts < 0) | (starts > last))
+    if len(outside):
+        found[outside] = _one_by_one(values, starts[outside], width)
+    return found
+
+
+def _one_by_one(values: Array, starts: IntArray, width: int) -> Array:
+    if not len(values):
+        return np.zeros((len(starts), width, *values.shape[1:]), values.dtype)
+    places = starts[:, None] + np.arange(width)
+    found: Array = values[np.clip(places, 0, len(values) - 1)]
+    return found
+
+
+def _is_plain(values: Array) -> bool:
+    return values.ndim == 1 and values.flags.c_contiguous and not values.dtype.hasobject
 
 
 def pad_sequences(

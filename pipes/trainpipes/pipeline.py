@@ -7,8 +7,10 @@ its own iteration stands; a pipeline derived from it starts afresh.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,22 +18,32 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import slots_before
+from trainpipes.runtime.estimate import cuts_by_length, items_by_sample
 from trainpipes.runtime.iterator import PipelineIterator, Runner
+from trainpipes.runtime.padding_share import PaddingShare, padding_share
 from trainpipes.runtime.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.parquet import ReadParquet
 from trainpipes.stages.batch import Batch
+from trainpipes.stages.bucket_by_length import BucketByLength
+from trainpipes.stages.cache import Cache
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import Rename, Select
+from trainpipes.stages.draw import Draw
 from trainpipes.stages.filter import Filter
 from trainpipes.stages.map import Map
 from trainpipes.stages.map_batches import Format, MapBatches
+from trainpipes.stages.pack import Method, Pack
+from trainpipes.stages.pack_rows import Overlong
 from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.repeat import Repeat
+from trainpipes.stages.sample import Sample
 from trainpipes.stages.sharding_filter import ShardingFilter
 from trainpipes.stages.shuffle import Shuffle
+from trainpipes.stages.split import Split, checked_parts
 from trainpipes.stages.take import Skip, Take
+from trainpipes.stages.token_budget import Oversize
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.topology import data_parallel
 
@@ -143,9 +155,11 @@ class Pipeline(IterableDataset[Any]):
         columns: Sequence[str] | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
+        index: str | os.PathLike[str] | bool | None = None,
     ) -> Pipeline:
         """Read the rows of the listed files. See ``ReadParquet``."""
-        return self.then(ReadParquet(columns=columns, storage_options=storage_options))
+        stage = ReadParquet(columns=columns, storage_options=storage_options, index=index)
+        return self.then(stage)
 
     def sharding_filter(
         self,
@@ -160,10 +174,20 @@ class Pipeline(IterableDataset[Any]):
         return self.then(stage)
 
     def shuffle(
-        self, buffer_size: int = 40_960, *, seed: int = 0, max_bytes: int = 1 << 30
+        self,
+        buffer_size: int = 40_960,
+        *,
+        seed: int = 0,
+        max_bytes: int = 1 << 30,
+        scope: Literal["buffer", "global"] = "buffer",
     ) -> Pipeline:
-        """Shuffle row groups, and rows within a buffer. See ``Shuffle``."""
-        return self.then(Shuffle(buffer_size=buffer_size, seed=seed, max_bytes=max_bytes))
+        """Shuffle row groups, and rows within a buffer; or all rows. See ``Shuffle``."""
+        stage = Shuffle(buffer_size=buffer_size, seed=seed, max_bytes=max_bytes, scope=scope)
+        return self.then(stage)
+
+    def draw(self, sampler: Any) -> Pipeline:
+        """Take rows by number, as a sampler says. See ``Draw``."""
+        return self.then(Draw(sampler=sampler))
 
     def map(self, fn: Callable[[Any], Any], *, version: str | None = None) -> Pipeline:
         """Apply a function to each row, or to each batch above ``batch``. See ``Map``."""
@@ -180,6 +204,31 @@ class Pipeline(IterableDataset[Any]):
     ) -> Pipeline:
         """Keep the rows for which a predicate holds. See ``Filter``."""
         return self.then(Filter(predicate=predicate, version=version))
+
+    def sample(
+        self, fraction: float, *, key: str | Sequence[str] | None = None, seed: int = 0
+    ) -> Pipeline:
+        """Keep a fraction of the rows, the same ones every time. See ``Sample``."""
+        return self.then(Sample(fraction=fraction, key=key, seed=seed))
+
+    def split(
+        self,
+        parts: Mapping[str, float],
+        *,
+        key: str | Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> dict[str, Pipeline]:
+        """Cut the rows in parts that never share one: a pipeline for each, by name. See ``Split``.
+
+        >>> import trainpipes as tp
+        >>> parts = tp.from_tensors(range(1000)).split({"train": 0.9, "valid": 0.1})
+        >>> len(list(parts["train"])) + len(list(parts["valid"]))
+        1000
+        """
+        return {
+            part: self.then(Split(parts=parts, part=part, key=key, seed=seed))
+            for part in checked_parts(parts)
+        }
 
     def select(self, *columns: str) -> Pipeline:
         """Keep these columns. See ``Select``."""
@@ -202,6 +251,7 @@ class Pipeline(IterableDataset[Any]):
         eos: bool | str | int = False,
         labels: bool | str | Sequence[str] | None = None,
         keep_text: bool = False,
+        engine: Literal["auto", "tokenizers"] = "auto",
     ) -> Pipeline:
         """Turn text columns into token ids. See ``Tokenize``."""
         return self.then(
@@ -216,12 +266,101 @@ class Pipeline(IterableDataset[Any]):
                 eos=eos,
                 labels=labels,
                 keep_text=keep_text,
+                engine=engine,
             )
         )
 
-    def batch(self, batch_size: int, *, drop_last: bool = False) -> Pipeline:
-        """Cut rows into micro-batches. See ``Batch``."""
-        return self.then(Batch(batch_size=batch_size, drop_last=drop_last))
+    def cache(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+        version: str | None = None,
+        enabled: bool = True,
+    ) -> Pipeline:
+        """Keep on disk what the stages so far make of each row group. See ``Cache``."""
+        stage = Cache(path=path, max_bytes=max_bytes, version=version, enabled=enabled)
+        return self.then(stage)
+
+    def pack(
+        self,
+        length: int,
+        *,
+        method: Method = "best_fit",
+        column: str = "input_ids",
+        window: int = 1024,
+        max_documents: int | None = None,
+        overlong: Overlong = "split",
+        along: Sequence[str] = (),
+        seed: int = 0,
+        pad_id: int | None = None,
+    ) -> Pipeline:
+        """Pack documents into rows of one length. See ``Pack``."""
+        return self.then(
+            Pack(
+                length=length,
+                method=method,
+                column=column,
+                window=window,
+                max_documents=max_documents,
+                overlong=overlong,
+                along=along,
+                seed=seed,
+                pad_id=pad_id,
+            )
+        )
+
+    def batch(
+        self,
+        batch_size: int | None = None,
+        *,
+        drop_last: bool = False,
+        max_tokens: int | None = None,
+        max_rows: int | None = None,
+        column: str | None = None,
+        oversize: Oversize | None = None,
+    ) -> Pipeline:
+        """Cut rows into micro-batches, of a fixed size or of so many tokens. See ``Batch``."""
+        return self.then(
+            Batch(
+                batch_size=batch_size,
+                drop_last=drop_last,
+                max_tokens=max_tokens,
+                max_rows=max_rows,
+                column=column,
+                oversize=oversize,
+            )
+        )
+
+    def bucket_by_length(
+        self,
+        batch_size: int | None = None,
+        *,
+        max_tokens: int | None = None,
+        boundaries: Sequence[int] | None = None,
+        num_buckets: int | None = None,
+        column: str = "input_ids",
+        window: int = 1024,
+        max_rows: int | None = None,
+        oversize: Oversize | None = None,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> Pipeline:
+        """Cut micro-batches of rows of about the same length. See ``BucketByLength``."""
+        return self.then(
+            BucketByLength(
+                batch_size=batch_size,
+                max_tokens=max_tokens,
+                boundaries=boundaries,
+                num_buckets=num_buckets,
+                column=column,
+                window=window,
+                max_rows=max_rows,
+                oversize=oversize,
+                drop_last=drop_last,
+                seed=seed,
+            )
+        )
 
     def pad_collate(
         self,
@@ -310,9 +449,13 @@ class Pipeline(IterableDataset[Any]):
     # Iteration
 
     def __iter__(self) -> PipelineIterator:
-        if _batched_outside() and self._runner.plan.batch is not None:
+        plan = self._runner.plan
+        made = plan.batch or (
+            plan.stages[0] if getattr(plan.stages[0], "makes_batches", False) else None
+        )
+        if made is not None and _batched_outside():
             raise ConfigError(
-                f"this pipeline makes batches itself ({self._runner.plan.batch}), and the DataLoader "
+                f"this pipeline makes batches itself ({made}), and the DataLoader "
                 "would batch them again: pass batch_size=None to the DataLoader"
             )
         return PipelineIterator(self._runner)
@@ -330,13 +473,16 @@ class Pipeline(IterableDataset[Any]):
             return "repeat() has no end; count steps, or give repeat(times=...)"
         if not plan.rows_known:
             return f"the rows of {plan.stages[0]} are not counted; list(pipe) counts them"
+        cutting = next((s for s in plan.after if cuts_by_length(s)), None)
+        if cutting is not None:
+            return f"how many items {cutting} makes is known only at the end; use estimate_len()"
         dropping = [str(s) for s in plan.before + plan.after if not s.keeps_rows]
         what = dropping[0] if dropping else "take() or skip() on the way"
         return f"how many rows {what} lets through is known only at the end; use estimate_len()"
 
     def estimate_len(self) -> int:
-        """About ``len()``: exact where that is known, else as if no row were dropped. For learning
-        rate schedules.
+        """About ``len()``: exact where that is known, else as if no row were dropped. Where rows are
+        packed or batched by their lengths, the first 2,048 are read to say. For learning rate schedules.
 
         Raises:
             TypeError: the pipeline has no end, or its rows cannot be counted.
@@ -346,12 +492,27 @@ class Pipeline(IterableDataset[Any]):
             return len(self)
         if plan.endless or plan.epoch_rows is None:
             raise TypeError(f"the length of this pipeline cannot be estimated: {self._no_length()}")
-        batches = plan.epoch_batches * (plan.times or 1)
-        return batches // self._data_parallel()[1]
+        batches = plan.epoch_batches
+        if any(map(cuts_by_length, plan.after)):
+            batches = items_by_sample(plan)
+        return batches * (plan.times or 1) // self._data_parallel()[1]
 
     def peek(self) -> Any:
         """The first item that the next iteration will give, without starting one."""
         return self._runner.peek()
+
+    def padding(self, batches: int = 100, *, mask: str | None = None) -> PaddingShare:
+        """How much of the first micro-batches of an epoch, over all ranks, is padding, without starting one.
+
+        Args:
+            batches: micro-batches to count, or all if there are fewer.
+            mask: the tensor that is 0 on padding; "segment_ids" or "attention_mask" if left out.
+
+        Raises:
+            ConfigError: micro-batches have no such tensor.
+        """
+        steps = [step for step in self._steps if step[0].role != "place"]
+        return padding_share(islice(Pipeline(steps, (0, 1)), batches), mask)
 
     def explain(self, *, world_size: int | None = None, num_workers: int = 0) -> Explanation:
         """What will happen, before it does: files, rows, spans, shards, memory, world sizes.

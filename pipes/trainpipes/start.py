@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.stage import Stage
+from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.arrow import FromArrow
 from trainpipes.sources.dataset import FromDataset
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.iterable import FromIterable
+from trainpipes.sources.memmap import FromMemmap
+from trainpipes.sources.memmap_dataset import MemmapDataset
 from trainpipes.sources.tensors import FromTensors
 
-__all__ = ["from_arrow", "from_dataset", "from_iterable", "from_tensors", "list_files"]
+__all__ = [
+    "from_arrow",
+    "from_dataset",
+    "from_iterable",
+    "from_memmap",
+    "from_tensors",
+    "list_files",
+]
 
 
 def list_files(
@@ -31,9 +41,48 @@ def list_files(
     return _start(ListFiles(urls=urls, suffix=suffix, storage_options=storage_options))
 
 
-def from_dataset(dataset: Any, sampler: Iterable[Any] | None = None) -> Pipeline:
-    """Rows of a map-style torch ``Dataset``. See ``FromDataset``."""
-    return _start(FromDataset(dataset=dataset, sampler=sampler))
+def from_dataset(
+    dataset: Any,
+    sampler: Iterable[Any] | None = None,
+    *,
+    batch_sampler: Iterable[Any] | None = None,
+) -> Pipeline:
+    """Rows of a map-style torch ``Dataset``. See ``FromDataset``; with a sampler of
+    ``trainpipes.samplers``, also ``Draw``."""
+    ours = sampler if batch_sampler is None else batch_sampler
+    if sampler is not None and batch_sampler is not None:
+        raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
+    if isinstance(batch_sampler, RowSampler) or isinstance(sampler, BatchSampler):
+        raise ConfigError(
+            "from_dataset(...): a BatchSampler is passed as batch_sampler=, one of rows as sampler=, got "
+            f"{ours!r}"
+        )
+    if isinstance(ours, BatchSampler):
+        drawn = from_dataset(dataset).draw(ours.sampler)
+        return drawn.batch(ours.batch_size, drop_last=ours.drop_last)
+    if isinstance(ours, RowSampler):
+        return from_dataset(dataset).draw(ours)
+    if isinstance(dataset, MemmapDataset) and ours is None:
+        return _start(FromMemmap(**dataset.options))
+    return _start(FromDataset(dataset=dataset, sampler=sampler, batch_sampler=batch_sampler))
+
+
+def from_memmap(
+    path: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    version: str | None = None,
+    dtype: Any = None,
+    length: int | None = None,
+    labels: bool = False,
+) -> Pipeline:
+    """Rows of files of ``write_memmap``, or of bare numbers. See ``FromMemmap``."""
+    stage = FromMemmap(
+        path=path, columns=columns, transform=transform, version=version, dtype=dtype, length=length,
+        labels=labels,
+    )  # fmt: skip
+    return _start(stage)
 
 
 def from_arrow(table: Any) -> Pipeline:

@@ -25,8 +25,16 @@ from torchdata.nodes import BaseNode
 from trainpipes.errors import TrainpipesError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
+from trainpipes.shuffle_quality import ShuffleQuality, shuffle_quality
 
-__all__ = ["ResumeError", "ResumeReport", "check_resume", "digest"]
+__all__ = [
+    "ResumeError",
+    "ResumeReport",
+    "ShuffleQuality",
+    "check_resume",
+    "digest",
+    "shuffle_quality",
+]
 
 
 class ResumeError(TrainpipesError, AssertionError):

@@ -25,6 +25,7 @@ def seq2seq(
     num_shards: int = 24,
     drop_last: bool = False,
     keep_in_memory: bool = False,
+    cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
     """Batches for training an encoder-decoder model.
@@ -54,6 +55,9 @@ def seq2seq(
         keep_in_memory: read both columns once and keep them, rather than again in every epoch. The
             batches are made the same way of the same rows; their order is another one, since a table
             in memory has no row groups to shuffle, and states fit only what saved them.
+        cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
+            held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
+            first run then waits until a whole buffer is tokenized. Batches and states are the same.
         storage_options: for the file system, as fsspec takes them.
     """
     rows = list_files(files, storage_options=storage_options).read_parquet([prompt, response])
@@ -61,15 +65,17 @@ def seq2seq(
         # Every rank reads all rows, and keeps them; what it trains on is dealt below.
         pieces = rows.distributed(rank=0, world_size=1).batch(8192).collate(format="arrow")
         rows = from_arrow(pa.concat_tables(pieces))
+    rows = rows.tokenize(
+        tokenizer,
+        {prompt: "input_ids", response: "target_ids"},
+        max_length=max_length,
+        eos=True,
+    )
+    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
+        rows = rows.cache(None if cache is True else cache)
     return (
         rows.sharding_filter(num_shards)
         .shuffle(buffer_size, seed=seed)
-        .tokenize(
-            tokenizer,
-            {prompt: "input_ids", response: "target_ids"},
-            max_length=max_length,
-            eos=True,
-        )
         .batch(batch_size, drop_last=drop_last)
         .pad_collate(mask={"input_ids": "input_mask"})
     )

@@ -22,6 +22,7 @@ def sft(
     seed: int = 0,
     num_shards: int = 24,
     drop_last: bool = True,
+    cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
     """Batches for supervised fine-tuning of a causal language model.
@@ -51,14 +52,21 @@ def sft(
         seed: of the order.
         num_shards: a multiple of every number of ranks to train on.
         drop_last: leave out the short batch at the end of an epoch.
+        cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
+            held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
+            first run then waits until a whole buffer is tokenized. Batches and states are the same.
         storage_options: for the file system, as fsspec takes them.
     """
-    return (
+    rows = (
         list_files(files, storage_options=storage_options)
         .read_parquet([prompt, response])
-        .sharding_filter(num_shards)
-        .shuffle(buffer_size, seed=seed)
         .tokenize(tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response)
+    )
+    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
+        rows = rows.cache(None if cache is True else cache)
+    return (
+        rows.sharding_filter(num_shards)
+        .shuffle(buffer_size, seed=seed)
         .batch(batch_size, drop_last=drop_last)
         .pad_collate()
     )

@@ -25,7 +25,7 @@ import trainpipes as tp
 from trainpipes import loader as loader_module
 from trainpipes.runtime import iterator as iterator_module
 from trainpipes.runtime.plan import Plan
-from trainpipes.runtime.rounds import Message, Rounds
+from trainpipes.runtime.rounds import Message, Rounds, unpacked
 
 __all__ = ["ENDED", "Leg", "Meeting", "OneProcessLoader", "Reads", "in_worker"]
 
@@ -45,7 +45,7 @@ class OneProcessLoader(tp.Loader):
             rounds = Rounds(steps, source, ranks, workers, [position.epoch], position)
             plan = Plan([cls(None, **options) for cls, options in steps], source)
             made.append(rounds._rounds(plan, position, worker))
-        return _in_turn(made)
+        return unpacked(_in_turn(made), None)
 
 
 def _in_turn(iterators: Sequence[Iterator[Any]]) -> Iterator[Any]:

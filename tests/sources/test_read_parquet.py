@@ -29,7 +29,7 @@ from trainpipes.errors import (
     SchemaError,
     UnreadableError,
 )
-from trainpipes.sources import parquet_reader
+from trainpipes.sources import parquet_file, parquet_reader
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.parquet import ParquetSource, ReadParquet
 from trainpipes.sources.parquet_reader import ParquetReader
@@ -73,7 +73,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_reader, "BATCH_BYTES", 1 << 10)
+    monkeypatch.setattr(parquet_file, "BATCH_BYTES", 1 << 10)
 
 
 # Rows
@@ -95,7 +95,7 @@ def test_any_sequence_of_reads_gives_the_rows_that_are_there(
     found = source(uneven)
     firsts = np.concatenate([[0], np.cumsum(found.lengths)])
     batch_bytes = data.draw(st.sampled_from([200, 5000, 1 << 20]))
-    parquet_reader.BATCH_BYTES, kept = batch_bytes, parquet_reader.BATCH_BYTES
+    parquet_file.BATCH_BYTES, kept = batch_bytes, parquet_file.BATCH_BYTES
     try:
         reader = found.reader()
         for _ in range(data.draw(st.integers(1, 12))):
@@ -108,7 +108,7 @@ def test_any_sequence_of_reads_gives_the_rows_that_are_there(
             assert rows.equals(table(first + start, first + stop))
             assert rows.schema.equals(found.schema, check_metadata=True)
     finally:
-        parquet_reader.BATCH_BYTES = kept
+        parquet_file.BATCH_BYTES = kept
 
 
 def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
@@ -116,9 +116,14 @@ def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
 ) -> None:
     begun: list[int] = []
     opened: list[int] = []
-    begin, open_file = ParquetReader._begin, ParquetReader._open
+    begin, open_file = ParquetReader._begin, parquet_reader.ParquetFile
     monkeypatch.setattr(ParquetReader, "_begin", lambda r, b: (begun.append(b), begin(r, b)))
-    monkeypatch.setattr(ParquetReader, "_open", lambda r, f: (opened.append(f), open_file(r, f)))
+
+    def opening(source: ParquetSource, file: int) -> Any:
+        opened.append(file)
+        return open_file(source, file)
+
+    monkeypatch.setattr(parquet_reader, "ParquetFile", opening)
     found = source(uneven)
     long = found.lengths.tolist().index(5000)
     reader = found.reader()
@@ -517,6 +522,6 @@ def test_running_out_of_memory_is_not_called_bad_data(
     def fail(*_: object, **__: object) -> None:
         raise pa.ArrowMemoryError("malloc of size 1 failed")
 
-    monkeypatch.setattr(parquet_reader.pq, "ParquetFile", fail)
+    monkeypatch.setattr(parquet_file.pq, "ParquetFile", fail)
     with pytest.raises(MemoryError, match="malloc"):
         one[1].reader().read(0, 0, 1)

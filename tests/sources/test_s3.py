@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainpipes.errors import DataChangedError, MissingFilesError, UnreadableError
-from trainpipes.sources import parquet_reader, remote
+from trainpipes.sources import parquet_file, remote
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.parquet import ParquetSource, ReadParquet
 
@@ -114,7 +114,7 @@ def test_a_large_row_group_is_fetched_in_parts_and_small_ones_together(
         return cat_ranges(paths, starts, ends, **more)
 
     monkeypatch.setattr(system, "cat_ranges", count)
-    monkeypatch.setattr(parquet_reader, "BUFFER_BYTES", 16 << 10)
+    monkeypatch.setattr(parquet_file, "BUFFER_BYTES", 16 << 10)
     monkeypatch.setattr(remote, "HELD_BYTES", 100_000)
     reader, last = there.reader(), len(there.lengths) - 1
     wanted = here.reader().read(last, 1000, 3000)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainpipes.errors import ConfigError
+from trainpipes.runtime.holes import DropHoles
+from trainpipes.runtime.numbered import arrange_drawn
 from trainpipes.runtime.stage import Stage
 
 __all__ = ["Arranged", "arrange"]
@@ -23,6 +25,8 @@ class Arranged:
         shard: the one that deals them.
         batch: the one that cuts micro-batches.
         repeat: the one that goes on with the next epoch.
+        cache: the one that keeps rows.
+        cached: how many of ``before`` are below it; None where nothing is kept.
         place: on finished batches, in the process that trains.
         skip_rows: rows in file order left out at the start of an epoch.
         stop_rows: the row in file order before which an epoch ends.
@@ -39,6 +43,8 @@ class Arranged:
     shard: Stage | None = None
     batch: Stage | None = None
     repeat: Stage | None = None
+    cache: Stage | None = None
+    cached: int | None = None
     place: list[Stage] = field(default_factory=list)
     skip_rows: int = 0
     stop_rows: int | None = None
@@ -63,7 +69,8 @@ def arrange(stages: Sequence[Stage]) -> Arranged:
     reader = next((n for n, s in enumerate(stages) if s.role == "reader"), 0)
     plan.file_stages = list(stages[:reader])
     for stage in plan.file_stages[1:]:
-        if stage.role not in ("shuffle", "shard") and stage.name != "filter":
+        by_file = stage.role in ("shuffle", "shard") or stage.name == "filter"
+        if not by_file or getattr(stage, "order", None) is not None:
             raise ConfigError(
                 f"{stage} cannot stand on file paths; put it after {stages[reader].name}()"
             )
@@ -76,6 +83,15 @@ def arrange(stages: Sequence[Stage]) -> Arranged:
         raise ConfigError(
             f"{stages[0]} orders the rows itself, and so does {plan.shuffle}: leave one out"
         )
+    if plan.cache is not None and not stages[reader].has_blocks:
+        raise ConfigError(
+            f"{plan.cache} keeps Arrow rows block by block, as read_parquet() and from_arrow() give them, "
+            f"and {stages[reader]} does not: leave it out, or write the rows to Parquet files first"
+        )
+    if plan.batch is not None and getattr(stages[0], "makes_batches", False):
+        raise ConfigError(f"{stages[0]} makes the batches: leave out {plan.batch}")
+    if getattr(plan.shuffle, "order", None) is not None:
+        arrange_drawn(plan, stages[reader])
     _move_up(plan)
     late = stages[0].late()
     if late is not None:
@@ -98,6 +114,14 @@ def _arrange_one(plan: Arranged, stage: Stage) -> None:
     if role == "shuffle":
         if plan.batch is not None:
             raise ConfigError(f"{stage} orders rows: put it before batch()")
+        packed = next((s for s in plan.after if s.role == "pack"), None)
+        if packed is not None:
+            raise ConfigError(
+                f"{packed} packs rows in the order in which they are dealt, and mixes the rows it makes "
+                "itself: put shuffle() before it"
+            )
+        if plan.shuffle is not None and plan.shuffle.name != stage.name:
+            raise ConfigError(f"{plan.shuffle} orders the rows, and so does {stage}: leave one out")
         plan.shuffle = once(plan.shuffle, stage)
         plan.before, plan.after = plan.before + plan.after, []
         if any(s.role in ("take", "skip") for s in plan.before):
@@ -109,11 +133,15 @@ def _arrange_one(plan: Arranged, stage: Stage) -> None:
         plan.shard = once(plan.shard, stage)
     elif role == "batch":
         plan.batch = once(plan.batch, stage)
-        plan.rolling = plan.repeat is not None
-        for place, counted in reversed(plan.counted):  # they counted rows, not micro-batches
-            plan.after.insert(place, counted)
-        plan.counted, plan.skip_batches, plan.stop_batches = [], 0, None
+        _recut(plan)
         plan.after.append(stage)
+    elif role == "pack":
+        if plan.batch is not None:
+            raise ConfigError(f"{stage} makes rows of rows: put it before {plan.batch.name}()")
+        _recut(plan)
+        plan.after.append(stage)
+    elif role == "cache":
+        _arrange_cache(plan, stage)
     elif role == "repeat":
         plan.repeat = once(plan.repeat, stage)
     elif role in ("take", "skip"):
@@ -126,12 +154,54 @@ def _arrange_one(plan: Arranged, stage: Stage) -> None:
         raise ConfigError(f"{stage} starts a pipeline; it cannot stand above another stage")
 
 
+def _recut(plan: Arranged) -> None:
+    """Make way for a stage that cuts what comes from below anew."""
+    plan.rolling = plan.repeat is not None
+    for place, counted in reversed(plan.counted):  # they counted rows, not what comes out now
+        plan.after.insert(place, counted)
+    plan.counted, plan.skip_batches, plan.stop_batches = [], 0, None
+
+
+def _arrange_cache(plan: Arranged, stage: Stage) -> None:
+    """A cache: of what the stages on rows below it make of a block, whatever the epoch."""
+    if plan.shuffle is not None:
+        raise ConfigError(
+            f"{stage} stands after {plan.shuffle}, where rows come in another order every epoch: put it "
+            "before shuffle(), with the stages before it whose work is to be kept: "
+            ".tokenize(...).cache().shuffle(...)"
+        )
+    above = plan.batch or plan.repeat
+    if above is None:
+        # What makes rows of several rows has a place of its own.
+        above = next(
+            (s for s in plan.after if s.role != "rows" or type(s).begin is not Stage.begin), None
+        )
+    if above is not None:
+        raise ConfigError(
+            f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"
+        )
+    for below in plan.after:
+        if below.by_epoch:
+            raise ConfigError(
+                f"{below} gives other rows in every epoch, and {stage} would keep those of one: put "
+                f"cache() before {below.name}()"
+            )
+    plan.cache = once(plan.cache, stage)
+    plan.cached = len(plan.after) if stage.on else None
+
+
 def _move_up(plan: Arranged) -> None:
     """Let stages that treat each row by itself and keep them all wait until rows are dealt: what
-    comes out is the same, and a consumer works on its own rows only."""
+    comes out is the same, and a consumer works on its own rows only. What is below a cache is done for
+    whole blocks, and where it drops rows, the dealing is to count them still."""
+    cached = plan.cached or 0
     if plan.shuffle is None:
+        plan.before, plan.after = plan.after[:cached], plan.after[cached:]
+        if not all(stage.keeps_rows for stage in plan.before):
+            plan.after.insert(0, DropHoles())
         return
     last = max((n for n, s in enumerate(plan.before) if not s.keeps_rows), default=-1)
+    last = max(last, cached - 1)
     plan.before, moved = plan.before[: last + 1], plan.before[last + 1 :]
     plan.after = moved + plan.after
     plan.counted = [(place + len(moved), stage) for place, stage in plan.counted]

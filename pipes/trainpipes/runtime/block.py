@@ -9,7 +9,7 @@ A payload is one of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -55,7 +55,6 @@ class TensorRows:
 Payload: TypeAlias = "pa.Table | TensorRows | list[Any]"
 
 
-@dataclass(frozen=True)
 class Block:
     """Rows that travel together.
 
@@ -63,52 +62,95 @@ class Block:
         data: the rows.
         ids: number of each row in file order over all files, int64 ``[rows]``: who it is, for
             errors and for randomness by row.
+        index: places of the rows in ``data``, int64 ``[rows]``, where they are yet to be gathered;
+            None where ``data`` is just them.
     """
 
-    data: Payload
-    ids: IntArray
+    __slots__ = ("_data", "_index", "ids")
+
+    def __init__(self, data: Payload, ids: IntArray, index: IntArray | None = None) -> None:
+        self._data = data
+        self._index = index
+        self.ids = ids
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def data(self) -> Payload:
+        """The rows, gathered."""
+        if self._index is not None:
+            self._data, self._index = take_payload(self._data, self._index), None
+        return self._data
+
+    def gathered_from(self) -> tuple[Payload, IntArray | None]:
+        """Rows, and the places of this block's among them; None where they are all."""
+        return self._data, self._index
+
     def take(self, index: IntArray) -> Block:
         """The rows at ``index``, in that order."""
-        data: Payload
-        if isinstance(self.data, list):
-            data = [self.data[i] for i in index.tolist()]
-        else:
-            data = self.data.take(index)
-        return Block(data, self.ids[index])
+        below = index if self._index is None else self._index[index]
+        return Block(self._data, self.ids[index], below)
 
     def slice(self, start: int, stop: int) -> Block:
         """Rows ``start`` to ``stop``, without a copy where the payload allows it."""
-        data: Payload
-        if isinstance(self.data, list):
-            data = self.data[start:stop]
-        elif isinstance(self.data, TensorRows):
-            data = self.data.slice(start, stop)
-        else:
-            data = self.data.slice(start, stop - start)
-        return Block(data, self.ids[start:stop])
+        ids = self.ids[start:stop]
+        if self._index is not None:
+            return Block(self._data, ids, self._index[start:stop])
+        return Block(slice_payload(self._data, start, stop), ids)
 
     def rows(self) -> list[Any]:
         """One Python object a row: a dict of Python values for Arrow rows."""
-        if isinstance(self.data, list):
-            return self.data
-        if isinstance(self.data, TensorRows):
-            return self.data.rows()
-        return list(self.data.to_pylist())
+        data = self.data
+        if isinstance(data, list):
+            return data
+        if isinstance(data, TensorRows):
+            return data.rows()
+        return list(data.to_pylist())
 
     def with_data(self, data: Payload) -> Block:
         return Block(data, self.ids)
 
+    def with_columns(self, change: Callable[[pa.Table], pa.Table]) -> Block:
+        """Arrow rows with other columns, made without looking at any row."""
+        assert isinstance(self._data, pa.Table)
+        return Block(change(self._data), self.ids, self._index)
+
     @staticmethod
     def join(blocks: Sequence[Block]) -> Block:
         """All rows of the blocks, one after the other."""
-        if len(blocks) == 1:
-            return blocks[0]
-        ids = np.concatenate([block.ids for block in blocks])
-        return Block(join_payloads([block.data for block in blocks]), ids)
+        return blocks[0] if len(blocks) == 1 else blocks[0]._followed_by(blocks[1:])
+
+    def _followed_by(self, others: Sequence[Block]) -> Block:
+        ids = np.concatenate([self.ids, *(block.ids for block in others)])
+        return Block(join_payloads([self.data, *(block.data for block in others)]), ids)
+
+
+def take_payload(data: Payload, index: IntArray) -> Payload:
+    """The rows at ``index``."""
+    if isinstance(data, list):
+        return [data[i] for i in index.tolist()]
+    if isinstance(data, TensorRows):
+        return data.take(index)
+    return data.take(index)
+
+
+def payload_bytes(data: Payload) -> int:
+    """Bytes of rows in memory; 0 for Python objects, of which that cannot be told."""
+    if isinstance(data, list):
+        return 0
+    if isinstance(data, TensorRows):
+        return sum(tensor.nbytes for tensor in data.tensors)
+    return int(data.nbytes)
+
+
+def slice_payload(data: Payload, start: int, stop: int) -> Payload:
+    """Rows ``start`` to ``stop``, views where the payload has any."""
+    if isinstance(data, list):
+        return data[start:stop]
+    if isinstance(data, TensorRows):
+        return data.slice(start, stop)
+    return data.slice(start, stop - start)
 
 
 def join_payloads(parts: Sequence[Payload]) -> Payload:

@@ -44,6 +44,8 @@ def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> 
     before = next((s for s in saved["stages"] if s["stage"] == "batch"), None)
     if not allow_changes or plan.batch is None or before is None:
         return state
+    if "batch_size" not in before or not plan.batch.options["batch_size"]:  # it counts tokens
+        return state
     old, new = before["batch_size"], plan.batch_size
     if old == new:
         return state

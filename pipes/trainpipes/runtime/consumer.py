@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import finalize
 
 from trainpipes.errors import StateError
+from trainpipes.runtime.chains import Chains
 from trainpipes.runtime.lane import ENDED, Lane
 from trainpipes.runtime.plan import Plan
-from trainpipes.runtime.windows import Windows
+from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.state import Position, render
 from trainpipes.topology import Topology
 
@@ -24,6 +26,8 @@ class Consumer:
         origin: the micro-batch from which workers took turns; where the run (re)started.
         stops_at_holes: whether it ends before the first micro-batch that is missing; else it passes
             over shards that have ended, and gives all.
+        threads: that work ahead: 0 for none; None for as many as there are cores, and none for functions
+            that are not ours.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class Consumer:
         position: Position,
         origin: int,
         stops_at_holes: bool = False,
+        threads: int | None = 0,
     ) -> None:
         self._plan = plan = plan.resized(position.sizes)
         self._topology = topology
@@ -42,7 +47,9 @@ class Consumer:
         self._started = False
         self._last = -1  # the shard that gave the last item
         self._num_shards = plan.num_shards
-        self._windows: Windows | None = None
+        self._threads = threads
+        self._chains: Chains | None = None
+        self._pool: Pool | None = None
         self._lanes: dict[int, Lane] = {}
         self._texts: dict[int, str] = {}  # of lanes that have not moved since
         self._m = position.m
@@ -67,8 +74,10 @@ class Consumer:
     def __next__(self) -> Any:
         if not self._started:
             self._started = True
-            for shard in self._running:  # so that none reads again what another has
-                self._lane(shard)
+            for shard in self._in_turn():  # so that none reads again what another has
+                lane = self._lane(shard)
+                if self._pool is not None:
+                    lane.work_ahead(1)
         while self._running and self._next < self._end:
             m = self._next
             shard = m % self._num_shards
@@ -86,16 +95,37 @@ class Consumer:
                 self._m = self._origin + (step + 1) * self._topology.world_size
                 self._last = shard
                 return item
+        self.close()
+        if self._chains is not None:
+            self._chains.windows.close()
         raise StopIteration
+
+    def _in_turn(self) -> list[int]:
+        """The running shards in the order in which they give their next items."""
+        return sorted(self._running, key=lambda shard: (shard - self._next) % self._num_shards)
 
     def _lane(self, shard: int) -> Lane:
         if shard not in self._lanes:
-            if self._windows is None:
-                self._windows = self._plan.windows()
+            if self._chains is None:
+                self._chains = self._begin()
             cursor = self._start.cursors.get(shard)
+            pool = self._pool if self._threads or not self._plan.runs_user_code else None
+            ahead = 0 if pool is None else -(-(pool.threads + 1) // len(self._own))
             number = self._start.epoch
-            self._lanes[shard] = Lane(self._plan, self._windows, shard, number, cursor)
+            self._lanes[shard] = Lane(self._chains, shard, number, cursor, pool, ahead)
         return self._lanes[shard]
+
+    def _begin(self) -> Chains:
+        if self._threads != 0:
+            threads = default_threads() if self._threads is None else self._threads
+            # A function that is not ours is not called by two threads at once.
+            ours = not self._plan.runs_user_code
+            if threads:
+                self._pool = Pool(threads if ours or not self._threads else 1, shares=ours)
+                finalize(self, self._pool.close)
+        for stage in self._plan.stages:
+            stage.settle(self._pool.threads if self._pool is not None else 0)
+        return Chains(self._plan, self._plan.windows(self._pool), len(self._own))
 
     @property
     def epoch(self) -> int:
@@ -113,7 +143,9 @@ class Consumer:
         return self._next
 
     def close(self) -> None:
-        """Nothing is held that must be let go."""
+        """Let the threads go."""
+        if self._pool is not None:
+            self._pool.close()
 
     def texts(self) -> dict[int, str]:
         """The cursor of each of this consumer's shards, as JSON."""

@@ -13,9 +13,11 @@ import numpy as np
 
 from trainpipes.errors import DataError
 from trainpipes.order import IntArray, Layout, StreamLayout
+from trainpipes.runtime.block import Block
 from trainpipes.runtime.drought import Drought
 from trainpipes.runtime.run import Cursors, Run
-from trainpipes.runtime.windows import Windows
+from trainpipes.runtime.waiting import WaitingRows
+from trainpipes.runtime.windows import Window, Windows
 
 __all__ = ["Feed"]
 
@@ -35,6 +37,8 @@ class Feed:
         user: who asks for windows: the same number for the same shard in a process.
         first_epoch: the epoch in which the run started.
         last_epoch: for rows that roll on, the last epoch; None for no end. Else the one at hand.
+        rolling: whether rows roll on into the next epoch.
+        lazy: whether windows are left unread; blocks are then ``WaitingRows``.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Feed:
         first_epoch: int = 0,
         last_epoch: int | None = None,
         rolling: bool = False,
+        lazy: bool = False,
     ) -> None:
         self._windows = windows
         self._layout_of = layout_of
@@ -60,6 +65,7 @@ class Feed:
         self._first_epoch = first_epoch
         self._last_epoch = last_epoch
         self._rolling = rolling
+        self._lazy = lazy
         self._epoch = int(state["epoch"])
         self._window = int(state["window"])
         self._row = int(state["row"])
@@ -93,7 +99,7 @@ class Feed:
             self._end_epoch()
             return None
         if self._positions is None:
-            self._positions = self._own(len(window.block))
+            self._positions = self._own(len(window))
         start = int(np.searchsorted(self._positions, self._row))
         positions = self._positions[start : start + self._next_rows]
         if not len(positions):
@@ -105,11 +111,14 @@ class Feed:
         rows = np.append(positions, 0)
         if start + len(positions) < len(self._positions):
             rows[-1] = self._row = int(self._positions[start + len(positions)])
-            return Run(window.take(positions), Cursors.counting(base, rows))
+            return Run(self._block(window, positions), Cursors.counting(base, rows))
         self._next_window(window.after)
         which = np.zeros(len(rows), dtype=np.int64)
         which[-1] = 1
-        return Run(window.take(positions), Cursors((base, self._state()), which, rows))
+        return Run(self._block(window, positions), Cursors((base, self._state()), which, rows))
+
+    def _block(self, window: Window, positions: IntArray) -> Block:
+        return WaitingRows([(window, positions)]) if self._lazy else window.take(positions)
 
     def _own(self, rows: int) -> IntArray:
         epoch = self._epoch - self._first_epoch

@@ -32,12 +32,20 @@ class Pass:
         position: where to start.
         origin: the micro-batch from which workers took turns.
         go_on: whether a position with nothing left goes on with the next pass.
+        threads: that work ahead, as ``Consumer`` takes them.
     """
 
     def __init__(
-        self, plan: Plan, topology: Topology, position: Position, origin: int, go_on: bool = True
+        self,
+        plan: Plan,
+        topology: Topology,
+        position: Position,
+        origin: int,
+        go_on: bool = True,
+        threads: int | None = 0,
     ) -> None:
         self._plan = plan
+        self._threads = threads
         self._topology = topology
         self.origin = origin
         self._consumer = self._open(position)
@@ -62,14 +70,14 @@ class Pass:
     def _open(self, position: Position) -> Consumer | InStep:
         plan, topology = self._plan, self._topology
         if not plan.ends_unevenly or plan.ragged or topology.world_size == 1:
-            return Consumer(plan, topology, position, self.origin)
+            return Consumer(plan, topology, position, self.origin, threads=self._threads)
         if topology.num_workers > 1 or get_worker_info() is not None:
             raise TopologyError(
                 "row counts of this pipeline are not known beforehand, so that several ranks would end an "
                 f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "
                 "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
             )
-        consumer = Consumer(plan, topology, position, self.origin, stops_at_holes=True)
+        consumer = Consumer(plan, topology, position, self.origin, True, self._threads)
         return InStep(consumer, agreement_over(topology), self.origin, topology.world_size)
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -110,7 +118,7 @@ class Runner:
         return topology
 
     def parse(self, state: Any) -> Position:
-        position = parse(state, self.plan.identity, self.plan.num_shards)
+        position = parse(state, self.plan.identity_for(state), self.plan.num_shards)
         check_places(self.plan.resized(position.sizes), position)
         return position
 
@@ -190,10 +198,15 @@ class PipelineIterator:
 
     Starts at the first ``next`` or ``state_dict``. Has ``state_dict`` and ``load_state_dict``, as
     ``StatefulDataLoader`` looks for.
+
+    Args:
+        runner: the pipeline's.
+        threads: that work ahead in a training process, as ``Consumer`` takes them; a worker has none.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, threads: int | None = None) -> None:
         self._runner = runner
+        self._threads = threads
         self._pass: Pass | None = None
         self._loaded: dict[str, Any] | None = None
         self._counted = False
@@ -264,7 +277,8 @@ class PipelineIterator:
         self._before = None
         if position is None:
             position = Position(runner.passes.upcoming, 0, runner.plan.num_shards)
-        return Pass(runner.plan, runner.topology(), position, position.m)
+        topology = runner.topology()
+        return Pass(runner.plan, topology, position, position.m, threads=self._threads)
 
     def _count(self, epoch: int) -> None:
         """From here on the pass is taken: the next one is another."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
 
 from trainpipes.errors import DataError, StateError, TrainpipesError
 from trainpipes.order import Layout
-from trainpipes.runtime.drought import Drought
+from trainpipes.runtime.chains import Chains
+from trainpipes.runtime.making import Made, Maker, finish, make
 from trainpipes.runtime.plan import Plan
-from trainpipes.runtime.run import Run, RunSource, innermost
+from trainpipes.runtime.pool import Pool, Ticket
+from trainpipes.runtime.run import innermost
 from trainpipes.runtime.source import Place
-from trainpipes.runtime.windows import Windows
 from trainpipes.state import Position, shard_key
 
 __all__ = ["ENDED", "Lane", "check_places"]
@@ -30,127 +34,109 @@ class Lane:
     """Items of one shard.
 
     Args:
-        plan: the pipeline's.
-        windows: shared by the lanes of one process.
+        chains: of the process.
         shard: which shard.
         number: of the pass.
         cursor: where to start, as ``cursor`` gave it; None for the pass's start.
+        pool: works ahead; None to do all when it is asked for.
+        ahead: runs to be made ahead.
     """
 
     def __init__(
-        self, plan: Plan, windows: Windows, shard: int, number: int, cursor: dict[str, Any] | None
+        self,
+        chains: Chains,
+        shard: int,
+        number: int,
+        cursor: dict[str, Any] | None,
+        pool: Pool | None = None,
+        ahead: int = 1,
     ) -> None:
-        self._plan = plan
-        self._windows = windows
+        self._chains = chains
         self._shard = shard
-        self._first_epoch = plan.first_epoch(number)
-        self._epoch = self._first_epoch
-        self._chain: RunSource | None = None
-        self._run: Run | None = None
+        self._number = number
+        self._pool = pool
+        # Runs that are not settled beforehand must be made one after the other.
+        self._ahead = ahead if chains.lazy else min(1, ahead)
+        below = dict(cursor or {})
+        self.delivered = int(below.pop("delivered", 0))
+        self.ended = bool(below.pop("ended", False))
+        self._maker = Maker(chains, shard, number, None if cursor is None else below)
+        self._made = Made(None, 0, 0, self._maker.at, self._maker.state)
         self._items: list[Any] = []
         self._k = 0
-        self._at = 0  # micro-batches of this epoch's slot passed
-        self._until: int | None = None
-        self._slot = 0
-        self.delivered = 0
-        self.ended = False
-        self._drought = Drought(plan.endless and not plan.known, wet=cursor is not None)
-        if cursor is None:
-            self._enter(self._epoch)
-            return
-        below = dict(cursor)
-        self.delivered = int(below.pop("delivered"))
-        self.ended = bool(below.pop("ended", False))
-        at = int(below.pop("at"))
-        self._epoch = self._first_epoch if plan.rolling else innermost(below)["epoch"]
-        self._slot = plan.slot(shard, self._epoch, self._first_epoch)
-        self._until = plan.chunks(self._slot)[1]
-        self._at = at
-        self._state: dict[str, Any] = below
-        self._expect()
-
-    def _enter(self, epoch: int) -> None:
-        """Stand before the first item of an epoch."""
-        plan = self._plan
-        self._epoch = epoch
-        self._slot = plan.slot(self._shard, epoch, self._first_epoch)
-        skip, self._until = plan.chunks(self._slot)
-        self._chain = self._run = None
-        if skip and plan.seekable:
-            self._state, self._at = plan.start(self._slot, epoch, skip), skip
-            self._expect()
-            return
-        self._state, self._at = plan.start(self._slot, epoch, 0), 0
-        stream = self._windows.start(epoch)
-        if stream:
-            self._state["stream"] = stream
-        self._expect()
-        for _ in range(skip):  # counts are not known: pass over items as they come
-            if self._pull() is ENDED:
-                break
-
-    def _expect(self) -> None:
-        """Keep the windows that this shard needs until it comes to them."""
-        place = innermost(self._state)
-        span = self._slot % self._plan.layout.num_spans
-        self._windows.expect(self._shard, place["epoch"], span, place["window"])
+        self._tickets: deque[Ticket] = deque()
+        self._settled = False  # that there are no more runs
 
     def next(self) -> Any:
         """The next item, or ENDED, and then ever after."""
-        while not self.ended:
-            item = self._pull()
-            if item is not ENDED:
-                self.delivered += 1
-                self._drought.broken()
-                return item
-            plan = self._plan
-            if plan.rolling or plan.repeat is None or self._epoch_is_last():
-                self.ended = True
-                break
-            if self._drought.next_epoch(plan.layout_of(self._epoch)):
-                raise DataError(
-                    f"repeat() goes on for ever only where each shard gets rows: shard "
-                    f"{self._shard} of {plan.num_shards} got none up to epoch {self._epoch}; lower "
-                    "num_shards in sharding_filter(), or check the filter"
-                )
-            self._enter(self._epoch + 1)
-        return ENDED
-
-    def _epoch_is_last(self) -> bool:
-        times = self._plan.times
-        return times is not None and self._epoch == self._first_epoch + times - 1
-
-    def _pull(self) -> Any:
-        if self._until is not None and self._at >= self._until:
-            return ENDED
-        if self._run is None or self._k == len(self._run):
-            if self._chain is None:
-                self._chain = self._plan.chain(
-                    self._windows, self._shard, self._slot, self._state, self._first_epoch
-                )
-            try:
-                self._run = self._chain.next_run()
-            except StopIteration:
+        while self._k >= self._made.last:
+            if self.ended:
                 return ENDED
-            except Exception as error:
-                self._state = self._place()  # asked again, it fails again, and no row is lost
-                self._chain = self._run = None
-                say_where(error, self._plan)
-                raise
-            self._items = self._run.unroll()
-            self._k = 0
+            self._next_run()
         item = self._items[self._k]
         self._items[self._k] = None  # the run does not keep what was handed over
         self._k += 1
-        self._at += 1
+        self.delivered += 1
         return item
 
+    def _next_run(self) -> None:
+        self.work_ahead(1)
+        ticket = self._tickets[0]
+        try:
+            made, items = ticket.result() if self._pool is None else self._pool.result(ticket)
+        except BaseException as error:
+            self._start_again()  # asked again, it fails again, and no row is lost
+            if isinstance(error, StopIteration):
+                raise RuntimeError(
+                    "a function that was called for rows raised StopIteration"
+                ) from error
+            if isinstance(error, Exception):
+                say_where(error, self._chains.plan)
+            raise
+        self._tickets.popleft()
+        self._made, self._items = made, items
+        self._k = self._made.first
+        self.ended = self._made.run is None
+        self._settled = self._settled or self.ended
+        if self._pool is not None:
+            self.work_ahead(self._ahead)
+
+    def work_ahead(self, runs: int) -> None:
+        """Have as many runs in work, or ready, beside the one at hand."""
+        while len(self._tickets) < runs and not self._settled:
+            self._tickets.append(self._order())
+
+    def _order(self) -> Ticket:
+        """The next run, ordered."""
+        if not self._chains.lazy:
+            return self._submit(partial(make, self._maker))
+        try:
+            made = self._maker.next()
+        except Exception as error:
+            self._settled = True
+            return Ticket(partial(fail, error))
+        self._settled = made.run is None
+        return self._submit(partial(finish, self._chains, made))
+
+    def _submit(self, work: Callable[[], Any]) -> Ticket:
+        return Ticket(work) if self._pool is None else self._pool.submit(work)
+
+    def _start_again(self) -> None:
+        """Go back to where the items that were given end."""
+        self._tickets.clear()
+        self._settled = False
+        place = {**self._place(), "at": self._at()}
+        self._maker = Maker(self._chains, self._shard, self._number, place)
+
     def _place(self) -> dict[str, Any]:
-        return self._state if self._run is None else self._run.cursors.state(self._k)
+        return self._made.place(self._k)
+
+    def _at(self) -> int:
+        return self._made.at + self._k - self._made.first
 
     def cursor(self) -> dict[str, Any]:
         """Where the next item starts, as plain JSON types."""
-        cursor = {**self._place(), "delivered": self.delivered, "at": self._at}
+        cursor = {**self._place(), "delivered": self.delivered, "at": self._at()}
         if self.ended:
             cursor["ended"] = True
         return cursor
@@ -163,6 +149,11 @@ class Lane:
             raise DataError(
                 f"a position is kept as JSON, and a node below gave a state that JSON cannot hold: {error}"
             ) from error
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Raise what was raised when the next run was to be settled, now that it is due."""
+    raise error
 
 
 def say_where(error: Exception, plan: Plan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
 from trainpipes.runtime.block import Payload
@@ -31,6 +32,10 @@ class FromNode(Stage):
     def __init__(self, node: BaseNode[Any]) -> None:
         super().__init__(None)
         self.node = node
+
+    @property
+    def runs_user_code(self) -> bool:
+        return True
 
     def open_source(self, files: Any = None) -> NodeStream:
         return NodeStream(self.node)
@@ -87,6 +92,7 @@ class NodeIterator:
         self._number = 0
         self._pass: Pass | None = None
         self._consumed = False
+        self._threads = None if get_worker_info() is None else 0
 
     def reset(self, state: dict[str, Any] | None) -> None:
         plan = self._plan
@@ -94,13 +100,16 @@ class NodeIterator:
         topology = Topology(rank, world)
         topology.check(plan.num_shards, plan.shard is not None)
         if state is not None:
-            position = parse(state, plan.identity, plan.num_shards)
+            position = parse(state, plan.identity_for(state), plan.num_shards)
             check_places(plan.resized(position.sizes), position)
-            self._pass = Pass(plan, topology, position, position.m, go_on=False)
+            self._pass = Pass(
+                plan, topology, position, position.m, go_on=False, threads=self._threads
+            )
         else:
             if self._pass is not None and self._consumed:
                 self._number = self._pass.epoch + 1
-            self._pass = Pass(plan, topology, Position(self._number, 0, plan.num_shards), 0)
+            start = Position(self._number, 0, plan.num_shards)
+            self._pass = Pass(plan, topology, start, 0, threads=self._threads)
         self._number = self._pass.epoch
         # A state in mid-pass means that something of it was consumed.
         self._consumed = state is not None and position.m > 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -24,29 +24,37 @@ from trainpipes.order import (
     slots_before,
 )
 from trainpipes.runtime.arrange import Arranged, arrange
-from trainpipes.runtime.feed import Feed
-from trainpipes.runtime.run import RunSource
+from trainpipes.runtime.block_table import BlockTable
+from trainpipes.runtime.cached import CachedBlocks
+from trainpipes.runtime.numbered import (
+    DRAWN_ROWS,
+    NumberedWindows,
+    RowOrder,
+    buffered_numbers,
+    drawn_numbers,
+    drawn_rows,
+)
+from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.random_access import RandomAccessSource
 from trainpipes.runtime.source import Place, RowSource, RowStream
 from trainpipes.runtime.stage import Stage
-from trainpipes.runtime.windows import (
-    BlockTable,
-    ListedWindows,
-    StreamWindows,
-    Windows,
-    chain_before,
-)
+from trainpipes.runtime.stream_windows import StreamWindows
+from trainpipes.runtime.windows import ListedWindows, Windows, chain_before
 from trainpipes.state import BatchSizes
 
 __all__ = ["Plan"]
 
-#: Rows in a run, about; whole micro-batches where there are any.
-RUN_ROWS = 512
 #: What a pipeline that does not shuffle reads at a time, in rows and in bytes.
 READ_ROWS = 8192
 READ_BYTES = 8 << 20
+#: And what one that packs or batches by length reads of a stream.
+STREAM_ROWS = 32
 #: Of the memory that a shuffle may take, the windows' part; the rest is for files that are open and
 #: batches that are made ahead.
 WINDOW_SHARE = 2 / 3
+#: The part of windows and those read ahead together, and that of what is not shuffled, in bytes.
+AHEAD_SHARE = 5 / 6
+AHEAD_BYTES = 256 << 20
 #: Epochs between the passes of an endless pipeline, so that no two passes share an order.
 PASS_EPOCHS = 1 << 20
 
@@ -66,6 +74,8 @@ class Plan(Arranged):
         vars(self).update(vars(arrange(self.stages)))
         for number, stage in enumerate(self.stages):
             stage.bind(self.stages[:number])
+            if hasattr(stage, "plan"):  # it asks where rows are from
+                stage.plan = self
         self._source = source
         self.sizes: BatchSizes | None = None
 
@@ -85,7 +95,8 @@ class Plan(Arranged):
 
     @property
     def batch_size(self) -> int:
-        return 1 if self.batch is None else int(self.batch.options["batch_size"])
+        """Rows of a micro-batch; 1 where there are none, or where they are not counted."""
+        return 1 if self.batch is None else int(self.batch.options["batch_size"] or 1)
 
     @property
     def drop_last(self) -> bool:
@@ -126,7 +137,8 @@ class Plan(Arranged):
     def epoch_rows(self) -> int | None:
         """Rows read in an epoch, if they are counted before they are read."""
         if isinstance(self.source, RowSource):
-            return self.blocks.rows
+            rows = self.blocks.rows
+            return rows if self.drawn is None else drawn_rows(self.drawn, rows)
         total = self.source.length
         if total is None:
             return None
@@ -142,6 +154,7 @@ class Plan(Arranged):
     def rows_kept(self) -> bool:
         """Whether each row read is one that is batched."""
         rows = self.before + [s for s in self.after_rows if s.role not in ("take", "skip")]
+        rows += [] if self.batch is None else [self.batch]
         return all(stage.keeps_rows for stage in rows) and not self._counted_rows
 
     @property
@@ -170,12 +183,23 @@ class Plan(Arranged):
 
     @cached_property
     def layout(self) -> Layout | StreamLayout:
-        buffer = None if self.shuffle is None else int(self.shuffle.options["buffer_size"])
+        buffered = self.shuffle is not None and self.drawn is None
+        buffer = int(self.shuffle.options["buffer_size"]) if self.shuffle and buffered else None
         source = self.source
         if isinstance(source, RowStream):
             # Unshuffled, a window is what is read at a time, and no stream is read far ahead.
             rows = buffer if buffer is not None else max(self.batch_size, 1)
+            if buffer is None and any(
+                s.role in ("pack", "batch") and not s.keeps_rows for s in self.after
+            ):
+                rows = max(rows, STREAM_ROWS)  # micro-batches have other rows than these
             return StreamLayout(self.batch_size, self.num_shards, rows, self.whole)
+        if self.drawn is not None:
+            assert self.epoch_rows is not None
+            return Layout(
+                self.epoch_rows, self.batch_size, self.num_shards, DRAWN_ROWS, whole=self.whole,
+                rolling=self.rolling, stride=True,
+            )  # fmt: skip
         layout = Layout(
             rows=self.blocks.rows,
             batch_size=self.batch_size,
@@ -229,17 +253,32 @@ class Plan(Arranged):
 
     def _window_limit(self, spans: int) -> int | None:
         assert isinstance(self.source, RowSource)
-        row_bytes = self.source.row_bytes
-        if not row_bytes:
+        row_bytes = self.window_row_bytes
+        if not row_bytes or self.drawn is not None:
             return None
         if self.shuffle is None:
             return max(1, int(READ_BYTES // row_bytes))
         windows = int(self.shuffle.options["max_bytes"]) * WINDOW_SHARE
         return max(1, int(windows // (row_bytes * spans)))
 
+    @property
+    def window_row_bytes(self) -> float | None:
+        """Bytes that a window holds of a row, as far as it can be told."""
+        by_number = isinstance(self.source, RandomAccessSource) and self.source.holds_numbers
+        if by_number and not self.before:
+            return 8.0
+        return self.source.row_bytes if isinstance(self.source, RowSource) else None
+
     @cached_property
     def seed(self) -> int | None:
-        return None if self.shuffle is None else int(self.shuffle.options["seed"])
+        if self.shuffle is None or self.drawn is not None:
+            return None
+        return int(self.shuffle.options["seed"])
+
+    @property
+    def drawn(self) -> RowOrder | None:
+        """What says which rows an epoch has, row by row; None where windows are shuffled, or nothing."""
+        return getattr(self.shuffle, "order", None)
 
     def block_order(self, epoch: int) -> IntArray | None:
         """Order of the blocks in an epoch; None for file order."""
@@ -261,18 +300,63 @@ class Plan(Arranged):
             return blocks[np.argsort(rank[files[blocks]], kind="stable")]
         return np.argsort(rank[files], kind="stable").astype(np.int64, copy=False)
 
-    def windows(self) -> Windows:
-        """The windows of this plan, for the shards of one process."""
-        before = chain_before(self.before)
+    def windows(self, pool: Pool | None = None) -> Windows:
+        """The windows of this plan, for the shards of one process.
+
+        Args:
+            pool: reads ahead.
+        """
+        before = chain_before(self.before[self.cached or 0 :])
         if isinstance(self.source, RowStream):
             assert isinstance(self.layout, StreamLayout)
             cut = (self.skip_rows, self.stop_rows)
             return StreamWindows(self.source, self.layout.window_rows, cut, self.seed, before)
         assert isinstance(self.layout, Layout)
-        keeps = all(stage.keeps_rows for stage in self.before)
+        cached = self.cached_blocks
+        source = self.source
+        if isinstance(source, RandomAccessSource) and self.drawn is not None:
+            numbers = drawn_numbers(self.drawn, self.skip_rows, self.blocks.rows)
+            return NumberedWindows(source, self.layout_of, numbers)
+        if isinstance(source, RandomAccessSource) and source.by_number and not self.before:
+            numbers = buffered_numbers(source, self.blocks, self.block_order, self.seed)
+            return NumberedWindows(source, self.layout_of, numbers)
+        keeps = all(s.keeps_rows for s in self.before) or (cached is not None and cached.holes)
         return ListedWindows(
-            self.source, self.blocks, self.layout_of, self.block_order, self.seed, before, keeps
-        )
+            self.source, self.blocks, self.layout_of, self.block_order, self.seed, before, keeps,
+            None if self.reads_user_code else pool, self._ahead_bytes(), cached,
+        )  # fmt: skip
+
+    @cached_property
+    def cached_blocks(self) -> CachedBlocks | None:
+        """What a cache() keeps; None where nothing is kept."""
+        if self.cache is None or self.cached is None:
+            return None
+        assert isinstance(self.source, RowSource)
+        below = self.before[: self.cached]
+        reader = len(self.file_stages) if self.stages[0].role == "files" else 0
+        return CachedBlocks(
+            self.source, self.blocks.firsts, [self.stages[reader], *below], self.cache,
+            chain_before(below), holes=self.shuffle is None and not all(s.keeps_rows for s in below),
+            listed=self.stages[0].options.get("urls"),
+        )  # fmt: skip
+
+    def _ahead_bytes(self) -> int:
+        """What windows may take in memory, with those that are read ahead."""
+        if self.shuffle is None:
+            return AHEAD_BYTES
+        return int(self.shuffle.options["max_bytes"] * AHEAD_SHARE)
+
+    # Who may call what
+
+    @cached_property
+    def reads_user_code(self) -> bool:
+        """Whether to read a window calls functions that are not ours."""
+        return any(stage.runs_user_code for stage in [self.stages[0], *self.before])
+
+    @cached_property
+    def runs_user_code(self) -> bool:
+        """Whether a function that is not ours is called for rows or batches."""
+        return self.reads_user_code or any(stage.runs_user_code for stage in self.after)
 
     def place_of(self, row: int) -> Place:
         """Where a row, numbered in file order, stands."""
@@ -435,47 +519,35 @@ class Plan(Arranged):
         """Whether a micro-batch's first row follows from its number."""
         return self.known and isinstance(self.layout, Layout)
 
-    def chain(
-        self, windows: Windows, shard: int, slot: int, state: dict[str, Any], first_epoch: int
-    ) -> RunSource:
-        """The stages of one shard above its rows, opened at ``state``."""
-        last_epoch = None if self.times is None else first_epoch + self.times - 1
-
-        def open_at(level: int, at: dict[str, Any]) -> RunSource:
-            if level == 0:
-                return Feed(
-                    windows, self.layout_of, slot, self.run_rows, self.first_rows(shard), at, shard,
-                    first_epoch, last_epoch, self.rolling,
-                )  # fmt: skip
-            return self.after[level - 1].begin(lambda below: open_at(level - 1, below), at)
-
-        return open_at(len(self.after), state)
-
-    @cached_property
-    def run_rows(self) -> int:
-        """Rows in a run: few where Python is called for each, so that the first one comes soon."""
-        if any(stage.per_row for stage in self.after):
-            return max(self.batch_size, 8) if self.batch is None else self.batch_size
-        if self.batch is None:
-            return RUN_ROWS // 2
-        return self.batch_size * max(1, RUN_ROWS // self.batch_size)
-
-    def first_rows(self, shard: int) -> int:
-        """Rows in a shard's first run: one micro-batch for the first shard, and on from there."""
-        return self.batch_size * (1 + shard % max(1, self.run_rows // self.batch_size))
-
     # Identity
 
     @cached_property
     def identity(self) -> str:
-        """What a state must agree on with the pipeline that loads it, as JSON."""
-        shaping = [s for s in self.stages if s.role not in ("place", "files")]
+        """What a state must agree on with the pipeline that loads it, as JSON. Stages that may stand
+        before or after the shuffle are named after it, wherever they are written."""
+        return self._identity(moved=True)
+
+    def identity_for(self, state: Any) -> str:
+        """The identity for a state to be compared with: older ones have stages as they were written."""
+        written = self._identity(moved=False)
+        saved = state.get("pipeline") if isinstance(state, Mapping) else None
+        return written if saved == written else self.identity
+
+    def _identity(self, moved: bool) -> str:
+        shaping = [s for s in self.stages if s.role not in ("place", "files", "cache")]
         places = {
             "reader": 0,
             "source": 0,
             "shard": 1,
         }  # where it stands in a chain changes nothing
         shaping.sort(key=lambda s: places.get(s.role, 2))
+        if moved and self.shuffle in shaping:
+            before = shaping[: shaping.index(self.shuffle)]
+            last = max((n for n, s in enumerate(before) if not s.keeps_rows), default=-1)
+            later = [s for s in before[last + 1 :] if s.role == "rows"]
+            shaping = [s for s in shaping if s not in later]
+            after = shaping.index(self.shuffle) + 1
+            shaping[after:after] = later
         stages = [stage.identity() for stage in shaping]
         return json.dumps(
             {"data": self.source.fingerprint(), "stages": stages}, separators=(",", ":")

@@ -8,27 +8,24 @@ first batch comes soon.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_map
 from torch.utils.data import IterableDataset, get_worker_info
 
+from trainpipes.runtime.chains import Chains
 from trainpipes.runtime.lane import ENDED, Lane
+from trainpipes.runtime.parcels import Slots, pack, unpack
 from trainpipes.runtime.plan import Plan
 from trainpipes.runtime.source import RowSource, RowStream
 from trainpipes.runtime.stage import Stage
 from trainpipes.state import Position
 
-__all__ = ["Message", "Rounds", "pack", "share_out", "unpack"]
+__all__ = ["Message", "Rounds", "share_out", "unpacked"]
 
 #: Micro-batches of each worker in a full round.
 FULL_ROUND = 8
-#: Tensors of this many bytes or more travel by themselves.
-OWN_PASSAGE = 1 << 20
 
 
 def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, int]:
@@ -58,7 +55,7 @@ class Message:
 
     Args:
         slots: numbers m of the batches sent.
-        items: the batches, packed.
+        items: the batches; on their way a ``Parcel`` of them.
         cursors: position of the batch's shard after it, JSON.
         ended: cursor of each shard that was found to have ended.
         last: whether this worker has no shard left that has not ended.
@@ -81,6 +78,7 @@ class Rounds(IterableDataset[Message]):
         workers: workers that share the rank's shards.
         epoch: number of the pass, in memory that all workers see.
         position: where that pass starts, if its number is the position's; else at its start.
+        slots: memory shared with the workers, if they are forked.
     """
 
     def __init__(
@@ -91,6 +89,7 @@ class Rounds(IterableDataset[Message]):
         workers: int,
         epoch: Any,
         position: Position,
+        slots: Slots | None = None,
     ) -> None:
         self._steps = tuple(steps)
         self._source = source
@@ -98,6 +97,7 @@ class Rounds(IterableDataset[Message]):
         self._workers = workers
         self._epoch = epoch
         self._position = position
+        self._slots = slots
         self._plan: Plan | None = None
 
     def __iter__(self) -> Iterator[Message]:
@@ -115,15 +115,13 @@ class Rounds(IterableDataset[Message]):
         rank, world = self._ranks
         shards = [s for s in range(plan.num_shards) if s % world == rank]
         owners = share_out(shards, plan.layout.num_spans, self._workers)
-        windows = plan.windows()
-        lanes = {
-            s: Lane(plan, windows, s, position.epoch, position.cursors.get(s))
-            for s in shards
-            if owners[s] == worker
-        }
+        own = [s for s in shards if owners[s] == worker]
+        chains = Chains(plan, plan.windows(), len(own))
+        lanes = {s: Lane(chains, s, position.epoch, position.cursors.get(s)) for s in own}
         running = set(lanes)
         end = plan.last_slot(world, position.m)
         m = position.m + (rank - position.m) % world
+        number = 0 if self._slots is None else self._slots.unpacked(worker)
         for length in round_lengths(self._workers):
             message = Message()
             items = []
@@ -139,50 +137,16 @@ class Rounds(IterableDataset[Message]):
                         message.slots.append(m)
                         message.cursors.append(lanes[shard].cursor_text())
                 m += world
-            message.items = pack(items)
+            message.items = pack(items, self._slots, worker, number)
+            number += 1
             message.last = not running or m >= end
             yield message
             if message.last:
                 return
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """Stands for a tensor that travels with others."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-
-
-def pack(items: list[Any]) -> tuple[dict[torch.dtype, torch.Tensor], list[Any]]:
-    """Batches with their small tensors gathered into one of each dtype, for the way through a queue."""
-    flat: dict[torch.dtype, list[torch.Tensor]] = {}
-    sizes: dict[torch.dtype, int] = {}
-
-    def gather(leaf: Any) -> Any:
-        if type(leaf) is not torch.Tensor or leaf.nbytes >= OWN_PASSAGE or leaf.requires_grad:
-            return leaf
-        if leaf.device.type != "cpu" or leaf.layout != torch.strided:
-            return leaf
-        start = sizes.get(leaf.dtype, 0)
-        flat.setdefault(leaf.dtype, []).append(leaf.reshape(-1))
-        sizes[leaf.dtype] = start + leaf.numel()
-        return _Packed(leaf.dtype, tuple(leaf.shape), start)
-
-    skeleton = tree_map(gather, items)
-    return {dtype: torch.cat(parts) for dtype, parts in flat.items()}, skeleton
-
-
-def unpack(parcel: tuple[dict[torch.dtype, torch.Tensor], list[Any]]) -> list[Any]:
-    """The batches of ``pack``, their tensors with memory of their own."""
-    flat, skeleton = parcel
-
-    def restore(leaf: Any) -> Any:
-        if not isinstance(leaf, _Packed):
-            return leaf
-        stop = leaf.start + math.prod(leaf.shape)
-        return flat[leaf.dtype][leaf.start : stop].clone().view(leaf.shape)
-
-    items: list[Any] = tree_map(restore, skeleton)
-    return items
+def unpacked(messages: Iterator[Message], slots: Slots | None) -> Iterator[Message]:
+    """Messages as they arrive, their batches with memory of their own."""
+    for message in messages:
+        message.items = unpack(message.items, slots)
+        yield message

@@ -8,8 +8,9 @@ from the start, and a resume skips.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from trainpipes.order import IntArray
 from trainpipes.runtime.block import Payload
 
-__all__ = ["Place", "Reader", "RowSource", "RowStream", "StreamReader"]
+__all__ = ["LooksAhead", "Place", "Reader", "RowSource", "RowStream", "StreamReader"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,15 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A reader that is glad to know what it will be asked for."""
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Say which blocks will be read next, in order."""
+        ...
+
+
 class RowSource(ABC):
     """Rows whose blocks are known before they are read.
 
@@ -68,6 +78,10 @@ class RowSource(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data, of plain JSON types: two sources that differ in rows or
         their order differ here. Counts come before digests, so that a message names them."""
+
+    def block_key(self, block: int) -> Any:
+        """What tells a block's rows from any others, of JSON types; None if nothing does."""
+        return None
 
     def place(self, block: int, row: int) -> Place:
         """Where row ``row`` of a block stands."""

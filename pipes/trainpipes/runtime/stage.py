@@ -30,8 +30,10 @@ Role = Literal[
     "rows",  # each row by itself: may stand before or after a shuffle, and above batches
     "shuffle",
     "shard",
+    "pack",  # makes rows of several others, after they are dealt
     "batch",  # cuts rows into micro-batches
     "finish",  # micro-batches to what the training loop gets
+    "cache",
     "repeat",
     "take",
     "skip",
@@ -57,11 +59,18 @@ class Stage(BaseNode[Any]):
         keeps_rows: whether as many rows come out as go in, each made of the one it stands for.
         per_row: whether it calls Python for each row, so that it is given few at a time.
         free: options that change how the stage runs and not what comes out of it.
+        by_row: whether what becomes of a row depends on its number, too, as random choices do.
+        by_epoch: whether it depends on the epoch: then nothing above it can be kept in a ``cache()``.
+        has_blocks: of a reader or source, whether its rows are Arrow, in blocks that can be told from
+            others by what they hold.
     """
 
     role: ClassVar[Role] = "rows"
     keeps_rows: bool = True
     per_row: bool = False
+    by_row: bool = False
+    by_epoch: bool = False
+    has_blocks: bool = False
     free: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, source: BaseNode[Any] | None = None, **options: Any) -> None:
@@ -76,6 +85,13 @@ class Stage(BaseNode[Any]):
         self._iterator: Any = None
 
     # As a step
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether functions that are not ours are called, so that it is not known whether several
+        threads may call them at once, or any but the one that iterates."""
+        own = type(self).__module__.split(".")[0] == "trainpipes"
+        return not own or any(callable(value) for value in self.options.values())
 
     @property
     def name(self) -> str:
@@ -100,6 +116,9 @@ class Stage(BaseNode[Any]):
 
     def bind(self, below: Sequence[Stage]) -> None:
         """Look at the stages below, first one first, before anything runs."""
+
+    def settle(self, threads: int) -> None:
+        """Get ready to be called by so many threads at once; 0 for none but the one that iterates."""
 
     def identity(self) -> dict[str, Any]:
         """The stage's name and the options that shape rows or their order, of JSON types."""

@@ -1,26 +1,31 @@
 """The windows of an epoch: read once in a process, put through what stands before the shuffle,
 ordered, and shared by the shards that need them.
 
-Memory: one window for each open span, two where its shards stand at a window's end.
+A window is handed out before it is read, where its number of rows is known: whoever needs its rows
+first reads it. With threads, the next window of a span is read while one is used, as far as memory
+allows. Memory: one window for each open span, two where its shards stand at a window's end or the
+next one is read ahead.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 
 from trainpipes.order import IntArray, Layout, StreamLayout, permutation, segments
-from trainpipes.runtime.block import Block, join_payloads
+from trainpipes.runtime.block import Block, join_payloads, payload_bytes
+from trainpipes.runtime.block_table import BlockTable
+from trainpipes.runtime.cached import CachedBlocks, CachedReader
+from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.run import Cursors, Run
-from trainpipes.runtime.source import Place, Reader, RowSource, RowStream, StreamReader
+from trainpipes.runtime.source import LooksAhead, Reader, RowSource
 
-__all__ = ["BlockTable", "ListedWindows", "StreamWindows", "Window", "Windows"]
+__all__ = ["Before", "Held", "ListedWindows", "Window", "Windows", "chain_before"]
 
 #: Windows of one span held at most: shards that a filter sets far apart have older ones read again.
 MOST_HELD = 4
@@ -28,28 +33,54 @@ MOST_HELD = 4
 Before = Callable[[Block], Block]
 
 
-@dataclass(frozen=True)
 class Window:
     """Rows that a shuffle holds at once.
 
     Args:
-        block: the rows, in the order in which they were read.
-        order: the order in which they come out, int64 ``[rows]``; None for as they are.
+        rows: how many; None where they must be read to know.
+        read: reads the rows, in the order in which they stand in the files, and the order in which
+            they come out, int64 ``[rows]``; None for as they are.
         after: the state of what is read from at this window's end; empty if it needs none.
+
+    Attributes:
+        nbytes: bytes of its rows, 0 until they are read.
     """
 
-    block: Block
-    order: IntArray | None
-    after: dict[str, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        rows: int | None,
+        read: Callable[[], tuple[Block, IntArray | None]],
+        after: dict[str, Any] | None = None,
+    ) -> None:
+        self._rows = rows
+        self._read = read
+        self.after = after or {}
+        self.nbytes = 0
+        self._content: tuple[Block, IntArray | None] | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        if self._rows is None:
+            self._rows = len(self.content()[0])
+        return self._rows
+
+    def content(self) -> tuple[Block, IntArray | None]:
+        """Its rows and their order, read if nobody has."""
+        with self._lock:
+            if self._content is None:
+                self._content = block, _ = self._read()
+                self.nbytes = payload_bytes(block.data)
+            return self._content
 
     def take(self, positions: IntArray) -> Block:
         """The rows at positions of the window's order, int64."""
-        if self.order is not None:
-            return self.block.take(self.order[positions])
+        block, order = self.content()
+        if order is not None:
+            return block.take(order[positions])
         first, count = int(positions[0]), len(positions)
         if count == int(positions[-1]) - first + 1:
-            return self.block.slice(first, first + count)
-        return self.block.take(positions)
+            return block.slice(first, first + count)
+        return block.take(positions)
 
 
 class Windows(Protocol):
@@ -71,59 +102,25 @@ class Windows(Protocol):
     def get(
         self, user: int, epoch: int, span: int, window: int, state: dict[str, Any]
     ) -> Window | None:
-        """A window, read if no other user has; None past the last one.
+        """A window, to be read if no other user has; None past the last one.
 
         ``user`` has no more need of earlier windows of this span. ``state`` is where to read
         from, as an earlier window's ``after`` said.
         """
         ...
 
-
-class BlockTable:
-    """A source's blocks as arrays, with rows before ``skip`` and from ``take`` on cut away.
-
-    Attributes:
-        firsts: number of each block's first row in file order, int64 ``[blocks + 1]``.
-        begins: first row used of each block.
-        lengths: rows used of each block.
-    """
-
-    def __init__(self, lengths: IntArray, skip: int = 0, stop: int | None = None) -> None:
-        self.firsts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        total = int(self.firsts[-1])
-        last = total if stop is None else min(stop, total)
-        low = np.clip(self.firsts[:-1], skip, max(skip, last))
-        high = np.clip(self.firsts[1:], skip, max(skip, last))
-        self.begins = low - self.firsts[:-1]
-        self.lengths = high - low
-        self.rows = int(self.lengths.sum())
-        self._orders: OrderedDict[tuple[int, ...], tuple[IntArray, IntArray | None]] = OrderedDict()
-
-    def order(
-        self, key: tuple[int, ...], make: Callable[[], IntArray | None]
-    ) -> tuple[IntArray, IntArray | None]:
-        """Rows before each place of an epoch's order of blocks, and that order."""
-        if key not in self._orders:
-            order = make()
-            lengths = self.lengths if order is None else self.lengths[order]
-            starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-            self._orders[key] = (starts, order)
-            while len(self._orders) > 3:
-                self._orders.popitem(last=False)
-        return self._orders[key]
-
-    def locate(self, source: RowSource, row: int) -> Place:
-        """Where a row, numbered in file order, stands."""
-        block = int(np.searchsorted(self.firsts, row, side="right")) - 1
-        return source.place(block, row - int(self.firsts[block]))
+    def close(self) -> None:
+        """Let go of all rows: the pass is over."""
+        ...
 
 
-class _Span:
+class Held:
     """What one process holds of a span."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.reader: Reader | None = None
+        self.reading = threading.Lock()
+        self.reader: Reader | CachedReader | None = None
         self.windows: dict[tuple[int, int], Window] = {}
         self.needs: dict[int, tuple[int, int]] = {}
 
@@ -148,6 +145,9 @@ class ListedWindows:
         seed: of the shuffle; None where nothing is shuffled.
         before: the stages before the shuffle.
         keeps_rows: whether those keep all rows.
+        pool: threads that read ahead; None for no reading ahead.
+        ahead_bytes: bytes that all windows may take for one more to be read ahead.
+        cached: the source's blocks as a cache keeps them; None to read the source.
     """
 
     def __init__(
@@ -159,6 +159,9 @@ class ListedWindows:
         seed: int | None,
         before: Before,
         keeps_rows: bool,
+        pool: Pool | None = None,
+        ahead_bytes: int = 0,
+        cached: CachedBlocks | None = None,
     ) -> None:
         self._source = source
         self._blocks = blocks
@@ -167,7 +170,10 @@ class ListedWindows:
         self._seed = seed
         self._before = before
         self._keeps_rows = keeps_rows
-        self._spans: dict[int, _Span] = {}
+        self._pool = pool
+        self._ahead_bytes = ahead_bytes
+        self._cached = cached
+        self._spans: dict[int, Held] = {}
         self._span_of: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -176,7 +182,7 @@ class ListedWindows:
         with held.lock:
             held.needs.setdefault(user, (epoch, window))
 
-    def _held(self, user: int, span: int) -> _Span:
+    def _held(self, user: int, span: int) -> Held:
         """What is held of a span for a user, who is in no other span any more."""
         with self._lock:
             before = self._span_of.get(user)
@@ -185,7 +191,7 @@ class ListedWindows:
                 with left.lock:
                     left.needs.pop(user, None)
             self._span_of[user] = span
-            return self._spans.setdefault(span, _Span())
+            return self._spans.setdefault(span, Held())
 
     def start(self, epoch: int) -> dict[str, Any]:
         return {}
@@ -212,147 +218,85 @@ class ListedWindows:
             held.prune(user, (epoch, window), MOST_HELD)
             if window >= self._layout(epoch).num_windows(span):
                 return None
-            key = (epoch, window)
-            if key not in held.windows:
-                held.windows[key] = self._read(held, epoch, span, window)
-            return held.windows[key]
+            found = self._window(held, epoch, span, window)
+            later = None
+            if window + 1 < self._layout(epoch).num_windows(span) and self._pool is not None:
+                later = (epoch, window + 1)
+        if later is not None and later not in held.windows:
+            self._read_ahead(held, span, found, later)
+        return found
 
-    def _read(self, held: _Span, epoch: int, span: int, window: int) -> Window:
+    def close(self) -> None:
+        with self._lock:
+            spans, self._spans, self._span_of = list(self._spans.values()), {}, {}
+        for held in spans:
+            with held.reading:
+                if held.reader is not None:
+                    held.reader.close()
+
+    def _window(self, held: Held, epoch: int, span: int, window: int) -> Window:
+        key = (epoch, window)
+        if key not in held.windows:
+            planned = self.planned(epoch, span, window)
+            # Not a reference to these windows: in a cycle, their rows would outlive the last one.
+            read = partial(_read_of, ref(self), ref(held), epoch, span, window)
+            held.windows[key] = Window(planned, read)
+        return held.windows[key]
+
+    def _read_ahead(self, held: Held, span: int, current: Window, later: tuple[int, int]) -> None:
+        """Have a window read by the pool, if there is room for it."""
+        assert self._pool is not None
+        size = current.nbytes
+        if not size or self._bytes() + size > self._ahead_bytes:
+            return
+        with held.lock:
+            window = self._window(held, later[0], span, later[1])
+        self._pool.later(window.content)
+
+    def _bytes(self) -> int:
+        """Bytes of all windows, those that are to be read ahead too."""
+        with self._lock:
+            spans = list(self._spans.values())
+        sizes = [window.nbytes for held in spans for window in list(held.windows.values())]
+        return sum(size or max(sizes) for size in sizes)
+
+    def _read(
+        self, held: Held, epoch: int, span: int, window: int
+    ) -> tuple[Block, IntArray | None]:
         if held.reader is None:
-            held.reader = self._source.reader()
+            held.reader = self._source.reader() if self._cached is None else self._cached.reader()
         layout = self._layout(epoch)
         first = layout.span(span)[0]
         start, stop = layout.window(span, window)
         with self._lock:
             starts, order = self._blocks.order((epoch,), lambda: self._block_order(epoch))
-        parts, ids = [], []
+        wanted = []
         for block, low, high in segments(starts, order, first + start, first + stop):
             begin = int(self._blocks.begins[block])
-            parts.append(held.reader.read(block, begin + low, begin + high))
-            number = int(self._blocks.firsts[block]) + begin
-            ids.append(np.arange(number + low, number + high, dtype=np.int64))
-        rows = self._before(Block(join_payloads(parts), np.concatenate(ids)))
+            wanted.append((block, begin + low, begin + high))
+        if isinstance(held.reader, CachedReader):
+            rows = self._before(held.reader.gather(wanted))
+        else:
+            firsts = self._blocks.firsts
+            if isinstance(held.reader, LooksAhead):
+                held.reader.expect([block for block, _, _ in wanted])
+            parts = [held.reader.read(*stretch) for stretch in wanted]
+            ids = [np.arange(firsts[b] + low, firsts[b] + high) for b, low, high in wanted]
+            rows = self._before(Block(join_payloads(parts), np.concatenate(ids)))
         if self._seed is None:
-            return Window(rows, None)
-        return Window(rows, permutation(len(rows), self._seed, "window", epoch, span, window))
+            return rows, None
+        return rows, permutation(len(rows), self._seed, "window", epoch, span, window)
 
 
-class _Pass:
-    """One pass over a stream, and the windows that are still needed of it."""
-
-    def __init__(self, reader: StreamReader) -> None:
-        self.reader = reader
-        self.start = reader.state()
-        self.next = 0  # the window that is read next
-        self.row = 0  # number of the next row
-        self.ahead: list[tuple[Block, dict[str, Any]]] = []
-        self.ended = False
-
-
-class StreamWindows:
-    """Windows of a stream, cut as it comes.
-
-    A shuffled stream is read one window ahead, so that a short end joins the window before it.
-
-    Args:
-        stream: where rows are read.
-        window_rows: rows in a window.
-        cut: rows to pass over at the start, and the row to stop before (None for no end).
-        seed: of the shuffle; None where nothing is shuffled.
-        before: the stages before the shuffle.
-    """
-
-    def __init__(
-        self,
-        stream: RowStream,
-        window_rows: int,
-        cut: tuple[int, int | None],
-        seed: int | None,
-        before: Before,
-    ) -> None:
-        self._stream = stream
-        self._rows = window_rows
-        self._skip, self._stop = cut
-        self._seed = seed
-        self._before = before
-        self._held = _Span()
-        self._passes: dict[int, _Pass] = {}
-
-    def expect(self, user: int, epoch: int, span: int, window: int) -> None:
-        with self._held.lock:
-            self._held.needs.setdefault(user, (epoch, window))
-
-    def start(self, epoch: int) -> dict[str, Any]:
-        if not self._stream.seekable:
-            return {}
-        with self._held.lock:
-            if epoch not in self._passes:
-                self._open(epoch, 0, {})
-            return self._passes[epoch].start
-
-    def planned(self, epoch: int, span: int, window: int) -> int | None:
-        return None
-
-    def get(
-        self, user: int, epoch: int, span: int, window: int, state: dict[str, Any]
-    ) -> Window | None:
-        held = self._held
-        with held.lock:
-            held.prune(user, (epoch, window))
-            for old in [e for e in self._passes if e < min(held.needs.values())[0]]:
-                self._passes.pop(old).reader.close()
-            key = (epoch, window)
-            if key in held.windows:
-                return held.windows[key]
-            current = self._passes.get(epoch)
-            if current is None or current.next > window:
-                current = self._open(epoch, window, state)
-            while current.next <= window:
-                found = self._cut(epoch, current)
-                if found is None:
-                    return None
-                if current.next > window:
-                    held.windows[key] = found
-                    return found
-            return None
-
-    def _open(self, epoch: int, window: int, state: dict[str, Any]) -> _Pass:
-        if epoch in self._passes:
-            self._passes.pop(epoch).reader.close()
-        at = state if self._stream.seekable else {}
-        current = _Pass(self._stream.open(epoch, at or None))
-        if at:
-            current.next, current.row = window, self._skip + window * self._rows
-        while current.row < self._skip and not current.ended:
-            data = current.reader.read(min(self._rows, self._skip - current.row))
-            current.ended = data is None
-            current.row += 0 if data is None else len(data)
-        self._passes[epoch] = current
-        return current
-
-    def _cut(self, epoch: int, current: _Pass) -> Window | None:
-        wanted = 1 if self._seed is None else 2
-        while not current.ended and len(current.ahead) < wanted:
-            left = math.inf if self._stop is None else max(0, self._stop - current.row)
-            data = current.reader.read(int(min(self._rows, left))) if left else None
-            if data is None or len(data) < self._rows:
-                current.ended = True
-            if data is not None and len(data):
-                ids = np.arange(current.row, current.row + len(data), dtype=np.int64)
-                current.row += len(data)
-                current.ahead.append((Block(data, ids), current.reader.state()))
-        if not current.ahead:
-            return None
-        rows, after = current.ahead.pop(0)
-        short = self._seed is not None and current.ended and len(current.ahead) == 1
-        if short and len(current.ahead[0][0]) < self._rows:
-            rest, after = current.ahead.pop(0)
-            rows = Block.join([rows, rest])
-        number, current.next = current.next, current.next + 1
-        rows = self._before(rows)
-        if self._seed is None:
-            return Window(rows, None, after)
-        return Window(rows, permutation(len(rows), self._seed, "window", epoch, 0, number), after)
+def _read_of(
+    windows: ref[ListedWindows], held: ref[Held], epoch: int, span: int, window: int
+) -> tuple[Block, IntArray | None]:
+    """Read a window, if somebody is left who needs it."""
+    asked, its = windows(), held()
+    if asked is None or its is None:
+        raise RuntimeError("a window was asked for whose pass is over")
+    with its.reading:
+        return asked._read(its, epoch, span, window)
 
 
 def chain_before(stages: Sequence[Any]) -> Before:

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.source import Place, Reader, RowSource
+from trainpipes.order import IntArray
+from trainpipes.runtime.random_access import RandomAccessSource
+from trainpipes.runtime.source import Place, Reader
 from trainpipes.runtime.stage import Stage
 
 __all__ = ["FromArrow"]
@@ -32,6 +34,8 @@ class FromArrow(Stage):
     """
 
     role = "source"
+    has_blocks = True
+    random_access = True
 
     def __init__(self, source: None = None, table: pa.Table | None = None) -> None:
         if isinstance(table, pa.RecordBatch):
@@ -53,7 +57,7 @@ class FromArrow(Stage):
         return f"from_arrow({self.table.num_rows} rows of {', '.join(self.table.column_names)})"
 
 
-class ArrowSource(RowSource):
+class ArrowSource(RandomAccessSource):
     """A table in memory, in blocks."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -62,12 +66,32 @@ class ArrowSource(RowSource):
         self._starts = starts
         self.lengths = np.diff(np.append(starts, len(table)))
         self.row_bytes = table.nbytes / len(table) if len(table) else None
+        self._keys: dict[int, str] = {}
+        self._chunks: list[pa.RecordBatch] | None = None
 
     def reader(self) -> Reader:
         return self
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         return self._table.slice(int(self._starts[block]) + start, stop - start)
+
+    def take(self, index: IntArray) -> pa.Table:
+        if self._chunks is None:
+            self._chunks = self._table.to_batches()
+            self._firsts = np.cumsum([0, *(len(chunk) for chunk in self._chunks)])
+        if len(self._chunks) < 2:
+            return self._table.take(index)
+        # ChunkedArray.take may copy the whole column; a chunk's own takes what is asked.
+        which = np.searchsorted(self._firsts, index, side="right") - 1
+        order = np.argsort(which, kind="stable")
+        found, edges = np.unique(which[order], return_index=True)
+        parts = []
+        for chunk, places in zip(found, np.split(order, edges[1:]), strict=True):
+            rows = pa.array(index[places] - self._firsts[chunk])
+            parts.append(pa.Table.from_batches([self._chunks[chunk].take(rows)]))
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return pa.concat_tables(parts).combine_chunks().take(back)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -81,6 +105,16 @@ class ArrowSource(RowSource):
             if 0 <= position < len(self._table):
                 digest.update(repr(self._table.slice(position, 1).to_pylist()).encode())
         return {"rows": len(self._table), "sample": digest.hexdigest()[:16]}
+
+    def block_key(self, block: int) -> str:
+        """A digest of the block's rows."""
+        if block not in self._keys:
+            digest, sink = hashlib.sha256(), pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, self._table.schema) as writer:
+                writer.write_table(self.read(block, 0, int(self.lengths[block])))
+            digest.update(sink.getvalue())
+            self._keys[block] = digest.hexdigest()
+        return self._keys[block]
 
     def describe(self) -> list[tuple[str, str]]:
         return [("rows", f"{len(self._table):,}"), ("in memory", f"{self._table.nbytes:,} bytes")]

@@ -6,17 +6,19 @@ from collections.abc import Iterable, Sized
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from trainpipes.errors import ConfigError
-from trainpipes.order import random_key
+from trainpipes.order import IntArray
 from trainpipes.runtime.block import Payload
+from trainpipes.runtime.random_access import RandomAccessSource, even_blocks
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import Place, Reader, RowSource, RowStream
 from trainpipes.runtime.stage import Stage
+from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.iterable import IterableReader
 from trainpipes.stages.blame import blame, each
+from trainpipes.stages.torch_samplers import keys_of
 
 __all__ = ["FromDataset"]
 
@@ -32,9 +34,13 @@ class FromDataset(Stage):
 
     Args:
         dataset: the dataset; ``len(dataset)`` items.
-        sampler: gives the indices (or other keys) of each epoch; in file order if left out. Torch's
-            samplers draw from a seed of their own for each epoch, not from the global one. Resuming
-            draws the epoch's indices again and passes over those used.
+        sampler: gives the indices (or other keys) of each epoch; in file order if left out. For those of
+            ``trainpipes.samplers`` see ``draw``. Torch's samplers draw from a seed of their own for each
+            epoch, not from the global one; a ``DistributedSampler`` stands for all its replicas, which
+            ``sharding_filter`` tells apart. Resuming draws the epoch's keys again and passes over those
+            used.
+        batch_sampler: gives a list of keys for each micro-batch, in place of ``batch``. Each item is then a
+            list of rows, which ``collate`` takes.
 
     >>> import trainpipes as tp
     >>> list(tp.from_dataset(["a", "b", "c"]).batch(2))
@@ -44,7 +50,12 @@ class FromDataset(Stage):
     role = "source"
 
     def __init__(
-        self, source: None = None, dataset: Any = None, sampler: Iterable[Any] | None = None
+        self,
+        source: None = None,
+        dataset: Any = None,
+        sampler: Iterable[Any] | None = None,
+        *,
+        batch_sampler: Iterable[Any] | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset):
             raise ConfigError(
@@ -56,21 +67,27 @@ class FromDataset(Stage):
                 "from_dataset(dataset) takes an object with __len__ and __getitem__, got "
                 f"{type(dataset).__name__}"
             )
-        if sampler is None and not isinstance(dataset, Sized):
+        if sampler is not None and batch_sampler is not None:
+            raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
+        if isinstance(sampler, RowSampler | BatchSampler) or isinstance(
+            batch_sampler, RowSampler | BatchSampler
+        ):
+            raise ConfigError(
+                f"{type(sampler or batch_sampler).__name__} is a stage of its own here: Draw(FromDataset("
+                "dataset=...), sampler), and Batch above it"
+            )
+        keys = batch_sampler if sampler is None else sampler
+        if keys is None and not isinstance(dataset, Sized):
             raise ConfigError(
                 f"from_dataset(dataset) needs len(dataset), and {type(dataset).__name__} has none: give "
                 "a sampler"
             )
-        if isinstance(sampler, DistributedSampler):
-            raise ConfigError(
-                "from_dataset(sampler) gives the indices of all ranks, got a DistributedSampler, which "
-                "gives one rank's: leave it out and add .shuffle().sharding_filter()"
-            )
-        if sampler is not None and not isinstance(sampler, Iterable):
-            raise ConfigError(f"from_dataset(sampler) is an iterable of indices, got {sampler!r}")
-        super().__init__(source, dataset=dataset, sampler=sampler)
+        if keys is not None and not isinstance(keys, Iterable):
+            raise ConfigError(f"from_dataset(sampler) is an iterable of indices, got {keys!r}")
+        super().__init__(source, dataset=dataset, sampler=sampler, batch_sampler=batch_sampler)
         self._dataset = dataset
-        self._sampler = sampler
+        self._sampler = keys
+        self._batched = batch_sampler is not None
 
     def open_source(self, files: Any = None) -> RowSource | RowStream:
         if self._sampler is not None:
@@ -78,20 +95,33 @@ class FromDataset(Stage):
         return IndexSource(self._dataset)
 
     def late(self) -> Stage:
-        return Fetch(None, dataset=self._dataset)
+        return Fetch(None, dataset=self._dataset, batched=self._batched)
 
     @property
     def orders_rows(self) -> bool:
         """Whether the rows come in an order that a shuffle would undo."""
         return self._sampler is not None
 
+    @property
+    def makes_batches(self) -> bool:
+        """Whether an item is a micro-batch already."""
+        return self._batched
+
+    @property
+    def random_access(self) -> bool:
+        """Whether rows can be chosen by number."""
+        return self._sampler is None
+
     def identity(self) -> dict[str, Any]:
-        sampler = None if self._sampler is None else type(self._sampler).__qualname__
-        return {"stage": self.name, **({} if sampler is None else {"sampler": sampler})}
+        if self._sampler is None:
+            return {"stage": self.name}
+        option = "batch_sampler" if self._batched else "sampler"
+        return {"stage": self.name, option: type(self._sampler).__qualname__}
 
     def __repr__(self) -> str:
         size = f"{len(self._dataset):,} items" if isinstance(self._dataset, Sized) else "no length"
-        sampler = "" if self._sampler is None else f", sampler={type(self._sampler).__name__}"
+        option = "batch_sampler" if self._batched else "sampler"
+        sampler = "" if self._sampler is None else f", {option}={type(self._sampler).__name__}"
         return f"from_dataset({type(self._dataset).__name__} of {size}{sampler})"
 
 
@@ -100,20 +130,28 @@ class Fetch(Stage):
 
     Args:
         dataset: where they are.
+        batched: whether a key is a list of keys, and what comes out a list of items.
     """
 
     role = "rows"
     per_row = True
 
-    def __init__(self, source: None = None, dataset: Any = None) -> None:
-        super().__init__(source, dataset=dataset)
+    def __init__(self, source: None = None, dataset: Any = None, batched: bool = False) -> None:
+        super().__init__(source, dataset=dataset, batched=batched)
         self._dataset = dataset
+        self._batched = batched
+
+    @property
+    def runs_user_code(self) -> bool:
+        return True
 
     def process(self, run: Run) -> Run:
         keys = run.block.data
         assert isinstance(keys, list)
         many = getattr(self._dataset, "__getitems__", None)
-        if many is None:
+        if self._batched:
+            rows = each(self, self._batch, run)
+        elif many is None:
             rows = each(self, self._dataset.__getitem__, run)
         else:
             try:
@@ -123,20 +161,26 @@ class Fetch(Stage):
                 raise
         return run.with_block(run.block.with_data(rows))
 
+    def _batch(self, keys: Any) -> list[Any]:
+        many = getattr(self._dataset, "__getitems__", None)
+        return [self._dataset[key] for key in keys] if many is None else list(many(list(keys)))
+
     def __repr__(self) -> str:
         return f"{type(self._dataset).__name__}[…]"
 
 
-class IndexSource(RowSource):
+class IndexSource(RandomAccessSource):
     """The indices of a dataset, in blocks."""
+
+    by_number = True
 
     row_bytes = 8.0
 
     def __init__(self, dataset: Any) -> None:
         self._rows = len(dataset)
         self._name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-        self._starts = np.arange(0, max(1, self._rows), BLOCK_ROWS, dtype=np.int64)
-        self.lengths = np.diff(np.append(self._starts, self._rows))
+        self._starts = even_blocks(self._rows, BLOCK_ROWS)
+        self.lengths = np.diff(self._starts)
 
     def reader(self) -> Reader:
         return self
@@ -144,6 +188,9 @@ class IndexSource(RowSource):
     def read(self, block: int, start: int, stop: int) -> Payload:
         first = int(self._starts[block])
         return list(range(first + start, first + stop))
+
+    def take(self, index: IntArray) -> Payload:
+        return index.tolist()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -167,20 +214,12 @@ class SamplerStream(RowStream):
 
     @property
     def length(self) -> int | None:
+        if isinstance(self._sampler, DistributedSampler):
+            return len(self._sampler) * self._sampler.num_replicas
         return len(self._sampler) if isinstance(self._sampler, Sized) else None
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
-        seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
-        own = getattr(self._sampler, "generator", None)
-        kept = own.get_state() if isinstance(own, torch.Generator) else None
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            if isinstance(own, torch.Generator):
-                own.manual_seed(seed ^ own.initial_seed())
-            keys = list(self._sampler)
-            if isinstance(own, torch.Generator) and kept is not None:
-                own.set_state(kept)
-        return IterableReader(iter(keys))
+        return IterableReader(keys_of(self._sampler, epoch))
 
     def fingerprint(self) -> dict[str, Any]:
         return {"rows": self.length, "dataset": self._name}

@@ -38,6 +38,7 @@ class FileList:
         sizes: bytes of each, int64 ``[files]``; -1 where the server does not say.
         system_of: which file system each is in, int64 ``[files]``.
         systems: fsspec file systems.
+        stamps: of each, when it was changed (ns), or its etag; empty where the store tells neither.
     """
 
     names: list[str]
@@ -45,6 +46,7 @@ class FileList:
     sizes: IntArray
     system_of: IntArray
     systems: tuple[Any, ...]
+    stamps: list[str]
     _process: int = field(default_factory=os.getpid, repr=False)
 
     def __len__(self) -> int:
@@ -59,6 +61,7 @@ class FileList:
             self.sizes[index],
             self.system_of[index],
             self.systems,
+            [self.stamps[i] for i in which],
         )
 
     def system(self, file: int) -> Any:
@@ -170,11 +173,11 @@ class ListFiles(Stage):
             found = list(pool.map(partial(expand, suffixes=self._suffixes), self._urls, opened))
         systems: dict[int, Any] = {}
         names: dict[str, str] = {}
-        paths, sizes, system_of = [], [], []
+        paths, sizes, system_of, stamps = [], [], [], []
         for url, (system, _), files in zip(self._urls, opened, found, strict=True):
             systems.setdefault(id(system), system)
             number = list(systems).index(id(system))
-            for path, size in files.items():
+            for path, (size, stamp) in files.items():
                 name = path if is_local(system) else str(system.unstrip_protocol(path))
                 if name in names:
                     raise ConfigError(
@@ -186,12 +189,14 @@ class ListFiles(Stage):
                 paths.append(path)
                 sizes.append(-1 if size is None else size)
                 system_of.append(number)
+                stamps.append(stamp)
         return FileList(
             list(names),
             paths,
             np.array(sizes, dtype=np.int64),
             np.array(system_of, dtype=np.int64),
             tuple(systems.values()),
+            stamps,
         )
 
     def open_source(self, files: Any = None) -> PathSource:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from trainpipes.errors import MissingFilesError, UnreadableError
 from trainpipes.order import IntArray
 from trainpipes.runtime.progress import Progress
 from trainpipes.sources.files import FileList
+from trainpipes.sources.index_file import Footer, FooterFile, FooterTable, settled, with_more
 from trainpipes.sources.listing import is_local
 from trainpipes.sources.parquet_schema import one_schema
-from trainpipes.sources.parquet_size import arrow_bytes, leaves_of
+from trainpipes.sources.parquet_size import arrow_bytes, leaf_paths, leaves_among
 from trainpipes.sources.remote import read_range
 
 __all__ = ["ParquetIndex", "parse_footer", "read_bytes", "read_footer", "read_index"]
@@ -50,6 +51,7 @@ class ParquetIndex:
         group_bytes: uncompressed bytes of each row group, all columns, int64 ``[row groups]``.
         schema: Arrow schema of the chosen columns, the same for all files.
         row_bytes: bytes of an average row of the chosen columns in Arrow memory; None without rows.
+        kept_in: the file in which footers are kept, if they are.
     """
 
     sizes: IntArray
@@ -60,6 +62,7 @@ class ParquetIndex:
     group_bytes: IntArray
     schema: pa.Schema
     row_bytes: float | None
+    kept_in: str | None = None
 
     def groups(self, file: int) -> slice:
         """The row groups of a file."""
@@ -71,53 +74,81 @@ class ParquetIndex:
         return same and zlib.crc32(footer) == int(self.checksums[file])
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """What is kept of one footer."""
-
-    size: int
-    footer: int
-    checksum: int
-    rows: list[int]
-    group_bytes: list[int]
-    schema: pa.Schema
-    sampled_rows: int
-    sampled_bytes: float
-
-
 class _Unfit(Exception):
     """Why a file is no Parquet file that can be read."""
 
 
-def read_index(files: FileList, columns: Sequence[str] | None, asker: str) -> ParquetIndex:
-    """Read all footers.
+def read_index(
+    files: FileList, columns: Sequence[str] | None, asker: str, index: str | bool | None = None
+) -> ParquetIndex:
+    """Read all footers, of files that have changed since they were last read.
 
-    Costs about 0.1 ms a file on a local disk, one request a file (16 at a time) elsewhere.
+    Costs about 0.1 ms a file on a local disk, one request a file (16 at a time) elsewhere; where
+    footers are kept, about 10 µs a file.
 
     Args:
         files: the files.
         columns: names of the columns to be read; None for all.
         asker: the stage, for messages.
+        index: where footers are kept; see ``FooterFile.of``.
 
     Raises:
         UnreadableError: names every file that is not one, with the reason.
         SchemaError: names the first file that lacks a column or has it in a type that does not fit.
     """
-    entries: list[_Entry | None] = [None] * len(files)
-    failures: dict[int, Exception] = {}
+    kept = FooterFile.of(files, index)
+    known, rows = FooterTable.of([], [], []), np.full(len(files), -1, dtype=np.int64)
+    if kept is not None:
+        known, rows = kept.find(files)
     step = -(-len(files) // SAMPLED_FILES)
+    fresh: dict[int, Footer | None] = dict.fromkeys(np.flatnonzero(rows < 0).tolist())
+    for file in range(0, len(files), max(1, step)):
+        if rows[file] >= 0 and not _is_sampled(known, int(rows[file]), columns):
+            fresh[file] = None
+    failures: dict[int, Exception] = {}
+    wanted = sorted(fresh)
 
-    def work(file: int) -> None:
+    def work(n: int) -> None:
+        file = wanted[n]
         try:
-            entries[file] = _read(files, file, columns, sampled=file % step == 0)
+            fresh[file] = _read(files, file, columns, sampled=file % step == 0)
         except Exception as error:
             failures[file] = error
 
-    with Progress("reading Parquet footers", len(files), "files") as progress:
-        _in_threads(work, len(files), progress)
+    read = settled(files, wanted) if kept is not None else 0
+    with Progress("reading Parquet footers", len(wanted), "files") as progress:
+        _in_threads(work, len(wanted), progress)
     if failures:
         raise _failed(files, failures, asker)
-    return _joined([entry for entry in entries if entry is not None], files, columns, asker)
+    footers = _in_order(files, known, rows, fresh)
+    if kept is not None and wanted:
+        kept.save(files, footers, read)
+    return _joined(footers, files, columns, asker, None if kept is None else str(kept.path))
+
+
+def _is_sampled(known: FooterTable, row: int, columns: Sequence[str] | None) -> bool:
+    """Whether sizes of these columns in memory are known of a file."""
+    _, leaves, sizes = known.sample(row)
+    chosen = [sizes[n] for n in leaves_among(leaves, columns)]
+    return bool(leaves) and not any(size != size for size in chosen)
+
+
+def _in_order(
+    files: FileList, known: FooterTable, rows: IntArray, fresh: dict[int, Footer | None]
+) -> FooterTable:
+    """Footers of all files in their order: those kept, and those just read."""
+    read: dict[int, Footer] = {}
+    for file, footer in sorted(fresh.items()):
+        assert footer is not None
+        row = int(rows[file])
+        read[file] = footer if row < 0 else with_more(footer, *known.sample(row)[1:])
+    names, stamps = [files.names[n] for n in read], [files.stamps[n] for n in read]
+    table = FooterTable.of(list(read.values()), names, stamps)
+    if not len(known):
+        return table
+    places = rows.copy()
+    places[list(read)] = len(known) + np.arange(len(read))
+    return FooterTable.join([known, table]).take(places)
 
 
 def read_bytes(system: Any, path: str, start: int, stop: int) -> bytes:
@@ -161,7 +192,7 @@ def parse_footer(footer: bytes) -> Any:
     return pq.read_metadata(pa.BufferReader(footer))
 
 
-def _read(files: FileList, file: int, columns: Sequence[str] | None, sampled: bool) -> _Entry:
+def _read(files: FileList, file: int, columns: Sequence[str] | None, sampled: bool) -> Footer:
     system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
     if size < 0:
         size = system.size(path)
@@ -173,27 +204,28 @@ def _read(files: FileList, file: int, columns: Sequence[str] | None, sampled: bo
         schema = metadata.schema.to_arrow_schema().remove_metadata()
     except (pa.ArrowException, OSError) as error:
         raise _Unfit(f"damaged footer: {one_line(error)}") from error
-    groups = range(metadata.num_row_groups)
-    found = [metadata.row_group(n) for n in groups]
+    found = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     rows = [group.num_rows for group in found]
-    picked = [n for n in groups if rows[n]] if sampled else []
+    group_bytes = [group.total_byte_size for group in found]
+    whole = Footer(size, len(footer), zlib.crc32(footer), rows, group_bytes, schema)
+    return _sampled(whole, metadata, columns) if sampled else whole
+
+
+def _sampled(footer: Footer, metadata: Any, columns: Sequence[str] | None) -> Footer:
+    """A footer with sizes in memory of some of its row groups."""
+    picked = [n for n, rows in enumerate(footer.rows) if rows]
     picked = picked[:: -(-len(picked) // SAMPLED_GROUPS) or 1]
-    leaves = leaves_of(metadata, columns) if picked else []
-    return _Entry(
-        size,
-        len(footer),
-        zlib.crc32(footer),
-        rows,
-        [group.total_byte_size for group in found],
-        schema,
-        sum(rows[n] for n in picked),
-        sum(arrow_bytes(metadata, n, leaves) for n in picked),
-    )
+    paths = leaf_paths(metadata)
+    sizes = [float("nan")] * len(paths)
+    for leaf in leaves_among(paths, columns):
+        sizes[leaf] = sum(arrow_bytes(metadata, n, [leaf]) for n in picked)
+    rows = sum(footer.rows[n] for n in picked)
+    return replace(footer, sampled_rows=rows, leaves=tuple(paths), leaf_bytes=tuple(sizes))
 
 
 def _in_threads(work: Callable[[int], None], count: int, progress: Progress) -> None:
     """``work(n)`` for every n, a few at a time in each thread."""
-    threads = min(MAX_THREADS, -(-count // 4))
+    threads = max(1, min(MAX_THREADS, -(-count // 4)))
     share = max(1, min(64, count // (4 * threads)))
 
     def several(start: int) -> None:
@@ -215,29 +247,38 @@ def _in_threads(work: Callable[[int], None], count: int, progress: Progress) -> 
 
 
 def _joined(
-    entries: Sequence[_Entry], files: FileList, columns: Sequence[str] | None, asker: str
+    footers: FooterTable,
+    files: FileList,
+    columns: Sequence[str] | None,
+    asker: str,
+    kept_in: str | None,
 ) -> ParquetIndex:
     different: list[tuple[str, pa.Schema]] = []
-    for name, entry in zip(files.names, entries, strict=True):
-        if not any(entry.schema.equals(schema) for _, schema in different):
-            different.append((name, entry.schema))
-    rows = np.array([n for e in entries for n in e.rows], dtype=np.int64)
-    group_bytes = np.array([n for e in entries for n in e.group_bytes], dtype=np.int64)
-    sampled = sum(entry.sampled_rows for entry in entries)
+    for first, schema in footers.schemas():
+        if not any(schema.equals(other) for _, other in different):
+            different.append((files.names[first], schema))
+    rows, first_group = footers.flat("rows")
+    group_bytes, _ = footers.flat("group_bytes")
+    sampled, sampled_bytes = 0, 0.0
+    for file in range(0, len(files), -(-len(files) // SAMPLED_FILES) or 1):
+        count, leaves, sizes = footers.sample(file)
+        sampled += count
+        sampled_bytes += sum(sizes[leaf] for leaf in leaves_among(leaves, columns))
     row_bytes: float | None = None
     if sampled:
-        row_bytes = sum(entry.sampled_bytes for entry in entries) / sampled
+        row_bytes = sampled_bytes / sampled
     elif rows.sum():  # rows are only where no sample was taken
         row_bytes = float(group_bytes.sum() / rows.sum())
     return ParquetIndex(
-        sizes=np.array([e.size for e in entries], dtype=np.int64),
-        footers=np.array([e.footer for e in entries], dtype=np.int64),
-        checksums=np.array([e.checksum for e in entries], dtype=np.int64),
-        first_group=np.cumsum([0, *(len(e.rows) for e in entries)], dtype=np.int64),
+        sizes=footers.numbers("size"),
+        footers=footers.numbers("footer"),
+        checksums=footers.numbers("checksum"),
+        first_group=first_group,
         rows=rows,
         group_bytes=group_bytes,
         schema=one_schema(different, columns, asker),
         row_bytes=row_bytes,
+        kept_in=kept_in,
     )
 
 

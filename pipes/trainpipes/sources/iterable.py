@@ -58,6 +58,10 @@ class FromIterable(Stage):
         assert self._factory is not None
         return IterableStream(self._factory, self.options["version"])
 
+    @property
+    def runs_user_code(self) -> bool:
+        return True
+
     def identity(self) -> dict[str, Any]:
         return {"stage": self.name}
 

@@ -26,8 +26,14 @@ EXTRAS = {"s3fs": "s3", "gcsfs": "gcs", "adlfs": "azure"}
 #: Names shown of a folder that does not hold what was asked for.
 SHOWN = 6
 
-#: Files as path and size; the size is None where it is not known.
-Found = dict[str, int | None]
+#: What a store's listing may say of a file that changes when the file does, the surest first.
+STAMPS = (
+    "ETag", "etag", "e_tag", "md5Hash", "content_md5", "blob_id", "sha256", "oid", "sha", "LastModified",
+    "last_modified", "mtime", "modified", "updated",
+)  # fmt: skip
+
+#: Files as path, size (None where it is not known), and time of change or etag (empty where not known).
+Found = dict[str, tuple[int | None, str]]
 
 
 def natural(path: str) -> tuple[list[list[str | int]], str]:
@@ -138,7 +144,8 @@ def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
     found: Found = {}
     for path in paths:
         try:
-            found[path] = os.stat(path).st_size
+            stat = os.stat(path)
+            found[path] = stat.st_size, str(stat.st_mtime_ns)
         except FileNotFoundError:
             if not os.path.islink(path):
                 raise
@@ -220,7 +227,7 @@ def _remote(system: Any, path: str, suffixes: Sequence[str]) -> Found:
     if not _has_magic(path):
         info = system.info(path)
         if info["type"] != "directory":
-            return {info.get("name", path): info.get("size")}
+            return {info.get("name", path): _told(info)}
         return _find(system, path, suffixes)
     root, parts = _fixed_root(path)
     named = "".join(part[0] for part in parts if part)
@@ -230,7 +237,7 @@ def _remote(system: Any, path: str, suffixes: Sequence[str]) -> Found:
         if any(hidden(part) and part[0] not in named for part in inner):
             continue
         if info["type"] != "directory":
-            found[name] = info.get("size")
+            found[name] = _told(info)
         elif parts[-1] != "**":
             found.update(_find(system, name, suffixes))
     return found
@@ -242,8 +249,14 @@ def _find(system: Any, folder: str, suffixes: Sequence[str]) -> Found:
     for name, info in system.find(folder, detail=True).items():
         inner = name.strip("/").split("/")[above:]
         if name.lower().endswith(tuple(suffixes)) and not any(map(hidden, inner)):
-            found[name] = info.get("size")
+            found[name] = _told(info)
     return found
+
+
+def _told(info: Mapping[str, Any]) -> tuple[int | None, str]:
+    """Size and stamp of a file, as a store's listing tells them."""
+    stamp = next((f"{key}={info[key]}" for key in STAMPS if info.get(key)), "")
+    return info.get("size"), stamp
 
 
 # What to say

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from trainpipes.runtime.source import Place, RowSource
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files import FileList, checked_options, digests
 from trainpipes.sources.index import read_index
+from trainpipes.sources.index_file import checked_index
 from trainpipes.sources.parquet_reader import Footers, ParquetReader
 
 __all__ = ["ParquetSource", "ReadParquet"]
@@ -42,6 +45,10 @@ class ReadParquet(Stage):
             every file must have then.
         storage_options: options for the fsspec file system, in addition to those of ``list_files``.
             They are neither shown nor part of a state.
+        index: where to keep what the footers say, so that the next start reads only those of files with
+            another size, time of change or etag: a file that ends in ".arrow", or a folder. By default in
+            the cache's folder (see ``trainpipes.cache``), for remote files and for 64 local ones or more;
+            True: there in any case; False: not at all.
 
     Raises:
         ConfigError: ``columns`` is empty or names one twice.
@@ -58,7 +65,8 @@ class ReadParquet(Stage):
     """
 
     role = "reader"
-    free = frozenset({"storage_options"})
+    has_blocks = True
+    free = frozenset({"storage_options", "index"})
 
     def __init__(
         self,
@@ -66,6 +74,7 @@ class ReadParquet(Stage):
         *,
         columns: Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        index: str | os.PathLike[str] | bool | None = None,
     ) -> None:
         names = [columns] if isinstance(columns, str) else columns
         names = None if names is None else list(names)
@@ -76,7 +85,12 @@ class ReadParquet(Stage):
         if names is not None and len(set(names)) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise ConfigError(f"read_parquet(columns) names {twice!r} twice, got {names}")
-        super().__init__(source, columns=names, storage_options=checked_options(storage_options))
+        super().__init__(
+            source,
+            columns=names,
+            storage_options=checked_options(storage_options),
+            index=checked_index(index),
+        )
         self._columns = names
 
     def open_source(self, files: Any = None) -> ParquetSource:
@@ -87,7 +101,7 @@ class ReadParquet(Stage):
         for stage in files[1:]:
             if hasattr(stage, "predicate"):
                 listed = _kept(listed, stage)
-        return ParquetSource(listed, self._columns, str(self))
+        return ParquetSource(listed, self._columns, str(self), self.options["index"])
 
 
 def _kept(files: FileList, stage: Any) -> FileList:
@@ -114,6 +128,7 @@ class ParquetSource(RowSource):
         files: which.
         columns: names of columns; None for all.
         asker: the stage, for messages.
+        index: where footers are kept; see ``FooterFile.of``.
 
     Attributes:
         files: the files.
@@ -128,11 +143,15 @@ class ParquetSource(RowSource):
     """
 
     def __init__(
-        self, files: FileList, columns: Sequence[str] | None, asker: str = "read_parquet()"
+        self,
+        files: FileList,
+        columns: Sequence[str] | None,
+        asker: str = "read_parquet()",
+        index: str | bool | None = None,
     ) -> None:
         self.files = files
         self.columns = None if columns is None else list(columns)
-        self.index = read_index(files, columns, asker)
+        self.index = read_index(files, columns, asker, index)
         self.schema = self.index.schema
         self.lengths = self.index.rows
         self.row_bytes = self.index.row_bytes
@@ -140,6 +159,9 @@ class ParquetSource(RowSource):
         groups = np.diff(self.index.first_group)
         self.file_of_block: IntArray = np.repeat(np.arange(len(files), dtype=np.int64), groups)
         self.parsed = Footers()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_relative_names"}
 
     def reader(self) -> ParquetReader:
         return ParquetReader(self)
@@ -152,7 +174,7 @@ class ParquetSource(RowSource):
         return Place(self.files.names[file], block - first, before + row)
 
     def fingerprint(self) -> dict[str, Any]:
-        names, sizes = self.files.relative_names(), self.index.sizes.tolist()
+        names, sizes = self._relative_names, self.index.sizes.tolist()
         lines = []
         for file, (name, size) in enumerate(zip(names, sizes, strict=True)):
             rows = self.lengths[self.index.groups(file)].tolist()
@@ -163,6 +185,22 @@ class ParquetSource(RowSource):
             "bytes": sum(sizes),
             "digests": digests(lines),
         }
+
+    def block_key(self, block: int) -> Any:
+        """The file by its name below the common root, size, footer and, where it is known, its time
+        of change or etag; and the number of the row group in it."""
+        index, file = self.index, int(self.file_of_block[block])
+        return [
+            self._relative_names[file],
+            int(index.sizes[file]),
+            [int(index.footers[file]), int(index.checksums[file])],
+            self.files.stamps[file],
+            block - int(index.first_group[file]),
+        ]
+
+    @cached_property
+    def _relative_names(self) -> list[str]:
+        return self.files.relative_names()
 
     def describe(self) -> list[tuple[str, str]]:
         rows = self.lengths

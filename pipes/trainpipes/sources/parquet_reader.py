@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from trainpipes.errors import (
     DataChangedError,
@@ -23,21 +22,17 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.sources.index import parse_footer, reason
+from trainpipes.sources.index_file import forget
 from trainpipes.sources.listing import is_local
 from trainpipes.sources.parquet_change import GONE, change_of
-from trainpipes.sources.parquet_size import arrow_bytes, leaves_of
-from trainpipes.sources.remote import HELD_BYTES, RemoteFile
+from trainpipes.sources.parquet_file import ChangedError, ParquetFile
+from trainpipes.sources.remote_ahead import Ahead
 
 if TYPE_CHECKING:
     from trainpipes.sources.parquet import ParquetSource
 
 __all__ = ["Footers", "ParquetReader"]
 
-#: Bytes of rows that are decoded at a time, about, and the bounds of that in rows.
-BATCH_BYTES = 1 << 20
-BATCH_ROWS = (8, 65_536)
-#: Bytes that a column is read by.
-BUFFER_BYTES = 256 << 10
 #: Bytes of footers that stay parsed.
 FOOTER_BYTES = 8 << 20
 
@@ -83,16 +78,24 @@ class ParquetReader:
 
     def __init__(self, source: ParquetSource) -> None:
         self._source = source
-        self._file = -1
-        self._handle: Any = None
-        self._parquet: Any = None
-        self._remote: RemoteFile | None = None
+        self._file: ParquetFile | None = None
         self._block = -1
         self._row = 0
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None
-        self._leaves: list[int] = []
-        self._expected = range(0)  # row groups that a remote file was told of
+        self._ahead = Ahead(partial(_opened_ahead, source), partial(_bytes_of, source))
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Say which row groups will be read next, in order. Those of remote files are fetched at once,
+        several side by side; where they follow each other in one file, ``read`` sees to that."""
+        files, of_block = self._source.files, self._source.file_of_block
+        apart = [
+            block
+            for n, block in enumerate(blocks)
+            if not is_local(files.system(int(of_block[block])))
+            and (n == 0 or block != blocks[n - 1] + 1 or of_block[block] != of_block[block - 1])
+        ]
+        self._ahead.expect(apart if len(apart) > 1 else [])
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         """Rows ``start`` to ``stop`` of a row group.
@@ -131,85 +134,23 @@ class ParquetReader:
     def close(self) -> None:
         """Let go of the open file."""
         self._batches, self._rest = iter(()), None
-        self._parquet = self._remote = None
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
-        self._file = self._block = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._block = -1
         self._row = 0
-        self._expected = range(0)
 
     def _begin(self, block: int) -> None:
         """Go to the first row of a row group."""
-        source = self._source
-        file = int(source.file_of_block[block])
-        opened = file == self._file
+        file = int(self._source.file_of_block[block])
+        ahead = self._ahead.take(block)
+        opened = ahead is None and self._file is not None and file == self._file.file
         if not opened:
             self.close()
-            self._open(file)
+            self._file = ParquetFile(self._source, file) if ahead is None else ahead
+        assert self._file is not None
         self._block, self._row, self._rest = block, 0, None
-        group = block - int(source.index.first_group[file])
-        metadata = self._parquet.metadata
-        if self._remote is not None and block not in self._expected:
-            self._expect(block, again=opened)
-        row_bytes = arrow_bytes(metadata, group, self._leaves) / int(source.lengths[block])
-        rows = int(np.clip(BATCH_BYTES // max(1.0, row_bytes), *BATCH_ROWS))
-        self._batches = self._parquet.iter_batches(
-            rows, row_groups=[group], columns=source.columns, use_threads=False
-        )
-
-    def _expect(self, block: int, again: bool) -> None:
-        """Tell a remote file what will be read: this row group; more that follow, twice as many each
-        time, while they are read one after the other; and the footer, if some time has passed since it
-        was looked at."""
-        assert self._remote is not None
-        first = int(self._source.index.first_group[self._file])
-        metadata = self._parquet.metadata
-        most = block + (2 * len(self._expected) if block == self._expected.stop else 1)
-        ranges, stop = _ranges(metadata, block - first, self._leaves), block + 1
-        while stop < min(most, first + metadata.num_row_groups):
-            more = ranges + _ranges(metadata, stop - first, self._leaves)
-            if sum(end - start for start, end in more) > HELD_BYTES:
-                break
-            ranges, stop = more, stop + 1
-        self._expected = range(block, stop)
-        self._remote.expect([*ranges, self._footer_range()] if again else ranges)
-        if again:
-            self._read_footer()
-
-    def _footer_range(self) -> tuple[int, int]:
-        size = int(self._source.index.sizes[self._file])
-        return size - int(self._source.index.footers[self._file]), size
-
-    def _read_footer(self) -> bytes:
-        """The footer of the open file, if it is still the one that was read at first."""
-        start, stop = self._footer_range()
-        footer = b""
-        if self._remote is not None or self._handle.size() == stop:
-            self._handle.seek(start)
-            footer = self._handle.read(stop - start)
-        if not self._source.index.is_footer(self._file, footer):
-            raise _Changed
-        return footer
-
-    def _open(self, file: int) -> None:
-        source = self._source
-        system, path = source.files.system(file), source.files.paths[file]
-        if is_local(system):
-            self._handle = pa.OSFile(path)
-        else:
-            self._remote = RemoteFile(system, path, int(source.index.sizes[file]))
-            self._handle = pa.PythonFile(self._remote, mode="r")
-        self._file = file
-        metadata = source.parsed.parse(file, self._read_footer())
-        self._leaves = leaves_of(metadata, source.columns)
-        self._parquet = pq.ParquetFile(
-            self._handle,
-            metadata=metadata,
-            pre_buffer=False,
-            buffer_size=BUFFER_BYTES,
-            page_checksum_verification=True,
-        )
+        self._batches = self._file.batches(block, opened)
 
     def _take(self, rows: int) -> pa.RecordBatch:
         """The next rows of the row group, as many as come easily and no more than ``rows``."""
@@ -253,7 +194,9 @@ class ParquetReader:
         context: dict[str, Any] = vars(place)
         file = int(source.file_of_block[block])
         changed = change_of(source.files, source.index, file)
-        if isinstance(error, _Changed):
+        if changed:
+            forget(source.index.kept_in)  # made anew, the pipeline is not to believe it again
+        if isinstance(error, ChangedError):
             changed = changed or "it changed while it was read"
         if isinstance(error, FileNotFoundError) or changed == GONE:
             return MissingFilesError(
@@ -279,22 +222,16 @@ class ParquetReader:
         )
 
 
-class _Changed(Exception):
-    """The file is not the one that was listed."""
-
-
 class _Short(Exception):
     """A row group has fewer rows than the footer counts."""
 
 
-def _ranges(metadata: Any, row_group: int, leaves: list[int]) -> list[tuple[int, int]]:
-    """Where the columns of a row group lie in the file."""
-    group = metadata.row_group(row_group)
-    ranges = []
-    for leaf in leaves:
-        chunk = group.column(leaf)
-        start = chunk.data_page_offset
-        if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-            start = min(start, chunk.dictionary_page_offset)
-        ranges.append((start, start + chunk.total_compressed_size))
-    return ranges
+def _opened_ahead(source: ParquetSource, block: int) -> ParquetFile:
+    """The file of a row group, which is fetched; in any thread."""
+    opened = ParquetFile(source, int(source.file_of_block[block]))
+    opened.fetch(block)
+    return opened
+
+
+def _bytes_of(source: ParquetSource, block: int) -> float:
+    return float(source.index.group_bytes[block])

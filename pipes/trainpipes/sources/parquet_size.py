@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["arrow_bytes", "leaves_of"]
+__all__ = ["arrow_bytes", "leaf_paths", "leaves_among", "leaves_of"]
 
 WIDTHS = {"BOOLEAN": 0.125, "INT32": 4.0, "INT64": 8.0, "INT96": 8.0, "FLOAT": 4.0, "DOUBLE": 8.0}
 #: Bits of an index into a dictionary beyond which most values were written without it.
@@ -18,7 +18,16 @@ PAGE_HEADER = 64
 
 def leaves_of(metadata: Any, columns: Sequence[str] | None) -> list[int]:
     """Numbers of the Parquet columns (leaves of nested ones) that belong to these columns."""
-    paths = [metadata.schema.column(n).path for n in range(metadata.num_columns)]
+    return leaves_among(leaf_paths(metadata), columns)
+
+
+def leaf_paths(metadata: Any) -> list[str]:
+    """Paths of the Parquet columns, those of nested ones with dots."""
+    return [metadata.schema.column(n).path for n in range(metadata.num_columns)]
+
+
+def leaves_among(paths: Sequence[str], columns: Sequence[str] | None) -> list[int]:
+    """Places in ``paths`` of those that belong to these columns."""
     if columns is None:
         return list(range(len(paths)))
     return [

@@ -99,6 +99,12 @@ class RemoteFile(io.RawIOBase):
             for start, stop in ranges
         ]
 
+    def fetch(self) -> None:
+        """Fetch what is expected before it is read."""
+        if self._stretches:
+            first = self._stretches[0]
+            self._fetch(first, first.start, first.start)
+
     def readable(self) -> bool:
         return True
 

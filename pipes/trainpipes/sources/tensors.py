@@ -9,8 +9,11 @@ import numpy as np
 import torch
 
 from trainpipes.errors import ConfigError
+from trainpipes.order import IntArray
 from trainpipes.runtime.block import TensorRows
-from trainpipes.runtime.source import Place, Reader, RowSource
+from trainpipes.runtime.lone_copy import gathered
+from trainpipes.runtime.random_access import RandomAccessSource
+from trainpipes.runtime.source import Place, Reader
 from trainpipes.runtime.stage import Stage
 
 __all__ = ["FromTensors"]
@@ -38,6 +41,7 @@ class FromTensors(Stage):
     """
 
     role = "source"
+    random_access = True
 
     def __init__(
         self,
@@ -71,8 +75,10 @@ class FromTensors(Stage):
         return f"from_tensors({', '.join(shapes)})"
 
 
-class TensorSource(RowSource):
+class TensorSource(RandomAccessSource):
     """Tensors in memory, in blocks."""
+
+    by_number = True
 
     def __init__(self, rows: TensorRows) -> None:
         self._rows = rows
@@ -87,6 +93,10 @@ class TensorSource(RowSource):
     def read(self, block: int, start: int, stop: int) -> TensorRows:
         first = int(self._starts[block])
         return self._rows.slice(first + start, first + stop)
+
+    def take(self, index: IntArray) -> TensorRows:
+        tensors = tuple(gathered(tensor, index) for tensor in self._rows.tensors)
+        return TensorRows(tensors, self._rows.names)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -1,4 +1,4 @@
-"""``batch``: cut rows into micro-batches of a fixed size."""
+"""``batch``: cut rows into micro-batches, of a fixed size or of so many tokens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
-from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block
-from trainpipes.runtime.run import Cursors, Run, RunSource
+from trainpipes.runtime.run import Run, RunSource
 from trainpipes.runtime.stage import OpenState, Stage
+from trainpipes.stages.held import Held
 from trainpipes.stages.shuffle import whole_number
+from trainpipes.stages.token_budget import Budget, Oversize
+from trainpipes.stages.token_columns import lengths_of
 
 __all__ = ["Batch"]
 
@@ -25,14 +26,31 @@ class Batch(Stage):
     as many as a plain ``DataLoader`` gives (where a filter makes counts unknown: one short one a
     shard). Cursor: that of the last row; nothing of an open batch is kept. Costs nothing.
 
+    With ``max_tokens`` a micro-batch takes rows as long as all of them, padded to the longest, have at
+    most so many tokens. How many there are is then not known beforehand: see ``filter``. Costs some 10 us
+    a micro-batch.
+
     Args:
         source: the node below, or None as a step of a pipeline.
         batch_size: B, rows in a micro-batch.
-        drop_last: leave out a short micro-batch at the end of an epoch.
+        drop_last: leave out a short micro-batch at the end of an epoch; with ``max_tokens``, the last
+            one of each shard if another row might have joined it.
+        max_tokens: instead of ``batch_size``: rows x longest row of a micro-batch, at most.
+        max_rows: with ``max_tokens``, rows in a micro-batch at most.
+        column: what is counted with ``max_tokens``: a column of lists, or of integers that say how long a
+            row is; "input_ids" if left out.
+        oversize: what becomes of a row longer than ``max_tokens``: "error" (the default), or "alone", a
+            micro-batch of its own.
+
+    Raises:
+        DataError: a row is longer than ``max_tokens``; names it.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: "abcde").batch(2))
     [['a', 'b'], ['c', 'd'], ['e']]
+    >>> words = tp.from_dataset([{"ids": [1] * n} for n in (2, 3, 1, 1, 5)])
+    >>> [[len(row["ids"]) for row in rows] for rows in words.batch(max_tokens=6, column="ids")]
+    [[2, 3], [1, 1], [5]]
     """
 
     role = "batch"
@@ -40,56 +58,101 @@ class Batch(Stage):
     def __init__(
         self,
         source: BaseNode[Any] | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         *,
         drop_last: bool = False,
+        max_tokens: int | None = None,
+        max_rows: int | None = None,
+        column: str | None = None,
+        oversize: Oversize | None = None,
     ) -> None:
-        whole_number(batch_size, 1, "batch(batch_size)", "rows in a micro-batch")
+        if batch_size is None and max_tokens is None:
+            batch_size = 1
+        if max_tokens is None:
+            whole_number(batch_size, 1, "batch(batch_size)", "rows in a micro-batch")
+            if max_rows is not None or column is not None or oversize is not None:
+                raise ConfigError(
+                    "batch(max_rows, column, oversize) go with max_tokens; got batch_size="
+                    f"{batch_size} without it"
+                )
+        elif batch_size is not None:
+            raise ConfigError(
+                f"batch() takes batch_size or max_tokens, got {batch_size} and {max_tokens}; for both "
+                "limits pass max_tokens and max_rows"
+            )
         if not isinstance(drop_last, bool):
             raise ConfigError(f"batch(drop_last) is True or False, got {drop_last!r}")
-        super().__init__(source, batch_size=batch_size, drop_last=drop_last)
+        super().__init__(
+            source,
+            batch_size=batch_size,
+            drop_last=drop_last,
+            max_tokens=max_tokens,
+            max_rows=max_rows,
+            column=column,
+            oversize=oversize,
+        )
         self._size = batch_size
         self._drop_last = drop_last
+        self._budget = None
+        if max_tokens is not None:
+            self._budget = Budget("batch", max_tokens, max_rows, oversize)
+            self.keeps_rows = False
 
     def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
-        return _Cutter(open_below(state), self._size, self._drop_last)
+        held = Held(open_below(state))
+        if self._budget is not None:
+            return _TokenCutter(self, held, self._budget)
+        assert self._size is not None
+        return _Cutter(held, self._size, self._drop_last)
+
+    @property
+    def column(self) -> str:
+        """What is counted."""
+        return str(self.options["column"] or "input_ids")
 
 
 class _Cutter:
-    """Micro-batches of the rows below; rows of an open one wait here."""
+    """Micro-batches of the rows below; rows of an open one wait."""
 
-    def __init__(self, below: RunSource, size: int, drop_last: bool) -> None:
-        self._below = below
+    def __init__(self, held: Held, size: int, drop_last: bool) -> None:
+        self._held = held
         self._size = size
         self._drop_last = drop_last
-        self._open: list[Run] = []
-        self._rows = 0
-        self._ended = False
 
     def next_run(self) -> Run:
-        while not self._ended:
-            try:
-                run = self._below.next_run()
-            except StopIteration:
-                self._ended = True
-                break
-            self._open.append(run)
-            self._rows += len(run)
-            if self._rows >= self._size:
-                return self._cut(self._rows // self._size * self._size)
-        if self._rows and not self._drop_last:
-            return self._cut(self._rows)
-        raise StopIteration
+        held = self._held
+        if not held.fill(self._size):
+            raise StopIteration
+        rows = held.rows // self._size * self._size
+        if not rows:
+            if self._drop_last:
+                raise StopIteration
+            rows = held.rows
+        return held.take(np.array([*range(0, rows, self._size), rows], dtype=np.int64))
 
-    def _cut(self, rows: int) -> Run:
-        block = Block.join([run.block for run in self._open])
-        cursors = Cursors.join([run.cursors for run in self._open])
-        edges = range(0, rows, self._size)
-        bounds: IntArray = np.array([*edges, rows], dtype=np.int64)
-        rest = self._rows - rows
-        self._open = []
-        if rest:
-            left = np.arange(rows, self._rows + 1, dtype=np.int64)
-            self._open.append(Run(block.slice(rows, self._rows), cursors.pick(left)))
-        self._rows = rest
-        return Run(block.slice(0, rows), cursors.pick(bounds), bounds)
+
+class _TokenCutter:
+    """Micro-batches of so many tokens; rows of an open one wait."""
+
+    def __init__(self, stage: Batch, held: Held, budget: Budget) -> None:
+        self._stage = stage
+        self._held = held
+        self._budget = budget
+
+    def next_run(self) -> Run:
+        held, budget = self._held, self._budget
+        needed = 1
+        while held.fill(needed):
+            block = held.waiting().block
+            lengths = lengths_of(block, self._stage.column, self._stage)
+            budget.check(lengths, block.ids, self._stage)
+            edges = budget.cut(lengths)
+            open_ = not budget.full(lengths[edges[-2] :])
+            if open_ and (not held.closed or self._stage.options["drop_last"]):
+                edges = edges[:-1]
+            if len(edges) > 1:
+                return held.take(edges)
+            if held.closed:
+                break
+            needed = held.rows + 1
+        raise StopIteration

@@ -13,6 +13,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.block import Block, TensorRows
 from trainpipes.runtime.columns import table_of, to_columns
+from trainpipes.runtime.lone_copy import copied
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame, each
@@ -93,6 +94,13 @@ def _stacked(rows: TensorRows, edges: list[int]) -> list[Any]:
     """What ``default_collate`` makes of tensor rows, without taking them apart first."""
     batches: list[Any] = []
     for start, stop in pairwise(edges):
-        parts: list[torch.Tensor] = [t[start:stop].clone() for t in rows.tensors]
+        parts = [_part(tensor, start, stop) for tensor in rows.tensors]
         batches.append(parts if rows.names is None else dict(zip(rows.names, parts, strict=True)))
     return batches
+
+
+def _part(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Rows of a run, as a tensor with memory of its own."""
+    if stop - start == len(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    return copied(tensor[start:stop])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
+from trainpipes.runtime.block import Block
 from trainpipes.runtime.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
@@ -40,9 +42,12 @@ class Select(Stage):
         self._columns = names
 
     def process(self, run: Run) -> Run:
-        table = table_of(run.block.data, self)
+        block = columns_of(run.block, self)
+        return run.with_block(block.with_columns(self._chosen))
+
+    def _chosen(self, table: pa.Table) -> pa.Table:
         need_columns(table.column_names, self._columns, self)
-        return run.with_block(run.block.with_data(table.select(self._columns)))
+        return table.select(self._columns)
 
 
 class Rename(Stage):
@@ -69,10 +74,20 @@ class Rename(Stage):
         self._names = dict(names)
 
     def process(self, run: Run) -> Run:
-        table = table_of(run.block.data, self)
+        block = columns_of(run.block, self)
+        return run.with_block(block.with_columns(self._renamed))
+
+    def _renamed(self, table: pa.Table) -> pa.Table:
         need_columns(table.column_names, list(self._names), self)
         renamed = [self._names.get(name, name) for name in table.column_names]
         twice = sorted({name for name in renamed if renamed.count(name) > 1})
         if twice:
             raise ConfigError(f"{self}: columns need different names, got {twice} twice")
-        return run.with_block(run.block.with_data(table.rename_columns(renamed)))
+        return table.rename_columns(renamed)
+
+
+def columns_of(block: Block, asker: object) -> Block:
+    """Rows as Arrow columns, gathered or not."""
+    if isinstance(block.gathered_from()[0], pa.Table):
+        return block
+    return block.with_data(table_of(block.data, asker))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
 from trainpipes.stages.naming import need_columns
+from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_columns import (
     BadCell,
     Column,
@@ -30,6 +32,7 @@ from trainpipes.stages.pad_columns import (
 )
 from trainpipes.stages.pad_rules import FIXED, Rule, asked_masks, column_rule, numpy_dtype
 from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.varlen import add_sequences
 
 __all__ = ["PadCollate"]
 
@@ -45,6 +48,10 @@ class PadCollate(Stage):
     - integer: int64 ``[B]``; bool, float32, float64: as it is, ``[B]``
     - fixed-size list or tensor of numbers: as it is, ``[B, n, …]``
     - anything else (strings, times, structs): a list of B Python objects
+
+    Of the rows that ``pack`` makes, columns have the dtypes of ragged ones, there is no mask, and
+    ``cu_seqlens`` (int32 ``[sequences + 1]``) and ``max_seqlen`` (int) say where documents start in the
+    B * L tokens of the micro-batch, the padding at a row's end being a sequence of its own.
 
     L is the length of the longest row of the micro-batch, or ``max_length``, rounded up to
     ``pad_to_multiple_of``. Where rows are Python dicts (after ``map``), each micro-batch is judged
@@ -131,9 +138,11 @@ class PadCollate(Stage):
         self._adds_attention = mask is None and ids.mask is None
         self._tokenize: Tokenize | None = None
         self._id_columns: frozenset[str] = frozenset()
+        self._packed = False
 
     def bind(self, below: Sequence[Stage]) -> None:
         self._tokenize, self._id_columns = None, frozenset()
+        self._packed = any(isinstance(stage, Pack) for stage in below)
         for stage in below:
             if isinstance(stage, Tokenize):
                 self._tokenize = stage
@@ -154,12 +163,14 @@ class PadCollate(Stage):
     def process(self, run: Run) -> Run:
         if run.items is not None:
             raise ConfigError(f"{self} stands above batch(), and nothing else has collated yet")
-        data = run.block.data
         if run.bounds is None:
             return run.with_items(self._of_foreign(run))
+        data, index = run.block.gathered_from()
         if isinstance(data, pa.Table):
             columns = {name: data.column(name) for name in data.column_names}
-            return run.with_items(self._batches(columns, of_arrow, run.bounds, run.block.ids))
+            read = partial(of_arrow, index=index)
+            return run.with_items(self._batches(columns, read, run.bounds, run.block.ids))
+        data = run.block.data
         edges = list(pairwise(run.bounds.tolist()))
         if isinstance(data, TensorRows) and data.names is not None:
             named = dict(zip(data.names, data.tensors, strict=True))
@@ -210,7 +221,8 @@ class PadCollate(Stage):
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)
-        if self._adds_attention and "attention_mask" not in {*present, *masks.values()}:
+        adds_attention = self._adds_attention and not self._packed
+        if adds_attention and "attention_mask" not in {*present, *masks.values()}:
             masks = {"input_ids": "attention_mask"} | masks
         taken = sorted(set(masks.values()) & set(present))
         if taken:
@@ -229,6 +241,9 @@ class PadCollate(Stage):
                 if bad.row is not None:
                     blame(error, self, int(ids[bad.row]))
                 raise error from None
+        if self._packed and "segment_ids" in present:
+            for batch in batches:
+                add_sequences(batch)
         return batches
 
     def _write(
@@ -266,8 +281,10 @@ class PadCollate(Stage):
         mask: str | None,
     ) -> None:
         rule = self._rules.get(name, self._rule)
+        dtype = self._dtypes.get(name) or self._ragged_dtype(column.values.dtype)
+        if not np.can_cast(column.values.dtype, dtype, "safe"):
+            column = column.in_order()  # so that just its own values are looked at
         values, lengths = column.values, column.lengths
-        dtype = self._dtypes.get(name) or self._ragged_dtype(values.dtype)
         ends = np.cumsum(lengths) * (values[:1].size or 1)
         check_fit(values, dtype, lambda place: int(np.searchsorted(ends, place, side="right")))
         rectangles = pad_ragged(
@@ -275,20 +292,25 @@ class PadCollate(Stage):
             lengths,
             bounds,
             self._pad_value(name, dtype),
+            column.starts,
             dtype=dtype,
             max_length=rule.max_length,
             multiple=rule.pad_to_multiple_of or 1,
             padding=self._side(rule),
             truncating=rule.truncating or "post",
+            mask=np.bool_ if mask is None else np.int64,
         )
         for batch, (cells, real) in zip(batches, rectangles, strict=True):
             batch[name] = torch.from_numpy(cells)
             if mask is not None:
-                batch[mask] = torch.from_numpy(real.astype(np.int64))
+                batch[mask] = torch.from_numpy(real)
 
     def _even_dtype(self, name: str, values: Any) -> np.dtype[Any]:
-        is_integer = values.ndim == 1 and values.dtype.kind in "iu"
-        found: np.dtype[Any] = np.dtype(np.int64) if is_integer else values.dtype
+        found: np.dtype[Any] = values.dtype
+        if values.dtype.kind in "iu" and values.ndim == 1:
+            found = np.dtype(np.int64)
+        elif self._packed and values.ndim == 2:
+            found = self._ragged_dtype(values.dtype)
         return self._dtypes.get(name) or found
 
     def _ragged_dtype(self, found: np.dtype[Any]) -> np.dtype[Any]:

@@ -25,12 +25,22 @@ class Ragged:
     """A list of numbers a row.
 
     Args:
-        values: the rows, one after the other, ``[values, ...]``.
+        values: the rows' values, ``[values, ...]``.
         lengths: of each row, int64 ``[rows]``.
+        starts: of each row in ``values``, int64 ``[rows]``; None where the rows lie one after the other.
     """
 
     values: Array
     lengths: IntArray
+    starts: IntArray | None = None
+
+    def in_order(self) -> Ragged:
+        """The rows one after the other."""
+        if self.starts is None:
+            return self
+        ends = np.cumsum(self.lengths)
+        places = np.repeat(self.starts - (ends - self.lengths), self.lengths)
+        return Ragged(self.values[places + np.arange(len(places))], self.lengths)
 
 
 @dataclass(frozen=True)
@@ -69,13 +79,24 @@ TWO_RAGGED = (
 )
 
 
-def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
+def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) -> Column:
     """A column of a table.
+
+    Args:
+        column: the column.
+        name: its name, for messages.
+        index: the rows that are meant, int64 ``[rows]``; None for all. Lists of numbers stay where
+            they are.
 
     Raises:
         BadCell: a null among numbers, or lists of lists.
     """
     array = one_chunk(column)
+    if index is not None:
+        found = _some_lists(array, index)
+        if found is not None:
+            return found
+        array = array.take(pa.array(index))
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         _refuse_null(array, name)
@@ -95,6 +116,19 @@ def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
         return Opaque(array.to_pylist())
     _refuse_null(array, name)
     return Even(_numpy(array))
+
+
+def _some_lists(array: Any, index: IntArray) -> Column | None:
+    """Some rows of lists of plain numbers, where they are; None for what is not that simple."""
+    kind = array.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or array.null_count:
+        return None
+    leaf = kind.value_type
+    if not (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)) or array.values.null_count:
+        return None
+    offsets = array.offsets.to_numpy()
+    starts = offsets[index].astype(np.int64)
+    return Ragged(_numpy(array.values), offsets[index + 1] - starts, starts)
 
 
 def _of_lists(array: Any, name: str) -> Column:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.stage import Stage
+from trainpipes.samplers import RandomSampler
 
 __all__ = ["Shuffle", "whole_number"]
 
@@ -23,6 +24,11 @@ class Shuffle(Stage):
     Every micro-batch is drawn from at least ``buffer_size`` rows, or from all where there are
     fewer. A file of one huge row group is shuffled within consecutive stretches of that size.
 
+    With ``scope="global"`` the order is a true permutation of all rows, for sources that can be read by
+    row number: ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``. It holds no rows: 8 bytes
+    for each of up to 65,536 row numbers, and about 30 ns a row. Rows are then read one by one, which is
+    dear on a disk that seeks. The order is the same whatever ``num_shards`` is.
+
     Args:
         source: the node below, or None as a step of a pipeline.
         buffer_size: rows that are mixed with each other, at least.
@@ -31,6 +37,7 @@ class Shuffle(Stage):
             rest for what is read and made ahead, estimated from the file footers. It makes windows
             smaller where rows are fat, and wins over ``buffer_size``; 1 GiB if left out. It shapes
             the order, so that a resume needs the same.
+        scope: "buffer", or "global" for all rows at once, without a buffer.
 
     >>> import trainpipes as tp
     >>> pipe = tp.from_iterable(lambda: range(6)).shuffle(6, seed=0)
@@ -47,11 +54,33 @@ class Shuffle(Stage):
         *,
         seed: int = 0,
         max_bytes: int = 1 << 30,
+        scope: Literal["buffer", "global"] | None = "buffer",
     ) -> None:
         whole_number(buffer_size, 1, "shuffle(buffer_size)", "rows to mix with each other")
         whole_number(seed, None, "shuffle(seed)", "a seed")
         whole_number(max_bytes, 1, "shuffle(max_bytes)", "bytes for all windows")
-        super().__init__(source, buffer_size=buffer_size, seed=seed, max_bytes=max_bytes)
+        if scope not in (None, "buffer", "global"):
+            raise ConfigError(f'shuffle(scope) is "buffer" or "global", got {scope!r}')
+        wide = scope == "global"
+        if wide and (buffer_size, max_bytes) != (40_960, 1 << 30):
+            raise ConfigError(
+                'shuffle(scope="global") has no buffer: leave buffer_size and max_bytes out, got '
+                f"{buffer_size!r} and {max_bytes!r}"
+            )
+        super().__init__(
+            source,
+            buffer_size=buffer_size,
+            seed=seed,
+            max_bytes=max_bytes,
+            scope="global" if wide else None,
+        )
+        self.order = RandomSampler(seed=seed) if wide else None
+
+    def identity(self) -> dict[str, Any]:
+        identity = super().identity()
+        if self.order is not None:
+            del identity["buffer_size"], identity["max_bytes"]
+        return identity
 
 
 def whole_number(value: Any, least: int | None, option: str, meaning: str) -> None:

@@ -40,6 +40,9 @@ class Bytes(Engine):
         values = np.frombuffer(data, dtype=np.uint8)[offsets[0] : offsets[-1]]
         return Ragged(values.astype(np.int32), offsets - offsets[0])
 
+    def runs_on(self) -> str:
+        return ""
+
     def ends(self) -> dict[str, int]:
         return {"<eos>": EOS}
 

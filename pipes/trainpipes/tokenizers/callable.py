@@ -21,7 +21,8 @@ class Function(Engine):
     """A function of one's own.
 
     It is known in checkpoints by its module and name, or by what its ``fingerprint()`` says. It
-    must treat each text by itself: how many come at a time is not fixed.
+    must treat each text by itself: how many come at a time is not fixed. Threads call it one at a
+    time, in no fixed order.
 
     Args:
         function: from a list of texts to as many lists (or arrays) of ids.
@@ -38,7 +39,12 @@ class Function(Engine):
         return self._function
 
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
-        return ids_of(self._function(texts.to_pylist()), len(texts), self)
+        given = texts.to_pylist()
+        with self.turn:  # reading the ids too: the function may use the same list again
+            return ids_of(self._function(given), len(texts), self)
+
+    def runs_on(self) -> str:
+        return "a function of yours, called by one thread at a time"
 
     def fingerprint(self) -> Any:
         return identify(self._function)

@@ -25,12 +25,13 @@ class Engine(ABC):
 
     What does the work is loaded at first use, once in each process: it is neither pickled nor
     taken over by a forked child, whose copy may hold locks of threads that are no more. Several
-    threads may call.
+    threads may call at once; what is written in Python is called by one of them at a time.
     """
 
     def __init__(self) -> None:
         self._loaded: dict[int, Any] = {}
         self._locks: dict[int, threading.Lock] = {}
+        self._turns: dict[int, threading.Lock] = {}
 
     @abstractmethod
     def _load(self) -> Any:
@@ -47,7 +48,16 @@ class Engine(ABC):
         return self._loaded[process]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": {}, "_locks": {}}
+        return {**self.__dict__, "_loaded": {}, "_locks": {}, "_turns": {}}
+
+    @property
+    def turn(self) -> threading.Lock:
+        """Held, in this process, by the one thread that calls what only one may call."""
+        return self._turns.setdefault(os.getpid(), threading.Lock())
+
+    def runs_on(self) -> str:
+        """What makes the ids, in words; nothing if that goes without saying."""
+        return type(self).__name__.lower()
 
     @abstractmethod
     def encode(self, texts: pa.LargeStringArray) -> Ragged:

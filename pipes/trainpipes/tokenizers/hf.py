@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+from importlib.metadata import version
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.tokenizers.admission import refusal
+from trainpipes.tokenizers.checked import EVERY, FIRST, Checked
 from trainpipes.tokenizers.content import File
 from trainpipes.tokenizers.engine import Affixes, Engine, Side
 from trainpipes.tokenizers.extra import need
+from trainpipes.tokenizers.gigatoken import Gigatoken
+from trainpipes.tokenizers.pairs import Frame, longest_first
 from trainpipes.tokenizers.parallelism import settle
 from trainpipes.tokenizers.ragged import Ragged
 from trainpipes.tokenizers.tokenizer_json import ENDS, PADS, Named, TokenizerJson
@@ -25,16 +32,19 @@ class HuggingFace(Engine):
 
     Args:
         tokenizer: a file, a ``tokenizers.Tokenizer``, or a transformers fast tokenizer.
+        fast: whether gigatoken may do the work where it gives the same ids.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, fast: bool = True) -> None:
         super().__init__()
         need("tokenizers", "a tokenizer.json")
         settle()
         self._tokenizer = tokenizer
+        self._fast = fast
         self._text: str | None = None
         self._facts: TokenizerJson | None = None
         self._named: Named | None = None
+        self._refused: list[str | None] | None = None
 
     def __repr__(self) -> str:
         if isinstance(self._tokenizer, File):
@@ -57,7 +67,38 @@ class HuggingFace(Engine):
 
     def _load(self) -> _Copy:
         settle()
-        return _Copy(self._parsed(), self._splits_special)
+        copy = _Copy(self._parsed(), self._splits_special)
+        if self._refusal() is None:
+            copy.checked = Checked(
+                self._faster, copy.encode_all, repr(self), list(self.facts.tokens)
+            )
+        return copy
+
+    def _refusal(self) -> str | None:
+        """Why gigatoken is not used."""
+        if not self._fast:
+            return 'engine="tokenizers"'
+        if self._refused is None:  # kept: the JSON of a large vocabulary takes a while to parse
+            try:
+                self._refused = [refusal(json.loads(self._json()), self._splits_special)]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                self._refused = [f"what it is made of is not understood: {error}"]
+        return self._refused[0]
+
+    def _faster(self) -> Gigatoken:
+        content = json.loads(self._json())
+        content |= {"truncation": None, "padding": None, "post_processor": None}
+        return Gigatoken(json.dumps(content))
+
+    def runs_on(self) -> str:
+        plain = f"tokenizers {version('tokenizers')}"
+        why = self._refusal()
+        if why is None and os.getpid() in self._loaded:
+            why = self.loaded.checked.stopped
+        if why is not None:
+            return f"{plain}; not gigatoken: {why}"
+        found = f"gigatoken {version('gigatoken')} after the first {FIRST} rows"
+        return f"{found}, checked against {plain} on 1 row in {EVERY:,}"
 
     def _parsed(self) -> Any:
         from tokenizers import Tokenizer
@@ -103,9 +144,7 @@ class HuggingFace(Engine):
 
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
         copy: _Copy = self.loaded
-        encode = getattr(copy.plain, "encode_batch_fast", copy.plain.encode_batch)
-        encodings = encode(texts.to_pylist(), add_special_tokens=False)
-        return Ragged.of_lists([encoding.ids for encoding in encodings])
+        return (copy.checked.encode if copy.checked is not None else copy.encode_all)(texts)
 
     def encode_pairs(
         self,
@@ -115,10 +154,17 @@ class HuggingFace(Engine):
         max_length: int | None,
         side: Side,
     ) -> tuple[Ragged, Ragged]:
+        frame = self.loaded.frame(special)
+        if frame is not None:
+            pair = self.encode(first), self.encode(second)
+            if max_length is not None:
+                pair = longest_first(*pair, max_length - frame.special, side)
+            joined: tuple[Ragged, Ragged] = frame.join(pair)
+            return joined
         cutting = self.loaded.cutting(max_length, side)
         pairs = list(zip(first.to_pylist(), second.to_pylist(), strict=True))
         encodings = cutting.encode_batch(pairs, add_special_tokens=special)
-        ids = Ragged.of_lists([encoding.ids for encoding in encodings])
+        ids = Ragged.of_encodings(encodings)
         types = Ragged.of_lists([encoding.type_ids for encoding in encodings])
         return ids, types
 
@@ -168,14 +214,32 @@ class HuggingFace(Engine):
 
 
 class _Copy:
-    """A tokenizer of one's own: never changed once somebody may encode with it."""
+    """A tokenizer of one's own: never changed once somebody may encode with it.
+
+    So several threads may: "Already borrowed" is what ``tokenizers`` says to one that changes a
+    tokenizer while another encodes. A copy for each thread was no faster.
+    """
 
     def __init__(self, tokenizer: Any, splits_special: bool) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = splits_special
         self.plain = tokenizer
+        self.checked: Checked | None = None
+        self._frames: dict[bool, Frame | None] = {}
         self._cutting: dict[tuple[int | None, str], Any] = {(None, "right"): tokenizer}
+
+    def encode_all(self, texts: pa.LargeStringArray) -> Ragged:
+        """Ids of each text by ``tokenizers``."""
+        encode = getattr(self.plain, "encode_batch_fast", self.plain.encode_batch)
+        return Ragged.of_encodings(encode(texts.to_pylist(), add_special_tokens=False))
+
+    def frame(self, special: bool) -> Frame | None:
+        """What the post-processor puts around a pair, where that is the same for every pair."""
+        if special not in self._frames:
+            found = self._probe().encode("x", "x", add_special_tokens=special)
+            self._frames[special] = Frame.of(found)
+        return self._frames[special]
 
     def cutting(self, max_length: int | None, side: Side) -> Any:
         """One that truncates pairs to ``max_length`` tokens, special ones included."""

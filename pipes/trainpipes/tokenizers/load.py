@@ -25,8 +25,12 @@ KINDS = (
 )
 
 
-def load(tokenizer: Any) -> Engine:
+def load(tokenizer: Any, engine: str = "auto") -> Engine:
     """The engine for what a user gave; nothing heavy is read or imported yet.
+
+    Args:
+        tokenizer: what ``tokenize`` takes.
+        engine: "auto", or "tokenizers" to leave faster engines out.
 
     Raises:
         ConfigError: it is no tokenizer, or a path that is not there.
@@ -34,15 +38,18 @@ def load(tokenizer: Any) -> Engine:
     """
     if isinstance(tokenizer, Engine):
         return tokenizer
+    if engine not in ("auto", "tokenizers"):
+        raise ConfigError(f'tokenize(engine) is "auto" or "tokenizers", got {engine!r}')
+    fast = engine == "auto"
     if isinstance(tokenizer, str | os.PathLike):
-        return _from_text(tokenizer)
+        return _from_text(tokenizer, fast)
     classes = {(c.__module__.split(".")[0], c.__name__) for c in type(tokenizer).__mro__}
     if ("transformers", "PreTrainedTokenizerBase") in classes:
-        return (
-            HuggingFace(tokenizer) if hasattr(tokenizer, "backend_tokenizer") else Slow(tokenizer)
-        )
+        if hasattr(tokenizer, "backend_tokenizer"):
+            return HuggingFace(tokenizer, fast)
+        return Slow(tokenizer)
     if classes & {("tokenizers", "Tokenizer"), ("tokenizers", "BaseTokenizer")}:
-        return HuggingFace(tokenizer)
+        return HuggingFace(tokenizer, fast)
     if ("tiktoken", "Encoding") in classes:
         return Tiktoken(tokenizer)
     if ("sentencepiece", "SentencePieceProcessor") in classes:
@@ -52,7 +59,7 @@ def load(tokenizer: Any) -> Engine:
     raise ConfigError(f"{KINDS}; got {tokenizer!r}")
 
 
-def _from_text(tokenizer: str | os.PathLike[str]) -> Engine:
+def _from_text(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
     text = os.fspath(tokenizer)
     if isinstance(tokenizer, str):
         if text == "bytes":
@@ -60,18 +67,18 @@ def _from_text(tokenizer: str | os.PathLike[str]) -> Engine:
         if text.startswith("tiktoken:"):
             return Tiktoken(text.removeprefix("tiktoken:"))
     if "://" in text:
-        return _from_file(text)
+        return _from_file(text, fast)
     path = os.path.expanduser(text)
     if os.path.isdir(path):
-        return _from_directory(path)
+        return _from_directory(path, fast)
     if os.path.isfile(path):
-        return _from_file(path)
+        return _from_file(path, fast)
     raise ConfigError(_not_there(text))
 
 
-def _from_file(path: str) -> Engine:
+def _from_file(path: str, fast: bool) -> Engine:
     if path.endswith(".json"):
-        return HuggingFace(File(path))
+        return HuggingFace(File(path), fast)
     if path.endswith(".model"):
         return SentencePiece(File(path))
     raise ConfigError(
@@ -79,14 +86,14 @@ def _from_file(path: str) -> Engine:
     )
 
 
-def _from_directory(path: str) -> Engine:
+def _from_directory(path: str, fast: bool) -> Engine:
     found = sorted(os.listdir(path))
     if "tokenizer.json" in found:
-        return HuggingFace(File(os.path.join(path, "tokenizer.json")))
+        return HuggingFace(File(os.path.join(path, "tokenizer.json")), fast)
     if "tokenizer.model" in found:
         return SentencePiece(File(os.path.join(path, "tokenizer.model")))
     if {"tokenizer_config.json", "config.json"} & set(found):
-        return Directory(path)
+        return Directory(path, fast)
     raise ConfigError(
         f"the directory {path} holds no tokenizer.json, tokenizer.model or tokenizer_config.json; "
         f"it holds {', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"

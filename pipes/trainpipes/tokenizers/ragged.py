@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +55,23 @@ class Ragged:
         values = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=total)
         return Ragged.of_lengths(values, lengths)
 
+    @staticmethod
+    def of_encodings(encodings: Sequence[Any]) -> Ragged:
+        """Ids of ``tokenizers``' encodings: about 30 ns a token, 20 of them in making the lists."""
+        values = array("i")
+        for encoding in encodings:  # list by list: what has been read is freed while it is in cache
+            values.fromlist(encoding.ids)
+        lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
+        return Ragged.of_lengths(np.array(values, dtype=np.int32), lengths)
+
+    @staticmethod
+    def joined(first: Ragged, second: Ragged) -> Ragged:
+        """The rows of both, one after the other."""
+        return Ragged(
+            np.concatenate([first.values, second.values]),
+            np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
+        )
+
     def to_arrow(self) -> pa.ListArray:
         """The rows as an Arrow ``list<int32>``.
 
@@ -97,15 +116,8 @@ def assemble(
     count = len(segments[0])
     lengths = np.stack([segment.lengths for segment in segments], axis=1)
     total = lengths.sum(axis=1)
-    if (
-        not prefix
-        and not suffix
-        and len(segments) == 1
-        and (room is None or not (total > room).any())
-    ):
-        pieces = np.zeros((count, 3), dtype=np.int64)
-        pieces[:, 1:2] = lengths
-        return segments[0], pieces
+    if len(segments) == 1 and (room is None or not (total > room).any()):
+        return _framed(segments[0], prefix, suffix)
     # Each row as a range of its joined segments, and of each segment what lies within it.
     low, high = np.zeros_like(total), total
     if room is not None and side == "right":
@@ -132,3 +144,22 @@ def assemble(
     index = np.repeat(starts.reshape(-1) - (ends - flat), flat)
     index += np.arange(len(index))
     return Ragged.of_lengths(np.concatenate(source)[index], pieces.sum(axis=1)), pieces
+
+
+def _framed(rows: Ragged, prefix: Sequence[int], suffix: Sequence[int]) -> tuple[Ragged, IntArray]:
+    """What ``assemble`` makes of whole rows, at a third of its cost."""
+    pieces = np.empty((len(rows), 3), dtype=np.int64)
+    pieces[:] = len(prefix), 0, len(suffix)
+    pieces[:, 1] = rows.lengths
+    if not prefix and not suffix:
+        return rows, pieces
+    lengths = pieces.sum(axis=1)
+    framed = Ragged.of_lengths(np.empty(int(lengths.sum()), dtype=np.int32), lengths)
+    own = np.ones(len(framed.values), dtype=bool)
+    places = [framed.offsets[:-1] + k for k in range(len(prefix))]
+    places += [framed.offsets[1:] - len(suffix) + k for k in range(len(suffix))]
+    for place, token in zip(places, (*prefix, *suffix), strict=True):
+        framed.values[place] = token
+        own[place] = False
+    framed.values[own] = rows.values
+    return framed, pieces

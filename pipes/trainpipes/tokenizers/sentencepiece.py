@@ -59,6 +59,9 @@ class SentencePiece(Engine):
             self.loaded.encode(texts.to_pylist(), out_type=int, num_threads=1, **plain)
         )
 
+    def runs_on(self) -> str:
+        return "sentencepiece"
+
     def affixes(self) -> Affixes:
         bos, eos = (self._known(name) for name in ("bos_id", "eos_id"))
         prefix = (bos,) if self._adds[0] and bos is not None else ()

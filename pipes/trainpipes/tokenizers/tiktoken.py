@@ -65,6 +65,9 @@ class Tiktoken(Engine):
         values = np.concatenate(rows) if rows else np.empty(0, dtype=np.uint32)
         return Ragged.of_lengths(values.astype(np.int32), lengths)
 
+    def runs_on(self) -> str:
+        return "tiktoken"
+
     def ends(self) -> dict[str, int]:
         found = self.token_id("<|endoftext|>")
         return {} if found is None else {"<|endoftext|>": found}

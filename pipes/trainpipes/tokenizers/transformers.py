@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ __all__ = ["Directory", "Slow"]
 
 
 class Slow(Engine):
-    """A transformers tokenizer written in Python, used by calling it.
+    """A transformers tokenizer written in Python, used by calling it, one thread at a time.
 
     Args:
         tokenizer: a ``PreTrainedTokenizer``.
@@ -38,16 +39,21 @@ class Slow(Engine):
         return copy.deepcopy(self._tokenizer)
 
     def _ids(self, texts: list[str], special: bool) -> list[list[int]]:
-        found: list[list[int]] = self.loaded(
-            texts,
-            add_special_tokens=special,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )["input_ids"]
+        work = self.loaded
+        with self.turn:
+            found: list[list[int]] = work(
+                texts,
+                add_special_tokens=special,
+                padding=False,
+                truncation=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )["input_ids"]
         return found
+
+    def runs_on(self) -> str:
+        return "transformers, in Python, by one thread at a time"
 
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
         return ids_of(self._ids(texts.to_pylist(), special=False), len(texts), self)
@@ -94,12 +100,14 @@ class Directory(Engine):
 
     Args:
         path: local directory.
+        fast: whether a faster engine may do the work of a fast tokenizer.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fast: bool = True) -> None:
         super().__init__()
         need("transformers", f"the tokenizer in {path}")
         self._path = path
+        self._fast = fast
 
     def __repr__(self) -> str:
         return self._path
@@ -113,9 +121,9 @@ class Directory(Engine):
             raise UnreadableError(
                 f"transformers makes no tokenizer of {self._path}: {error}", path=self._path
             ) from error
-        return (
-            HuggingFace(tokenizer) if hasattr(tokenizer, "backend_tokenizer") else Slow(tokenizer)
-        )
+        if hasattr(tokenizer, "backend_tokenizer"):
+            return HuggingFace(tokenizer, self._fast)
+        return Slow(tokenizer)
 
     @property
     def _engine(self) -> Engine:
@@ -124,6 +132,11 @@ class Directory(Engine):
 
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
         return self._engine.encode(texts)
+
+    def runs_on(self) -> str:
+        if os.getpid() not in self._loaded:
+            return "transformers says at first use"  # importing it takes seconds
+        return self._engine.runs_on()
 
     def encode_pairs(
         self,

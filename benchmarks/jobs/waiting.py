@@ -1,0 +1,44 @@
+"""A trainer that takes 0.5 ms a step: how much of the run it waits for data, pretokenised."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.race import Make, epochs
+from benchmarks.settings import Spec
+
+TITLE = "A trainer of 0.5 ms a step: time waiting, local files"
+TEXT = SLOW = ONCE = MEMORY = False
+ENTRIES = ("ours", "ours-workers", "blog-workers")
+QUICK = ("ours", "blog-workers")
+COLUMNS = (
+    ("share", "waiting, of the run", ".2%"),
+    ("steps", "steps", ",.0f"),
+    ("longest", "longest wait, ms", "ms"),
+)
+STEP = 0.0005
+#: Seconds after which a trainer that mostly waits is stopped.
+MOST = 10.0
+
+
+def measure(make: Make, spec: Spec) -> dict[str, Any]:
+    """Steps sleep, as a trainer's Python does while its accelerator works. Epochs follow each other; the
+    first batch of all is left out, those of later epochs are not."""
+    batches = epochs(make())
+    next(batches)
+    waited = longest = 0.0
+    start = now = time.perf_counter()
+    steps = 0
+    while steps < spec.settings.steps:
+        time.sleep(STEP)
+        asked = time.perf_counter()
+        if next(batches, None) is None:
+            break
+        steps += 1
+        now = time.perf_counter()
+        waited += now - asked
+        longest = max(longest, now - asked)
+        if now - start > MOST + STEP * spec.settings.steps:
+            break
+    return {"share": waited / (now - start), "steps": steps, "longest": longest}

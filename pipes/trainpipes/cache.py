@@ -1,0 +1,176 @@
+"""What is kept on this machine from run to run: rows as ``cache()`` has made them, and footers of files.
+
+All of it can be made again, and may be removed at any time, also while it is read. It is in the
+folder that the environment variable ``TRAINPIPES_CACHE`` names, else in the user's folder for caches
+(``~/.cache/trainpipes`` on Linux). ``TRAINPIPES_CACHE=off`` keeps nothing.
+
+>>> import tempfile, trainpipes as tp
+>>> print(tp.cache.info(tempfile.mkdtemp()))  # doctest: +ELLIPSIS
+/...: 0 blocks of rows (0 bytes), 0 footer indexes (0 bytes)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CacheInfo", "clear", "entry_path", "folder", "index_path", "info", "make_room"]
+
+VARIABLE = "TRAINPIPES_CACHE"
+#: What the variable may say instead of a folder.
+OFF = ("off", "0", "no", "false", "none", "disabled")
+ROWS, FOOTERS = "rows", "footers"
+SUFFIX = ".arrow"
+#: Ends of names of what is about to become an entry, and of what keeps others from making it too.
+PART, LOCK = ".part", ".lock"
+#: Seconds after which a part that nobody renamed was left by a process that ended.
+PART_AGE = 600.0
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """How much is kept.
+
+    Attributes:
+        folder: where; None if nothing is to be kept.
+        blocks: entries with rows, each a row group or a part of a large one.
+        block_bytes: bytes of these on disk.
+        indexes: files with footers, each of one data set.
+        index_bytes: bytes of these on disk.
+    """
+
+    folder: Path | None
+    blocks: int = 0
+    block_bytes: int = 0
+    indexes: int = 0
+    index_bytes: int = 0
+
+    def __str__(self) -> str:
+        where = "off" if self.folder is None else str(self.folder)
+        return (
+            f"{where}: {self.blocks:,} blocks of rows ({self.block_bytes:,} bytes), "
+            f"{self.indexes:,} footer indexes ({self.index_bytes:,} bytes)"
+        )
+
+
+def folder(path: str | os.PathLike[str] | None = None) -> Path | None:
+    """The folder in which things are kept; None where ``TRAINPIPES_CACHE`` says that nothing is.
+
+    Args:
+        path: a folder of the user's choice; by default the one of this machine.
+    """
+    named = os.environ.get(VARIABLE, "").strip()
+    if named.lower() in OFF:
+        return None
+    chosen = os.fspath(path) if path is not None else named
+    if chosen:
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    return _users()
+
+
+def _users() -> Path:
+    """Our folder in the user's folder for caches, as the system has it."""
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    if sys.platform == "win32":
+        caches = os.environ.get("LOCALAPPDATA", "")
+    elif sys.platform == "darwin":
+        caches = "~/Library/Caches"
+    caches = caches if os.path.isabs(caches) or caches[:1] == "~" else "~/.cache"
+    caches = os.path.expanduser(caches)
+    if not os.path.isabs(caches):  # nobody's home, as in some containers
+        return Path(tempfile.gettempdir()) / f"trainpipes-{os.getuid()}"
+    return Path(caches) / "trainpipes"
+
+
+def entry_path(root: Path, digest: str) -> Path:
+    """Where the rows of this digest are kept."""
+    return root / ROWS / digest[:2] / f"{digest[2:]}{SUFFIX}"
+
+
+def index_path(root: Path, digest: str) -> Path:
+    """Where the footers of a data set are kept."""
+    return root / FOOTERS / f"{digest}{SUFFIX}"
+
+
+def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
+    """How much is kept, in the folder of this machine or in ``path``."""
+    root = folder(path)
+    if root is None:
+        return CacheInfo(None)
+    rows = [size for _, size, _ in _entries(root / ROWS)]
+    footers = [size for _, size, _ in _entries(root / FOOTERS)]
+    return CacheInfo(root, len(rows), sum(rows), len(footers), sum(footers))
+
+
+def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
+    """Remove all that is kept, in the folder of this machine or in ``path``, and say how much it was.
+
+    Only files that a cache made are removed. Safe while others read and write: they go on with
+    what they have open, and make the rest again.
+    """
+    found = info(path)
+    root = found.folder
+    if root is None:
+        return found
+    for kind in (ROWS, FOOTERS):
+        for name in list(_files(root / kind)):
+            if name.endswith((SUFFIX, PART, LOCK)):
+                with suppress(FileNotFoundError):
+                    os.unlink(name)
+        for below in [*_folders(root / kind), str(root / kind)]:
+            with suppress(OSError):  # not empty, or not there
+                os.rmdir(below)
+    return found
+
+
+def make_room(root: Path, most: int) -> int:
+    """Remove the rows used least recently until the rest has at most ``most`` bytes.
+
+    Also removes what processes that were killed have left behind.
+
+    Returns:
+        The bytes that stay.
+    """
+    now = time.time()
+    for name in _files(root / ROWS):
+        if name.endswith(PART):
+            with suppress(FileNotFoundError):
+                if now - os.stat(name).st_mtime > PART_AGE:
+                    os.unlink(name)
+    entries = sorted(_entries(root / ROWS), key=lambda entry: (entry[2], entry[0]))
+    total = sum(size for _, size, _ in entries)
+    for name, size, _ in entries:
+        if total <= most:
+            break
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+        total -= size
+    return total
+
+
+def _entries(below: Path) -> Iterator[tuple[str, int, int]]:
+    """Path, bytes and time of the last use (ns) of each entry."""
+    for name in _files(below):
+        if name.endswith(SUFFIX):
+            with suppress(FileNotFoundError):
+                found = os.stat(name)
+                yield name, found.st_size, found.st_mtime_ns
+
+
+def _files(below: Path) -> Iterator[str]:
+    for place in (str(below), *_folders(below)):
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as found:
+            yield from [entry.path for entry in found if entry.is_file(follow_symlinks=False)]
+
+
+def _folders(below: Path) -> list[str]:
+    """The folders that entries are spread over, two hexadecimal digits each."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(below) as found:
+        return [entry.path for entry in found if len(entry.name) == 2 and entry.is_dir()]
+    return []

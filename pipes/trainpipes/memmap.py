@@ -1,0 +1,234 @@
+"""Memory-mapped data sets: numbers written once, then read by row number at the speed of memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from trainpipes.errors import ConfigError
+from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.block import TensorRows
+from trainpipes.runtime.chains import Chains
+from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.progress import Progress
+from trainpipes.sources.memmap_dataset import MemmapDataset
+from trainpipes.sources.memmap_rows import Part, of_arrays, of_rows, of_table, of_tensors
+from trainpipes.sources.memmap_writer import write_parts
+from trainpipes.stages.shuffle import whole_number
+
+__all__ = ["read_memmap", "write_memmap"]
+
+
+def write_memmap(
+    path: str | os.PathLike[str],
+    source: Any,
+    *,
+    length: int | None = None,
+    names: Sequence[str] | None = None,
+    dtype: Any = None,
+    ragged: Collection[str] = (),
+    batched: bool = False,
+    overwrite: bool = False,
+) -> MemmapDataset:
+    """Write rows of numbers to a file that ``read_memmap`` maps into memory.
+
+    The file is written beside its place and renamed: there is a whole file or none, and one that was
+    there stays until then. Memory stays at a few megabytes whatever the source's size, and temporary
+    files take the disk space of all columns but the widest.
+
+    Args:
+        path: the file.
+        source: one of
+            - arrays or tensors ``[N, ...]``: a dict, a tuple or one;
+            - a ``pyarrow.Table``; its list columns are ragged;
+            - rows one by one: an iterable, a function that returns one (a generator function), or a
+              map-style dataset. A row is a dict, a tuple, or one value; a value is an array, a tensor,
+              a number, or a list or bytes, which may differ in length from row to row;
+            - a ``Pipeline``, of rows or of batches: what one epoch gives. Its sharding has no part in it.
+        length: N, where it is known: more rows or fewer are refused, and progress can be shown.
+        names: of the columns, where rows are no dicts. Ragged columns need a name.
+        dtype: of the columns; a dict of names for some of them; as the values come if left out. A value
+            that does not fit is refused; floats may be narrowed.
+        ragged: names of columns whose rows are arrays of different lengths, if the first few thousand
+            rows do not show it.
+        batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
+        overwrite: whether a file that is there may be replaced.
+
+    Returns:
+        The file, opened.
+
+    Raises:
+        ConfigError: the file is there; a name or dtype is for a column that is not.
+        DataError: a row does not fit those before it, holds no numbers, or there are more rows or
+            fewer than ``length``.
+
+    >>> import pathlib, tempfile, trainpipes as tp
+    >>> def documents():
+    ...     for n in range(3):
+    ...         yield {"input_ids": list(range(n)), "source": n}
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "documents.memmap"
+    >>> data = tp.write_memmap(path, documents, dtype={"input_ids": "uint16"})
+    >>> data[2]
+    {'input_ids': tensor([0, 1], dtype=torch.uint16), 'source': tensor(2)}
+    """
+    if length is not None:
+        whole_number(length, 0, "write_memmap(length)", "rows")
+    if isinstance(ragged, str):
+        ragged = [ragged]
+    rows, parts = _parts(source, ragged, batched)
+    if rows is not None and length is not None and rows != length:
+        raise ConfigError(f"write_memmap(length={length:,}) got a source of {rows:,} rows")
+    rows = length if rows is None else rows
+    write_parts(
+        os.path.abspath(path),
+        _shown(_named(parts, names), rows),
+        rows=rows,
+        dtypes=_dtypes(dtype),
+        ragged=ragged,
+        overwrite=overwrite,
+    )
+    return MemmapDataset(path)
+
+
+def read_memmap(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    columns: Sequence[str] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    version: str | None = None,
+    dtype: Any = None,
+    length: int | None = None,
+    labels: bool = False,
+    verify: bool = False,
+) -> MemmapDataset:
+    """Open files of ``write_memmap``, or of bare numbers, as a map-style dataset. See ``MemmapDataset``.
+
+    >>> import numpy as np, pathlib, tempfile, trainpipes as tp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "tokens.bin"
+    >>> np.arange(10, dtype=np.uint16).tofile(path)
+    >>> tp.read_memmap(path, dtype="uint16", length=4, labels=True)[1]
+    {'input_ids': tensor([4, 5, 6, 7]), 'labels': tensor([5, 6, 7, 8])}
+    """
+    return MemmapDataset(
+        path, columns=columns, transform=transform, version=version, dtype=dtype, length=length,
+        labels=labels, verify=verify,
+    )  # fmt: skip
+
+
+def _dtypes(dtype: Any) -> Any:
+    try:
+        if isinstance(dtype, Mapping):
+            return {str(name): _dtype(one) for name, one in dtype.items()}
+        return None if dtype is None else _dtype(dtype)
+    except TypeError as error:
+        raise ConfigError(
+            f"write_memmap(dtype) is a dtype of NumPy or torch, or a dict of them by column, got {dtype!r}"
+        ) from error
+
+
+def _dtype(dtype: Any) -> np.dtype[Any]:
+    return np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
+
+
+def _parts(
+    source: Any, ragged: Collection[str], batched: bool
+) -> tuple[int | None, Iterator[Part]]:
+    """Blocks of columns, and how many rows there will be where that is known."""
+    if isinstance(source, Pipeline):
+        return _of_pipeline(source)
+    if isinstance(source, pa.Table | pa.RecordBatch):
+        table = pa.table(source)
+        return table.num_rows, _of_tables(table)
+    arrays = source.values() if isinstance(source, Mapping) else source
+    if not isinstance(source, Mapping | tuple):
+        arrays = [source]
+    if arrays and all(isinstance(a, np.ndarray | torch.Tensor) for a in arrays):
+        return of_arrays(source)
+    if isinstance(source, Mapping):
+        raise ConfigError(
+            "write_memmap(source): a dict holds arrays or tensors [N, ...], got "
+            f"{ {k: type(v).__name__ for k, v in source.items()} }"
+        )
+    if callable(source) and not isinstance(source, Iterable):
+        source = source()
+    if not isinstance(source, Iterable) and hasattr(source, "__getitem__"):
+        if not hasattr(source, "__len__"):
+            raise ConfigError(f"write_memmap(source): {type(source).__name__} has no len()")
+        dataset = source
+        return len(dataset), of_rows((dataset[n] for n in range(len(dataset))), ragged)
+    if not isinstance(source, Iterable) or isinstance(source, str | bytes):
+        raise ConfigError(
+            "write_memmap(source) takes arrays, a table, an iterable of rows, a function that returns one, "
+            f"a map-style dataset or a Pipeline, got {type(source).__name__}"
+        )
+    return None, of_rows(source, ragged, batched)
+
+
+def _of_tables(table: pa.Table) -> Iterator[Part]:
+    row = 0
+    for batch in table.to_batches(max_chunksize=8192) or [table]:
+        yield of_table(pa.table(batch), row)
+        row += batch.num_rows
+
+
+def _of_pipeline(pipe: Pipeline) -> tuple[int | None, Iterator[Part]]:
+    """What one epoch of a pipeline gives, as columns where they are there."""
+    steps = [(kind, options) for kind, options in pipe._steps if kind.role != "shard"]
+    whole = Pipeline(steps, (0, 1))
+    plan = whole._runner.plan
+    if plan.endless:
+        raise ConfigError(f"write_memmap() writes one epoch: leave out {plan.repeat}")
+    if any(stage.role == "finish" for stage in plan.after):
+        batches = (tuple(item) if isinstance(item, list) else item for item in whole)
+        return None, of_rows(batches, batched=True)
+    if plan.batch is not None:
+        return None, of_rows(row for batch in whole for row in batch)
+    rows = plan.epoch_rows if plan.known else None
+    return rows, _of_runs(plan)
+
+
+def _of_runs(plan: Plan) -> Iterator[Part]:
+    row = 0
+    chains = Chains(plan, plan.windows())
+    opened = chains.open(0, 0, plan.start(0, 0, 0), 0)
+    while True:
+        try:
+            run = chains.finish(opened.next_run())
+        except StopIteration:
+            return
+        data = run.block.data
+        if isinstance(data, pa.Table):
+            yield of_table(data, row)
+        elif isinstance(data, TensorRows):
+            yield of_tensors(data)
+        else:
+            yield from of_rows(data)
+        row += len(run)
+
+
+def _named(parts: Iterator[Part], names: Sequence[str] | None) -> Iterator[Part]:
+    for part in parts:
+        if names is not None:
+            if len(names) != len(part.names) or part.layout == "dict":
+                raise ConfigError(
+                    f"write_memmap(names) is for rows without names, one for each column: got {names} for "
+                    f"columns {', '.join(part.names)}"
+                )
+            part = Part("dict", tuple(names), part.columns)
+        yield part
+
+
+def _shown(parts: Iterator[Part], rows: int | None) -> Iterator[Part]:
+    """The parts, with progress where the rows are counted."""
+    if rows is None:
+        yield from parts
+        return
+    with Progress("writing a memory map", rows, "rows") as progress:
+        for part in parts:
+            yield part
+            progress.advance(len(part))

@@ -1,0 +1,52 @@
+"""A source's blocks as arrays, and their order in an epoch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from trainpipes.order import IntArray
+from trainpipes.runtime.source import Place, RowSource
+
+__all__ = ["BlockTable"]
+
+
+class BlockTable:
+    """A source's blocks as arrays, with rows before ``skip`` and from ``take`` on cut away.
+
+    Attributes:
+        firsts: number of each block's first row in file order, int64 ``[blocks + 1]``.
+        begins: first row used of each block.
+        lengths: rows used of each block.
+    """
+
+    def __init__(self, lengths: IntArray, skip: int = 0, stop: int | None = None) -> None:
+        self.firsts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        total = int(self.firsts[-1])
+        last = total if stop is None else min(stop, total)
+        low = np.clip(self.firsts[:-1], skip, max(skip, last))
+        high = np.clip(self.firsts[1:], skip, max(skip, last))
+        self.begins = low - self.firsts[:-1]
+        self.lengths = high - low
+        self.rows = int(self.lengths.sum())
+        self._orders: OrderedDict[tuple[int, ...], tuple[IntArray, IntArray | None]] = OrderedDict()
+
+    def order(
+        self, key: tuple[int, ...], make: Callable[[], IntArray | None]
+    ) -> tuple[IntArray, IntArray | None]:
+        """Rows before each place of an epoch's order of blocks, and that order."""
+        if key not in self._orders:
+            order = make()
+            lengths = self.lengths if order is None else self.lengths[order]
+            starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            self._orders[key] = (starts, order)
+            while len(self._orders) > 3:
+                self._orders.popitem(last=False)
+        return self._orders[key]
+
+    def locate(self, source: RowSource, row: int) -> Place:
+        """Where a row, numbered in file order, stands."""
+        block = int(np.searchsorted(self.firsts, row, side="right")) - 1
+        return source.place(block, row - int(self.firsts[block]))

@@ -1,0 +1,48 @@
+"""Rows that are dealt before it is known which of them are left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.order import IntArray
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+
+__all__ = ["DropHoles", "with_holes"]
+
+#: A column of ours: whether a row is there.
+THERE = "trainpipes:there"
+
+
+class DropHoles(Stage):
+    """Leaves out the rows that a stage below the cache has dropped.
+
+    Where rows are dealt before a condition is asked of them, they are counted as they stand in the files:
+    so a cache of what it lets through has holes until then.
+    """
+
+    role = "rows"
+    keeps_rows = False
+
+    def process(self, run: Run) -> Run:
+        data = run.block.data
+        assert isinstance(data, pa.Table)
+        there = np.flatnonzero(data.column(THERE).to_numpy())
+        block = run.block.with_data(data.drop_columns(THERE))
+        if len(there) == len(run):
+            return run.with_block(block)
+        kept = run.pick(there.astype(np.int64))
+        assert isinstance(kept.block.data, pa.Table)
+        return kept.with_block(kept.block.with_data(kept.block.data.drop_columns(THERE)))
+
+
+def with_holes(table: pa.Table, places: IntArray, rows: int) -> pa.Table:
+    """``rows`` rows, of which those at ``places`` are the table's and all others null, and a column that
+    says so."""
+    found = np.full(rows, -1, dtype=np.int64)
+    found[places] = np.arange(len(places))
+    there = pa.array(found >= 0)
+    if not table.num_columns:
+        return pa.table({THERE: there})
+    return table.take(pa.array(found, mask=found < 0)).append_column(THERE, there)

@@ -1,0 +1,217 @@
+"""A few threads that work ahead of the one that trains.
+
+Arrow, NumPy and the tokenizers let go of the interpreter's lock while they work, so that threads keep
+the cores busy without the cost of sending anything between processes.
+
+Whoever waits for a task that nobody has begun does it itself. So a pool whose threads are gone,
+in a forked child, still gets everything done.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+__all__ = ["Pool", "Ticket", "default_threads"]
+
+#: Threads that one process starts of itself, at most.
+MOST_THREADS = 8
+#: Seconds that a fork, or the interpreter's end, waits for tasks that run.
+PATIENCE = 30.0
+
+
+def default_threads() -> int:
+    """Cores that this process may use, shared with the other ranks of the machine; at most 8.
+    ``TRAINPIPES_THREADS`` says another number."""
+    asked = os.environ.get("TRAINPIPES_THREADS")
+    if asked is not None and asked.isdigit():
+        return int(asked)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, min(MOST_THREADS, (cores or 1) // max(1, int(ranks) if ranks.isdigit() else 1)))
+
+
+class Ticket:
+    """A task, and what came of it."""
+
+    __slots__ = ("_done", "_result", "_work", "begun", "error")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work: Callable[[], Any] | None = work
+        self._done = threading.Event()
+        self._result: Any = None
+        self.begun = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do it, once."""
+        work, self._work = self._work, None
+        if work is None:
+            return
+        try:
+            self._result = work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._done.set()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def result(self, wait: bool = False) -> Any:
+        """What came of it, done here and now unless another thread has begun; raises what it raised."""
+        if wait:
+            self._done.wait()
+        else:
+            self.run()
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+
+class Pool:
+    """Threads, started when there is something to do.
+
+    Args:
+        threads: how many.
+        shares: whether the one who waits may work at the same time; False where tasks call functions
+            that are not made for several threads.
+    """
+
+    def __init__(self, threads: int, shares: bool = True) -> None:
+        self.threads = threads
+        self._shares = shares
+        self._lock = threading.Condition()
+        self._tasks: deque[Ticket] = deque()
+        self._later: deque[Ticket] = deque()
+        self._alive: list[threading.Thread] = []
+        self._idle = 0
+        self._running = 0
+        self._paused = False
+        self._closed = False
+        _pools.add(self)
+
+    def submit(self, work: Callable[[], Any]) -> Ticket:
+        """Have something done, after what was submitted before."""
+        return self._add(Ticket(work), self._tasks)
+
+    def later(self, work: Callable[[], Any]) -> Ticket:
+        """Have something done when nothing else is to do."""
+        return self._add(Ticket(work), self._later)
+
+    def _add(self, ticket: Ticket, tasks: deque[Ticket]) -> Ticket:
+        with self._lock:
+            tasks.append(ticket)
+            if self._idle:
+                self._lock.notify()
+            elif len(self._alive) < self.threads and not self._closed:
+                name = f"trainpipes-{len(self._alive)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._alive.append(thread)
+                thread.start()
+        return ticket
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while self._paused or not (self._tasks or self._later or self._closed):
+                    self._idle += 1
+                    self._lock.wait()
+                    self._idle -= 1
+                if self._closed:
+                    return
+                ticket = self._tasks.popleft() if self._tasks else self._later.popleft()
+                mine = not ticket.begun
+                ticket.begun = True
+                self._running += 1
+            if mine:
+                ticket.run()
+            del ticket  # and what it holds
+            with self._lock:
+                self._running -= 1
+                if self._paused:
+                    self._lock.notify_all()
+
+    def result(self, ticket: Ticket) -> Any:
+        """What came of a task, once it is done; raises what it raised."""
+        if not ticket.done:
+            mine = False
+            with self._lock:
+                alone = self._closed or not self._alive
+                if not ticket.begun and (self._shares or alone):
+                    ticket.begun = mine = True
+            return ticket.result(wait=not mine)
+        return ticket.result()
+
+    def close(self) -> None:
+        """Drop what nobody has begun, and let the threads go."""
+        with self._lock:
+            self._closed = True
+            self._tasks.clear()
+            self._later.clear()
+            self._lock.notify_all()
+
+    # Forks, and the interpreter's end
+
+    def pause(self) -> None:
+        """Wait until nothing runs, and let nothing begin: a child must not inherit a lock that a thread
+        holds, which is not there any more."""
+        own = threading.current_thread() in self._alive
+        with self._lock:
+            self._paused = True
+            self._lock.wait_for(lambda: self._running <= own, PATIENCE)
+
+    def resume(self) -> None:
+        with self._lock:
+            self._paused = False
+            self._lock.notify_all()
+
+    def forget(self) -> None:
+        """In a child: the threads stayed behind."""
+        self._lock = threading.Condition()
+        self._alive, self._idle, self._running, self._paused = [], 0, 0, False
+
+    def join(self) -> None:
+        """Close, and wait for the threads: one that comes back from native code when the interpreter is
+        gone would end the process with an error."""
+        self.close()
+        for thread in self._alive:
+            thread.join(PATIENCE)
+
+
+_pools: WeakSet[Pool] = WeakSet()
+
+
+def _before_fork() -> None:
+    for pool in list(_pools):
+        pool.pause()
+
+
+def _after_fork_in_parent() -> None:
+    for pool in list(_pools):
+        pool.resume()
+
+
+def _after_fork_in_child() -> None:
+    for pool in list(_pools):
+        pool.forget()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for pool in list(_pools):
+        pool.join()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

@@ -1,0 +1,105 @@
+"""``DistributedSampler``: one of several replicas' part of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import numpy as np
+
+from trainpipes.errors import ConfigError
+from trainpipes.order import IntArray
+from trainpipes.samplers.row_sampler import Draws, RowSampler, flag, whole
+from trainpipes.samplers.uniform import RandomSampler, SequentialSampler
+from trainpipes.topology import data_parallel
+
+__all__ = ["DistributedSampler"]
+
+
+class DistributedSampler(RowSampler):
+    """One of several replicas' part of the rows, all parts of one length, as torch's does.
+
+    In a pipeline it stands for the order over all replicas; ``sharding_filter`` deals that out.
+
+    Args:
+        dataset: the dataset, or a number of rows; a pipeline needs none.
+        num_replicas: R; the world size if left out, in a pipeline 1.
+        rank: from 0; the process's own if left out.
+        shuffle: whether rows come in a random order.
+        seed: of the order.
+        drop_last: leave out the last rows where R does not divide their number; else the first ones come
+            a second time at the end.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(dataset)
+        if num_replicas is not None:
+            whole(num_replicas, 1, "DistributedSampler(num_replicas)", "replicas")
+        if rank is not None and not 0 <= rank < (num_replicas or rank + 1):
+            raise ConfigError(f"DistributedSampler(rank) is 0 to {num_replicas} - 1, got {rank!r}")
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.shuffle = flag(shuffle, "DistributedSampler(shuffle)")
+        self.seed = whole(seed, None, "DistributedSampler(seed)", "a seed")
+        self.drop_last = flag(drop_last, "DistributedSampler(drop_last)")
+        self._order: RowSampler = RandomSampler(seed=seed) if shuffle else SequentialSampler()
+
+    def _replicas(self) -> tuple[int, int]:
+        if self.num_replicas is not None and self.rank is not None:
+            return self.num_replicas, self.rank
+        rank, world = data_parallel()
+        return self.num_replicas or world, rank if self.rank is None else self.rank
+
+    def length(self, rows: int) -> int:
+        """Indices in an epoch, of all replicas together."""
+        parts = self.num_replicas or 1
+        return rows // parts * parts if self.drop_last else -(-rows // parts) * parts
+
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
+        if stop <= rows:
+            return self._order.index(epoch, start, stop, rows)
+        again = np.arange(max(start, rows), stop, dtype=np.int64) % rows
+        whole_part = self._order.index(epoch, min(start, rows), rows, rows)
+        first = self._order.index(epoch, int(again.min()), int(again.max()) + 1, rows)
+        return np.concatenate([whole_part, first[again - int(again.min())]])
+
+    def __len__(self) -> int:
+        replicas, _ = self._replicas()
+        return self._for(replicas).length(self._known_rows()) // replicas
+
+    def __iter__(self) -> Iterator[int]:
+        replicas, rank = self._replicas()
+        return _Part(self, self._for(replicas), (replicas, rank))
+
+    def _for(self, replicas: int) -> DistributedSampler:
+        return DistributedSampler(self.rows, replicas, 0, self.shuffle, self.seed, self.drop_last)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "sampler": "DistributedSampler",
+            "num_replicas": self.num_replicas,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+        }
+
+
+class _Part(Draws):
+    """The draws of one replica; the epoch is kept by the sampler that was asked."""
+
+    def __init__(
+        self, asked: DistributedSampler, over_all: DistributedSampler, stride: tuple[int, int]
+    ) -> None:
+        super().__init__(asked, stride)
+        self._length = over_all.length(self._rows)
+
+    def _of(self) -> dict[str, Any]:
+        return {**super()._of(), "num_replicas": None}  # any number of them can go on

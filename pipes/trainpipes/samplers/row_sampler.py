@@ -1,0 +1,175 @@
+"""What a sampler of rows is, and how it gives its indices one by one where torch asks for them."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.order import IntArray
+
+__all__ = ["Draws", "RowSampler", "digest", "flag", "whole"]
+
+#: Indices made at a time where they are asked for one by one.
+AHEAD = 4096
+
+
+class RowSampler(Sampler[int]):
+    """What all samplers of rows are. One of your own defines ``length`` and ``index``.
+
+    Each ``iter()`` is the next epoch; ``set_epoch`` says another one. The iterator has ``state_dict``
+    and ``load_state_dict``: epoch, position, and what the sampler is.
+
+    Args:
+        rows: how many rows there are to choose from; a pipeline says so itself.
+    """
+
+    def __init__(self, rows: Sized | int | None = None) -> None:
+        if rows is not None and not isinstance(rows, int):
+            if not isinstance(rows, Sized):
+                raise ConfigError(
+                    f"{type(self).__name__}(data_source) is a dataset with a length, or a number of rows, "
+                    f"got {type(rows).__name__}"
+                )
+            rows = len(rows)
+        if rows is not None and (isinstance(rows, bool) or rows < 0):
+            raise ConfigError(f"{type(self).__name__}: a number of rows is 0 or more, got {rows!r}")
+        self.rows = rows
+        self._epoch = 0
+
+    @abstractmethod
+    def length(self, rows: int) -> int:
+        """Indices in an epoch over ``rows`` rows."""
+
+    @abstractmethod
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
+        """The rows at positions ``start`` to ``stop`` of an epoch, int64: a pure function."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells it from other samplers, of JSON types."""
+        return {"sampler": type(self).__name__}
+
+    def check(self, rows: int) -> None:
+        """Raise unless it can sample from ``rows`` rows.
+
+        Raises:
+            ConfigError: it was made for another number of them.
+        """
+        if self.rows is not None and self.rows != rows:
+            raise ConfigError(f"{self} was made for {self.rows:,} rows, and there are {rows:,}")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next ``iter()`` be epoch ``epoch``."""
+        self._epoch = epoch
+
+    def _known_rows(self) -> int:
+        if self.rows is None:
+            raise ConfigError(
+                f"{self} does not know how many rows there are: outside a pipeline, pass the dataset or "
+                "their number first"
+            )
+        return self.rows
+
+    def __len__(self) -> int:
+        return self.length(self._known_rows())
+
+    def __iter__(self) -> Iterator[int]:
+        return Draws(self)
+
+    def __repr__(self) -> str:
+        options = list(self.fingerprint().items())[1:]
+        said = [f"{k}={v!r}" for k, v in options if v is not None and v is not False]
+        return f"{type(self).__name__}({', '.join(said)})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RowSampler):
+            return NotImplemented
+        return (self.fingerprint(), self.rows) == (other.fingerprint(), other.rows)
+
+    def __hash__(self) -> int:
+        return hash(type(self).__name__)
+
+
+class Draws(Iterator[int]):
+    """The indices of one epoch, one by one.
+
+    Args:
+        sampler: where they come from.
+        stride: of which part: every ``stride[0]``-th from ``stride[1]`` on.
+    """
+
+    def __init__(self, sampler: RowSampler, stride: tuple[int, int] = (1, 0)) -> None:
+        self._sampler = sampler
+        self._rows = sampler._known_rows()
+        self._step, self._shift = stride
+        self._length = sampler.length(self._rows)
+        self._epoch: int | None = None
+        self._at = 0  # position over all parts
+        self._held: list[int] = []
+        self._next = 0
+
+    def __iter__(self) -> Draws:
+        return self
+
+    def __next__(self) -> int:
+        if self._epoch is None:
+            self._epoch, self._sampler._epoch = self._sampler._epoch, self._sampler._epoch + 1
+        if self._next == len(self._held):
+            first = self._at + self._shift
+            stop = min(self._length, first + AHEAD * self._step)
+            if first >= stop:
+                raise StopIteration
+            found = self._sampler.index(self._epoch, first, stop, self._rows)[:: self._step]
+            self._held, self._next = found.tolist(), 0
+        self._next += 1
+        self._at += self._step
+        return self._held[self._next - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next index stands, of JSON types."""
+        epoch = self._sampler._epoch if self._epoch is None else self._epoch
+        return {"epoch": epoch, "position": self._at, "of": self._of()}
+
+    def _of(self) -> dict[str, Any]:
+        return self._sampler.fingerprint()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a state was taken, also of another number of replicas.
+
+        Raises:
+            StateError: it is of another sampler.
+        """
+        if state.get("of") != self._of():
+            raise StateError(
+                f"this state is of the sampler {state.get('of')}, and this is {self._of()}"
+            )
+        self._epoch, self._at = int(state["epoch"]), int(state["position"])
+        self._sampler._epoch = self._epoch + 1
+        self._held, self._next = [], 0
+
+
+def digest(values: np.ndarray[Any, Any]) -> str:
+    return hashlib.sha256(values.tobytes()).hexdigest()[:16]
+
+
+def flag(value: Any, option: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{option} is True or False, got {value!r}")
+    return value
+
+
+def whole(value: Any, least: int | None, option: str, meaning: str) -> int:
+    """``value``, an integer of ``least`` or more; raises otherwise."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and value < least)
+    ):
+        bound = "" if least is None else f" of {least} or more"
+        raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {value!r}")
+    return value

@@ -1,0 +1,161 @@
+"""Samplers that treat all rows alike: in order, in a random order, some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import Any
+
+import numpy as np
+
+from trainpipes.errors import ConfigError
+from trainpipes.order import IntArray
+from trainpipes.permute import Permutation, uniform
+from trainpipes.samplers.row_sampler import RowSampler, digest, flag, whole
+
+__all__ = ["RandomSampler", "SequentialSampler", "SubsetRandomSampler"]
+
+
+class SequentialSampler(RowSampler):
+    """All rows, in order.
+
+    Args:
+        data_source: the dataset, or a number of rows; a pipeline needs none.
+    """
+
+    def __init__(self, data_source: Sized | int | None = None) -> None:
+        super().__init__(data_source)
+
+    def length(self, rows: int) -> int:
+        return rows
+
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
+        return np.arange(start, stop, dtype=np.int64)
+
+
+class RandomSampler(RowSampler):
+    """All rows, in a random order: a true permutation of any number of rows, in O(1) memory.
+
+    Args:
+        data_source: the dataset, or a number of rows; a pipeline needs none.
+        replacement: draw each row independently of those before.
+        num_samples: indices in an epoch; as many as rows if left out. Beyond that, without replacement,
+            one permutation follows the other.
+        seed: of the order.
+
+    >>> sampler = RandomSampler(5, seed=0)
+    >>> list(sampler), list(sampler)
+    ([4, 2, 3, 1, 0], [4, 1, 2, 0, 3])
+    """
+
+    def __init__(
+        self,
+        data_source: Sized | int | None = None,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(data_source)
+        self.replacement = flag(replacement, "RandomSampler(replacement)")
+        if num_samples is not None:
+            whole(num_samples, 1, "RandomSampler(num_samples)", "indices in an epoch")
+        self.num_samples = num_samples
+        self.seed = whole(seed, None, "RandomSampler(seed)", "a seed")
+        self._last: Permutation | None = None
+        self._last_of: tuple[int, int, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_last": None, "_last_of": None}
+
+    def length(self, rows: int) -> int:
+        return rows if self.num_samples is None else self.num_samples
+
+    def check(self, rows: int) -> None:
+        super().check(rows)
+        if not rows and self.num_samples:
+            raise ConfigError(f"{self} cannot draw from a dataset without rows")
+
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
+        if self.replacement:
+            return drawn(uniform(start, stop, self.seed, "draws", epoch), rows)
+        parts, first = [], start
+        while first < stop:
+            turn = first // rows
+            last = min(stop, (turn + 1) * rows)
+            positions = np.arange(first - turn * rows, last - turn * rows, dtype=np.int64)
+            parts.append(self._permutation(rows, epoch, turn)(positions))
+            first = last
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def _permutation(self, rows: int, epoch: int, turn: int) -> Permutation:
+        last = self._last
+        if last is None or self._last_of != (rows, epoch, turn):
+            last = Permutation(rows, self.seed, "rows", epoch, turn)
+            self._last, self._last_of = last, (rows, epoch, turn)
+        return last
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "sampler": "RandomSampler",
+            "replacement": self.replacement,
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+        }
+
+
+class SubsetRandomSampler(RowSampler):
+    """Some of the rows, in a random order, another one every epoch.
+
+    Args:
+        indices: the rows; one that is named twice comes twice.
+        seed: of the order.
+    """
+
+    def __init__(self, indices: Sequence[int] | Any, *, seed: int = 0) -> None:
+        super().__init__()
+        found = np.asarray(indices)
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            raise ConfigError(
+                "SubsetRandomSampler(indices) takes row numbers [n], got "
+                f"{found.dtype}{list(found.shape)}"
+            )
+        self.indices: IntArray = found.astype(np.int64)
+        if found.size and int(self.indices.min()) < 0:
+            raise ConfigError(
+                f"SubsetRandomSampler(indices): row numbers are 0 or more, got {int(self.indices.min())}"
+            )
+        self._order = RandomSampler(seed=seed)
+        self.seed = seed
+
+    def length(self, rows: int) -> int:
+        return len(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def _known_rows(self) -> int:
+        return int(self.indices.max(initial=-1)) + 1
+
+    def check(self, rows: int) -> None:
+        if self._known_rows() > rows:
+            raise ConfigError(
+                f"{self} names row {self._known_rows() - 1:,}, and there are {rows:,} rows"
+            )
+
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
+        return self.indices[self._order.index(epoch, start, stop, len(self.indices))]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "sampler": "SubsetRandomSampler",
+            "indices": len(self.indices),
+            "digest": digest(self.indices),
+            "seed": self.seed,
+        }
+
+
+def drawn(draws: np.ndarray[Any, np.dtype[np.float64]], rows: int) -> IntArray:
+    """Numbers from 0 up to 1 as rows."""
+    found = (draws * rows).astype(np.int64)
+    np.minimum(found, rows - 1, out=found)
+    return found

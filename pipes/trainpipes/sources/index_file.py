@@ -1,0 +1,297 @@
+"""Footers that were read before, in a small file: so that a start over many files reads none of them.
+
+The file is an Arrow table, a row for each Parquet file: where it is, its size and time of change (or
+etag), and of its footer what ``index.py`` needs, the checksum included. A row counts only while size
+and stamp are what the listing says. A file that is damaged, or not ours, is as good as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.cache import SUFFIX, folder, index_path
+from trainpipes.errors import ConfigError
+from trainpipes.order import IntArray
+from trainpipes.runtime import sealed
+from trainpipes.sources.files import FileList
+from trainpipes.sources.listing import is_local
+
+__all__ = ["FooterFile", "FooterTable", "Footer", "checked_index", "forget", "settled"]
+
+log = logging.getLogger("trainpipes")
+
+#: What our files say they are.
+ABOUT = {"footers": 1}
+#: Local files of which none is kept, unless it is asked for: to read them takes milliseconds.
+FEW = 64
+#: Nanoseconds within which a disk may give two changes of a file the same time.
+TICK = 10_000_000
+#: Rows of files that are not in the listing at hand, for each one that is; so many stay in any case.
+OTHERS, SOME_OTHERS = 4, 10_000
+
+COLUMNS = pa.schema(
+    [
+        ("path", pa.string()),
+        ("stamp", pa.string()),
+        ("size", pa.int64()),
+        ("footer", pa.int64()),
+        ("checksum", pa.int64()),
+        ("rows", pa.list_(pa.int64())),
+        ("group_bytes", pa.list_(pa.int64())),
+        ("schema", pa.dictionary(pa.int32(), pa.binary())),
+        ("sampled_rows", pa.int64()),
+        ("leaves", pa.list_(pa.string())),
+        ("leaf_bytes", pa.list_(pa.float64())),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What is kept of one footer.
+
+    Args:
+        size: bytes of the file.
+        footer: bytes of the footer.
+        checksum: CRC-32 of the footer.
+        rows: rows of each row group.
+        group_bytes: uncompressed bytes of each row group.
+        schema: the file's Arrow schema.
+        sampled_rows: rows of the row groups that sizes in memory were told of.
+        leaves: paths of the Parquet columns; empty where nothing was sampled.
+        leaf_bytes: bytes of the sampled rows in memory, of each of these; NaN where not asked for.
+    """
+
+    size: int
+    footer: int
+    checksum: int
+    rows: list[int]
+    group_bytes: list[int]
+    schema: pa.Schema
+    sampled_rows: int = 0
+    leaves: tuple[str, ...] = ()
+    leaf_bytes: tuple[float, ...] = ()
+
+
+class FooterTable:
+    """Footers of several files, as columns.
+
+    Args:
+        table: with the columns of ``COLUMNS``.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table.unify_dictionaries().combine_chunks()
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @staticmethod
+    def of(footers: Sequence[Footer], names: Sequence[str], stamps: Sequence[str]) -> FooterTable:
+        """Footers of files with these names and stamps."""
+        columns: dict[str, Any] = {"path": names, "stamp": stamps}
+        for field in COLUMNS:
+            if field.name not in ("path", "stamp", "schema"):
+                columns[field.name] = [getattr(footer, field.name) for footer in footers]
+        schemas: list[pa.Schema] = []
+        numbers = []
+        for footer in footers:
+            equal = (n for n, schema in enumerate(schemas) if schema.equals(footer.schema))
+            number = next(equal, len(schemas))
+            if number == len(schemas):
+                schemas.append(footer.schema)
+            numbers.append(number)
+        written = pa.array([schema.serialize().to_pybytes() for schema in schemas], pa.binary())
+        columns["schema"] = pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), written)
+        return FooterTable(
+            pa.table({name: columns[name] for name in COLUMNS.names}, schema=COLUMNS)
+        )
+
+    def column(self, name: str) -> Any:
+        """A column's values as one Arrow array."""
+        column = self.table.column(name)
+        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+    def numbers(self, name: str) -> IntArray:
+        """A column of integers, int64 ``[files]``."""
+        found: IntArray = self.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
+        return found
+
+    def flat(self, name: str) -> tuple[IntArray, IntArray]:
+        """A column of lists of integers: all of them, and where each file's begin, int64 ``[files + 1]``."""
+        column = self.column(name)
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return column.flatten().to_numpy(zero_copy_only=False).astype(np.int64), starts
+
+    def schemas(self) -> list[tuple[int, pa.Schema]]:
+        """The first file with each schema, and that schema."""
+        column = self.column("schema")
+        if not len(column):
+            return []
+        numbers, firsts = np.unique(column.indices.to_numpy(), return_index=True)
+        written = column.dictionary
+        return [
+            (first, pa.ipc.read_schema(written[number].as_buffer()))
+            for first, number in sorted(zip(firsts.tolist(), numbers.tolist(), strict=True))
+        ]
+
+    def sample(self, file: int) -> tuple[int, list[str], list[float]]:
+        """Rows sampled of a file, its Parquet columns, and bytes of these rows in each."""
+        row = (
+            self.table.slice(file, 1)
+            .select(["sampled_rows", "leaves", "leaf_bytes"])
+            .to_pylist()[0]
+        )
+        return row["sampled_rows"], row["leaves"], row["leaf_bytes"]
+
+    def take(self, index: IntArray) -> FooterTable:
+        return FooterTable(self.table.take(index))
+
+    @staticmethod
+    def join(parts: Sequence[FooterTable]) -> FooterTable:
+        return FooterTable(pa.concat_tables([part.table for part in parts]))
+
+
+def with_more(footer: Footer, leaves: Sequence[str], leaf_bytes: Sequence[float]) -> Footer:
+    """A footer with sizes of columns that were asked for earlier, too."""
+    if tuple(leaves) != footer.leaves:
+        return footer
+    pairs = zip(footer.leaf_bytes, leaf_bytes, strict=True)
+    return replace(footer, leaf_bytes=tuple(old if new != new else new for new, old in pairs))
+
+
+class FooterFile:
+    """The file in which footers of a data set are kept.
+
+    Args:
+        path: where.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def of(files: FileList, index: str | bool | None) -> FooterFile | None:
+        """The file for these files; None if there is none to be.
+
+        Args:
+            files: the data set.
+            index: a file, or a folder for several; True for the cache's; None for the cache's if it pays;
+                False for none.
+        """
+        root = folder()
+        if index is False or root is None or not len(files):
+            return None
+        if isinstance(index, str):
+            if index.endswith(SUFFIX):
+                return FooterFile(Path(index).expanduser().absolute())
+            return FooterFile(Path(index).expanduser().absolute() / f"{_digest(files)}{SUFFIX}")
+        if index is None and len(files) < FEW and all(map(is_local, files.systems)):
+            return None
+        return FooterFile(index_path(root, _digest(files)))
+
+    def find(self, files: FileList) -> tuple[FooterTable, IntArray]:
+        """Footers of earlier, and which of them are those of the files, int64 ``[files]``; -1 where there
+        is none, or the file has changed since."""
+        rows = np.full(len(files), -1, dtype=np.int64)
+        table = self._load()
+        if table is None:
+            return FooterTable(COLUMNS.empty_table()), rows
+        known = {name: row for row, name in enumerate(table.column("path").to_pylist())}
+        stamps = table.column("stamp").to_pylist()
+        sizes = table.numbers("size").tolist()
+        listed = zip(files.names, files.stamps, files.sizes.tolist(), strict=True)
+        for file, (name, stamp, size) in enumerate(listed):
+            row = known.get(name, -1)
+            if row >= 0 and stamp and stamps[row] == stamp and sizes[row] == size:
+                rows[file] = row
+        return table, rows
+
+    def _load(self) -> FooterTable | None:
+        table = sealed.read(self.path, ABOUT)
+        if table is None or not table.schema.equals(COLUMNS):
+            if self.path.exists():
+                log.info(
+                    "%s is damaged or not ours; footers are read, and it is made again", self.path
+                )
+            return None
+        return FooterTable(table)
+
+    def save(self, files: FileList, footers: FooterTable, read: int) -> None:
+        """Keep the footers of the files, and those of others that are there. What cannot be written
+        is left: it would only save time.
+
+        Args:
+            files: the data set.
+            footers: of these.
+            read: when the first of them was read, ns.
+        """
+        good = [
+            bool(stamp) and size >= 0 for stamp, size in zip(files.stamps, files.sizes, strict=True)
+        ]
+        for file in np.flatnonzero(good).tolist():
+            if is_local(files.systems[int(files.system_of[file])]):
+                # It may have changed once more without another time.
+                good[file] = int(files.stamps[file]) < read - TICK
+        if not any(good):
+            return
+        parts = [footers.take(np.flatnonzero(good).astype(np.int64))]
+        earlier = self._load()  # others may have written since
+        if earlier is not None:
+            names = set(files.names)
+            others = [n for n, p in enumerate(earlier.column("path").to_pylist()) if p not in names]
+            most = max(SOME_OTHERS, OTHERS * len(files))
+            parts.append(earlier.take(np.array(others[-most:], dtype=np.int64)))
+        try:
+            sealed.put(self.path, sealed.pack(FooterTable.join(parts).table, ABOUT))
+        except OSError as error:
+            log.info("footers cannot be kept in %s: %s", self.path, error)
+
+
+def _digest(files: FileList) -> str:
+    """Stands for the lowest folder that holds all files."""
+    shared = os.path.commonprefix(files.names).rpartition("/")[0]  # noqa: RUF071  (cut at a "/")
+    return hashlib.sha256(os.fsencode(shared)).hexdigest()[:32]
+
+
+def settled(files: FileList, which: Sequence[int]) -> int:
+    """The time, ns, once local files that were just written could no more be written again without
+    another time."""
+    now = time.time_ns()
+    local = [is_local(system) for system in files.systems]
+    times = [int(files.stamps[n]) for n in which if local[int(files.system_of[n])]]
+    left = max(times, default=0) + TICK - now
+    if 0 <= left <= TICK:
+        time.sleep((left + TICK / 10) / 1e9)
+    return time.time_ns()
+
+
+def forget(path: str | None) -> None:
+    """Drop a file of footers, of which one was found to be out of date."""
+    if path is not None:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def checked_index(index: Any) -> str | bool | None:
+    """The option ``index`` of a reader, as text if it is a path."""
+    if index is None or isinstance(index, bool):
+        return index
+    if not isinstance(index, str | os.PathLike) or not os.fspath(index):
+        raise ConfigError(
+            f"read_parquet(index) is a file that ends in {SUFFIX}, a folder, True, False or None, got "
+            f"{index!r}"
+        )
+    return str(os.fspath(index))

@@ -1,0 +1,336 @@
+"""``MemmapDataset``: rows of memory-mapped files, by number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch.utils.data import Dataset
+
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.order import IntArray
+from trainpipes.runtime.source import Place
+from trainpipes.sources.files import ListFiles
+from trainpipes.sources.listing import is_local
+from trainpipes.sources.memmap_files import BareFile, HeadedFile, MappedFile, stretches
+from trainpipes.sources.memmap_format import Array, Column
+from trainpipes.sources.memmap_rows import Ragged
+from trainpipes.stages.pad_columns import Ragged as RaggedColumn
+from trainpipes.stages.pad_columns import of_arrow
+from trainpipes.stages.shuffle import whole_number
+
+__all__ = ["MemmapDataset", "check_options", "tensor_rows", "widened"]
+
+#: What files of token ids hold.
+BARE_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+
+
+class MemmapDataset(Dataset[Any]):
+    """Rows of memory-mapped files as a map-style dataset.
+
+    ``ds[i]`` is a row: a dict of tensors, or a tuple of them where ``write_memmap`` was given no names;
+    ``ds[i:j]`` and ``ds[array]`` are several, each column stacked to ``[rows, ...]`` and a ragged one
+    a list of tensors. All are copies, so that they may be changed. Opening costs the headers; what is
+    read stays in the page cache, once for all processes. Pickled, it is its paths and headers.
+
+    Args:
+        path: a file of ``write_memmap``; a folder, a glob or a list of such files, one after the
+            other.
+        columns: names of columns; None for all.
+        transform: function of a row, applied when it is read; ``ds[i:j]`` is then a list.
+        version: names the function in checkpoints instead of its module and name.
+        dtype: for files of bare numbers (token files of nanoGPT and others): what they hold, "uint8",
+            "uint16", "uint32", "int32" or "int64". Rows are then dicts with ``input_ids``, int64
+            ``[length]``; numbers at a file's end that fill no row are left out.
+        length: numbers in such a row.
+        labels: whether such a row also has ``labels``, int64 ``[length]``: at each place the number
+            that follows in the file.
+        verify: compare all data with its checksums now, as ``verify()`` does later.
+
+    Raises:
+        MissingFilesError: there is no such file.
+        UnreadableError: it is no file of ``write_memmap``, was cut short, or is damaged.
+        SchemaError: a column is not there, or two files have not the same.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        columns: Sequence[str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        version: str | None = None,
+        dtype: Any = None,
+        length: int | None = None,
+        labels: bool = False,
+        verify: bool = False,
+    ) -> None:
+        self.options = check_options(path, columns, transform, version, dtype, length, labels)
+        self.transform = transform
+        self.labels = labels
+        self.paths, self._folder = _listed(path)
+        bare = self.options["dtype"]
+        self.files: list[MappedFile] = []
+        for one in self.paths:
+            if bare is None:
+                self.files.append(HeadedFile(one))
+            else:
+                assert length is not None
+                self.files.append(BareFile(one, bare, length, int(labels), "input_ids"))
+        self.bare = bare is not None
+        self.layout = self.files[0].layout
+        self.chosen = self._choose(columns)
+        self.firsts = np.cumsum([0, *(file.rows for file in self.files)], dtype=np.int64)
+        if verify:
+            self.verify()
+
+    def _choose(self, columns: Sequence[str] | None) -> list[int]:
+        first = self.files[0]
+        kinds = [str(column) for column in first.columns]
+        for file in self.files[1:]:
+            if [str(column) for column in file.columns] != kinds or file.layout != first.layout:
+                raise SchemaError(
+                    f"{file.path} has columns {', '.join(map(str, file.columns))}, and {first.path} has "
+                    f"{', '.join(kinds)}: files that are read together have the same",
+                    path=file.path,
+                )
+        names = [column.name for column in first.columns]
+        if columns is None:
+            return list(range(len(names)))
+        if missing := [name for name in columns if name not in names]:
+            raise SchemaError(
+                f"{first.path} has no column {missing[0]!r}; it has {', '.join(names)}",
+                path=first.path,
+            )
+        return [names.index(name) for name in columns]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns as they lie in the first file."""
+        return tuple(self.files[0].columns[n] for n in self.chosen)
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of an average row."""
+        total = sum(file.row_bytes * file.rows for file in self.files)
+        return float(total / max(1, len(self)))
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            found = np.arange(start, stop, step, dtype=np.int64)
+        elif isinstance(index, int | np.integer):
+            return self._rows(self._checked(np.array([index], dtype=np.int64)))[0]
+        else:
+            found = self._checked(np.asarray(index))
+        if self.transform is not None:
+            return self._rows(found)
+        return self._named([_many(column) for column in self.gather(found)])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return self._rows(self._checked(np.asarray(indices)))
+
+    def _checked(self, index: Array) -> IntArray:
+        if index.ndim != 1 or (index.dtype.kind not in "iu" and index.size):
+            raise TypeError(
+                f"rows are chosen by a number, a slice, or integers [n], got {index.dtype}"
+                f"{list(index.shape)}"
+            )
+        rows = len(self)
+        index = index.astype(np.int64)
+        if index.size and not (-rows <= int(index.min()) and int(index.max()) < rows):
+            bad = index[(index < -rows) | (index >= rows)][0]
+            raise IndexError(f"row {bad} of {rows:,}")
+        return np.where(index < 0, index + rows, index)
+
+    def _rows(self, index: IntArray) -> list[Any]:
+        columns = [_each(column) for column in self.gather(index)]
+        rows = [self._named(list(row)) for row in zip(*columns, strict=True)]
+        return rows if self.transform is None else [self.transform(row) for row in rows]
+
+    def _named(self, values: list[Any]) -> Any:
+        if self.bare:
+            return dict(zip(("input_ids", "labels"), values, strict=False))
+        if self.layout == "tuple":
+            return tuple(values)
+        return {c.name: value for c, value in zip(self.columns, values, strict=True)}
+
+    def gather(self, index: IntArray) -> list[Array | Ragged]:
+        """The rows at ``index`` as columns, copied; of bare files widened to int64."""
+        found = [self.column_at(number, index) for number in self.chosen]
+        if self.bare:
+            assert isinstance(found[0], np.ndarray)
+            return list(widened(found[0], self.labels))
+        return found
+
+    def column_at(self, number: int, index: IntArray) -> Array | Ragged:
+        """The rows at ``index`` of a column as it is stored, copied."""
+        if len(self.files) == 1:
+            return self.files[0].take(number, index)
+        which = np.searchsorted(self.firsts, index, side="right") - 1
+        order = np.argsort(which, kind="stable")
+        parts: list[Array | Ragged] = []
+        for file in np.unique(which).tolist():
+            own = index[order][which[order] == file]
+            parts.append(self.files[file].take(number, own - self.firsts[file]))
+        if not parts:
+            return self.files[0].take(number, index)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return _reordered(parts, back)
+
+    def column(self, name: str) -> Array:
+        """All values of a column of a single file as they lie in it, read-only: ``[rows, ...]``; of a
+        ragged one ``[values, ...]``."""
+        number = next((n for n in self.chosen if self.files[0].columns[n].name == name), None)
+        if number is None or len(self.files) > 1:
+            raise SchemaError(
+                f"column({name!r}) is of a single file with that column; there are {len(self.files)} files "
+                f"with {', '.join(c.name for c in self.columns)}"
+            )
+        return self.files[0].values(number)
+
+    def verify(self) -> None:
+        """Compare all data with the checksums of its headers.
+
+        Raises:
+            UnreadableError: names the file and column that differ.
+        """
+        for file in self.files:
+            file.verify()
+
+    def place(self, row: int) -> Place:
+        """The file that a row is in, and the row within it."""
+        file = int(np.searchsorted(self.firsts, row, side="right")) - 1
+        return Place(self.paths[file], row=row - int(self.firsts[file]))
+
+    def relative_names(self) -> list[str]:
+        """Names of the files below the folder that was asked for; none for a single file."""
+        if len(self.paths) == 1:
+            return [""]
+        return [os.path.relpath(path, self._folder) for path in self.paths]
+
+    def __repr__(self) -> str:
+        asked = self.options["path"]
+        what = asked if isinstance(asked, str) else f"{len(self.paths)} files"
+        return f"MemmapDataset({what!r}, {len(self):,} rows of {', '.join(map(str, self.columns))})"
+
+
+def _listed(path: Any) -> tuple[list[str], str]:
+    """The files, and the folder that their names are told from."""
+    if isinstance(path, str | os.PathLike) and os.path.isfile(path):
+        whole = os.path.abspath(path)
+        return [whole], os.path.dirname(whole)
+    found = ListFiles(urls=path, suffix="").files()
+    remote = [n for k, n in enumerate(found.names) if not is_local(found.system(k))]
+    if remote:
+        raise ConfigError(
+            f"only files of this machine can be mapped into memory, got {remote[0]}: copy it here first"
+        )
+    one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else None
+    folder = one if one is not None and os.path.isdir(one) else None
+    return found.names, folder or os.path.commonpath([os.path.dirname(n) for n in found.names])
+
+
+def check_options(
+    path: Any, columns: Any, transform: Any, version: Any, dtype: Any, length: Any, labels: Any
+) -> dict[str, Any]:
+    """The options of a memory map as plain values.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    if transform is not None and not callable(transform):
+        raise ConfigError(f"read_memmap(transform) is a function of a row, got {transform!r}")
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise ConfigError(
+            f"read_memmap(columns) is a list of names, or None for all, got {columns!r}"
+        )
+    if dtype is None:
+        if length is not None or labels:
+            raise ConfigError(
+                "read_memmap(length, labels) are for files of bare numbers: give their dtype, such as "
+                f'"uint16"; got length={length!r}, labels={labels!r}'
+            )
+    else:
+        try:
+            dtype = np.dtype(dtype).name
+        except TypeError:
+            dtype = repr(dtype)
+        if dtype not in BARE_DTYPES:
+            raise ConfigError(
+                f"read_memmap(dtype) is what a file of token ids holds, {', '.join(BARE_DTYPES)}; got "
+                f"{dtype}"
+            )
+        if length is None or columns is not None:
+            raise ConfigError(
+                "read_memmap(dtype=...) cuts a file of bare numbers in rows: give length=, the numbers in "
+                f"a row, and no columns; got length={length!r}, columns={columns!r}"
+            )
+        whole_number(length, 1, "read_memmap(length)", "numbers in a row")
+    if isinstance(path, str | os.PathLike):
+        path = os.fspath(path)
+    elif isinstance(path, list | tuple):
+        path = [os.fspath(one) for one in path]
+    else:
+        raise ConfigError(f"read_memmap(path) is a path, or a list of paths, got {path!r}")
+    return {
+        "path": path,
+        "columns": None if columns is None else list(columns),
+        "transform": transform,
+        "version": version,
+        "dtype": dtype,
+        "length": length,
+        "labels": bool(labels),
+    }
+
+
+def widened(rows: Array, labels: bool) -> tuple[npt.NDArray[np.int64], ...]:
+    """Token ids as int64, and the ones after them."""
+    if not labels:
+        return (rows.astype(np.int64),)
+    return rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
+
+
+def _reordered(parts: list[Array | Ragged], order: IntArray) -> Array | Ragged:
+    """Rows of several parts together, in another order."""
+    even = [part for part in parts if not isinstance(part, Ragged)]
+    if even:
+        return np.concatenate(even)[order]
+    ragged = [part for part in parts if isinstance(part, Ragged)]
+    lengths = np.concatenate([part.lengths for part in ragged])
+    starts = np.cumsum(lengths) - lengths
+    values = np.concatenate([part.values for part in ragged])
+    return Ragged(stretches(values, starts[order], lengths[order]), lengths[order])
+
+
+def _each(column: Array | Ragged) -> list[torch.Tensor]:
+    """A tensor for each row; of the copy at hand."""
+    if not isinstance(column, Ragged):
+        return list(torch.from_numpy(np.ascontiguousarray(column)))
+    cells = np.split(column.values, np.cumsum(column.lengths))[:-1]
+    return [torch.from_numpy(np.array(cell)) for cell in cells]
+
+
+def _many(column: Array | Ragged) -> Any:
+    if isinstance(column, Ragged):
+        return _each(column)
+    return torch.from_numpy(np.ascontiguousarray(column))
+
+
+def tensor_rows(table: pa.Table) -> list[dict[str, torch.Tensor]]:
+    """Rows of a table as dicts of tensors."""
+    found = (of_arrow(table.column(name), name) for name in table.column_names)
+    columns = [
+        Ragged(c.values, c.lengths) if isinstance(c, RaggedColumn) else c.values for c in found
+    ]
+    cells = [_each(c if isinstance(c, Ragged) else np.array(c)) for c in columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*cells, strict=True)]

@@ -1,0 +1,247 @@
+"""``bucket_by_length``: micro-batches of rows of about the same length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.order import IntArray, permutation
+from trainpipes.runtime.block import Block
+from trainpipes.runtime.run import Cursors, Run, RunSource
+from trainpipes.runtime.stage import OpenState, Stage
+from trainpipes.stages.held import Held
+from trainpipes.stages.shuffle import whole_number
+from trainpipes.stages.token_budget import Budget, Oversize
+from trainpipes.stages.token_columns import lengths_of
+
+__all__ = ["BucketByLength"]
+
+#: Buckets where nothing is said.
+NUM_BUCKETS = 32
+#: Rows in a run, about; whole micro-batches.
+RUN_ROWS = 512
+
+
+class BucketByLength(Stage):
+    """Cuts micro-batches of rows of about the same length, so that little is padded.
+
+    In: rows. Out: micro-batches, as of ``batch``. The rows of a window are sorted into buckets by length,
+    each bucket is cut into micro-batches in the order in which its rows came, and what is left over in the
+    buckets makes the last ones. The micro-batches of a window then come in another order, by ``seed``.
+    How many there are is not known beforehand: see ``filter``; with ``batch_size``, at most one of each
+    shard and epoch is short.
+
+    Cursor: that of the source before the window, and how many of its micro-batches are used up. A resume
+    reads that window again. Memory: a window for each shard. Costs about 1 us a row.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        batch_size: B, rows in a micro-batch.
+        max_tokens: instead of ``batch_size``: rows x longest row of a micro-batch, at most.
+        boundaries: lengths at which buckets part, ascending: of n, n + 1 buckets; a row as long as a
+            boundary is in the bucket above it.
+        num_buckets: instead of ``boundaries``: that many buckets of as many rows each; 32 if left out.
+        column: what is counted: a column of lists, or of integers that say how long a row is.
+        window: rows that are sorted together; rounded up to a multiple of ``batch_size``.
+        max_rows: with ``max_tokens``, rows in a micro-batch at most.
+        oversize: with ``max_tokens``, what becomes of a row that is longer: "error" (the default), or
+            "alone", a micro-batch of its own.
+        drop_last: leave out short micro-batches (with ``batch_size``).
+        seed: of the order of a window's micro-batches.
+
+    Raises:
+        DataError: a row is longer than ``max_tokens``; names it.
+
+    >>> import trainpipes as tp
+    >>> rows = tp.from_dataset([{"ids": [1] * n} for n in (9, 1, 8, 2, 1, 7)])
+    >>> pipe = rows.bucket_by_length(2, boundaries=[5], column="ids")
+    >>> [[len(row["ids"]) for row in batch] for batch in pipe]
+    [[9, 8], [1, 2], [1, 7]]
+    """
+
+    role = "batch"
+    keeps_rows = False
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        batch_size: int | None = None,
+        *,
+        max_tokens: int | None = None,
+        boundaries: Sequence[int] | None = None,
+        num_buckets: int | None = None,
+        column: str = "input_ids",
+        window: int = 1024,
+        max_rows: int | None = None,
+        oversize: Oversize | None = None,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> None:
+        name = self.name
+        if batch_size is None and max_tokens is None:
+            batch_size = 1
+        if (batch_size is None) == (max_tokens is None):
+            raise ConfigError(
+                f"{name}() takes batch_size or max_tokens, got {batch_size} and {max_tokens}; for both "
+                "limits pass max_tokens and max_rows"
+            )
+        whole_number(window, 1, f"{name}(window)", "rows that are sorted together")
+        whole_number(seed, None, f"{name}(seed)", "a seed")
+        self._budget = None
+        if max_tokens is not None:
+            self._budget = Budget(name, max_tokens, max_rows, oversize)
+            if drop_last is not False:
+                raise ConfigError(
+                    f"{name}(drop_last) goes with batch_size, got max_tokens={max_tokens}"
+                )
+        else:
+            whole_number(batch_size, 1, f"{name}(batch_size)", "rows in a micro-batch")
+            if max_rows is not None or oversize is not None:
+                raise ConfigError(f"{name}(max_rows, oversize) go with max_tokens, got none")
+        if not isinstance(drop_last, bool):
+            raise ConfigError(f"{name}(drop_last) is True or False, got {drop_last!r}")
+        if boundaries is not None and num_buckets is not None:
+            raise ConfigError(
+                f"{name}() takes boundaries or num_buckets, got {boundaries!r} and {num_buckets!r}"
+            )
+        if boundaries is not None:
+            boundaries = list(boundaries)
+            for edge in boundaries:
+                whole_number(edge, 1, f"{name}(boundaries)", "lengths at which buckets part")
+            if not boundaries or any(a >= b for a, b in pairwise(boundaries)):
+                raise ConfigError(
+                    f"{name}(boundaries) are ascending lengths, each once, got {boundaries!r}"
+                )
+        elif num_buckets is not None:
+            whole_number(num_buckets, 1, f"{name}(num_buckets)", "buckets of as many rows each")
+        super().__init__(
+            source,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+            boundaries=boundaries,
+            num_buckets=num_buckets,
+            column=column,
+            window=window,
+            max_rows=max_rows,
+            oversize=oversize,
+            drop_last=drop_last,
+            seed=seed,
+        )
+        size = batch_size or 1
+        self.window = -(-window // size) * size
+
+    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
+        below, used = (state["below"], state["row"]) if "below" in state else (state, 0)
+        return _Buckets(self, Held(open_below(below)), used)
+
+    def cut(self, block: Block) -> tuple[IntArray, IntArray]:
+        """The rows of a window bucket by bucket, and where micro-batches start in that order."""
+        lengths = lengths_of(block, self.options["column"], self)
+        buckets = self._buckets(lengths)
+        order = np.argsort(buckets, kind="stable")
+        ends = np.cumsum(np.bincount(buckets, minlength=1))
+        kept, rest = [], []
+        sizes: list[IntArray] = []
+        for start, stop in pairwise([0, *ends.tolist()]):
+            rows = order[start:stop]
+            edges = self._edges(lengths[rows])
+            last = int(edges[-1])
+            kept.append(rows[:last])
+            rest.append(rows[last:])
+            sizes.append(np.diff(edges))
+        rows = np.concatenate(rest)
+        edges = self._edges(lengths[rows], open_too=not self.options["drop_last"])
+        kept.append(rows[: edges[-1]])
+        sizes.append(np.diff(edges))
+        bounds = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
+        return np.concatenate(kept).astype(np.int64), bounds
+
+    def _buckets(self, lengths: IntArray) -> IntArray:
+        if self.options["boundaries"] is not None:
+            return np.searchsorted(self.options["boundaries"], lengths, side="right")
+        count = self.options["num_buckets"] or NUM_BUCKETS
+        rank = np.empty(len(lengths), dtype=np.int64)
+        rank[np.argsort(lengths, kind="stable")] = np.arange(len(lengths))
+        return rank * count // max(1, len(lengths))
+
+    def _edges(self, lengths: IntArray, open_too: bool = False) -> IntArray:
+        """Where micro-batches of rows in the order given start, and the end; one that has room for more
+        rows is left out, or comes last."""
+        count = len(lengths)
+        if self._budget is None:
+            size = int(self.options["batch_size"])
+            full = count // size * size
+            edges = [*range(0, full, size), full]
+            return np.array([*edges, count] if open_too and full < count else edges, dtype=np.int64)
+        found = self._budget.cut(lengths)
+        open_ = count and not self._budget.full(lengths[found[-2] :])
+        return found[:-1] if open_ and not open_too else found
+
+    def check(self, block: Block) -> None:
+        """Raise for a row that is over the budget by itself."""
+        if self._budget is not None:
+            lengths = lengths_of(block, self.options["column"], self)
+            self._budget.check(lengths, block.ids, self)
+
+
+class _Buckets:
+    """Windows of rows, each as micro-batches."""
+
+    def __init__(self, stage: BucketByLength, held: Held, used: int) -> None:
+        self._stage = stage
+        self._held = held
+        self._item = used
+        self._block: Block | None = None
+
+    def next_run(self) -> Run:
+        while self._block is None:
+            self._open()
+        first = self._item
+        wanted = self._bounds[first] + RUN_ROWS
+        stop = max(first + 1, int(np.searchsorted(self._bounds, wanted, side="right")) - 1)
+        self._item = stop
+        low, high = int(self._bounds[first]), int(self._bounds[stop])
+        rows = np.arange(first, stop + 1, dtype=np.int64)
+        which = np.zeros(len(rows), dtype=np.int64)
+        block = self._block.take(self._order[low:high])
+        if stop == len(self._bounds) - 1:
+            which[-1], rows[-1] = 1, 0
+            self._block, self._item = None, 0
+        return Run(block, Cursors(self._states, which, rows), self._bounds[first : stop + 1] - low)
+
+    def _open(self) -> None:
+        """Cut the next window; StopIteration where there is none."""
+        held, stage = self._held, self._stage
+        if not held.fill(stage.window):
+            raise StopIteration
+        count = min(stage.window, held.rows)
+        run = held.waiting()
+        block = run.block.slice(0, count)
+        stage.check(block)
+        order, bounds = stage.cut(block)
+        items = len(bounds) - 1
+        if self._item and self._item >= items:
+            raise StateError(
+                f"{stage}: the state is from after {self._item} micro-batches of a window that has "
+                f"{items}; it was edited or is damaged: load it as it was saved"
+            )
+        held.gave(items > 0, stage)
+        if items:
+            ids = int(block.ids[0])
+            mixed = permutation(items, stage.options["seed"], "buckets", held.epoch, ids)
+            sizes = np.diff(bounds)[mixed]
+            ends = np.cumsum(sizes)
+            place = np.repeat(bounds[:-1][mixed] - (ends - sizes), sizes) + np.arange(ends[-1])
+            self._order = order[place]
+            self._bounds: IntArray = np.concatenate([[0], ends]).astype(np.int64)
+            self._block = block
+            self._states = (
+                {"below": run.cursors.state(0)},
+                {"below": run.cursors.state(count)},
+            )
+        held.drop(count)

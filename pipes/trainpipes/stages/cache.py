@@ -1,0 +1,98 @@
+"""``cache``: what stands before it is computed once, and kept on disk."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torchdata.nodes import BaseNode
+
+from trainpipes.cache import folder
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+from trainpipes.stages.shuffle import whole_number
+
+__all__ = ["Cache"]
+
+
+class Cache(Stage):
+    """Keeps on disk what the stages before it make of each row group.
+
+    In: rows, before they are shuffled, batched or repeated, of a source with blocks: Parquet files or
+    an Arrow table. Out: the same rows in the same order. Cursor: none of its own; a state loads with and
+    without. Costs the stages before it once, for whole row groups, and disk for what they make,
+    uncompressed; from then on a memory-mapped read.
+
+    A file of the cache holds a row group (a part of it, if that has more than 65,536 rows or 16 MiB) as
+    an Arrow IPC file. It is known by the data (the file's name below the data set's root, size, time of
+    change or etag, footer, row group) and by the stages before: their options, a tokenizer's content, a
+    function's name and code, or its ``version=``. Processes, ranks and threads of a machine may share a
+    cache: each entry is made by one of them. Files are written beside and renamed; one that is cut short,
+    damaged or not ours is made again. Where the disk is full or the folder cannot be written, it says so
+    once and goes on without.
+
+    A function that gives something else each time it is called, or from epoch to epoch, must stand above
+    it. Rows that a Python function returned are kept as Arrow columns: arrays and tuples come back as
+    lists, and what Arrow cannot hold is refused.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        path: the folder; by default that of the environment variable ``TRAINPIPES_CACHE``, else the
+            user's, ``~/.cache/trainpipes`` on Linux.
+        max_bytes: most bytes of rows in the folder, of all pipelines that keep theirs there; those used
+            least recently are removed first. No limit if left out.
+        version: of what is before: another one is kept apart. For functions that use other functions or
+            globals which changed.
+        enabled: False leaves it out. ``TRAINPIPES_CACHE=off`` does so everywhere.
+
+    Raises:
+        ConfigError: it stands after ``shuffle``, ``batch`` or ``repeat``, or above a source without
+            blocks.
+        SchemaError: a row that a function returned does not come back from Arrow as it was.
+
+    >>> import tempfile, pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"text": ["hi", "é"]})).tokenize("bytes")
+    >>> list(rows.cache(tempfile.mkdtemp()))
+    [{'input_ids': [104, 105]}, {'input_ids': [195, 169]}]
+    """
+
+    role = "cache"
+    free = frozenset({"path", "max_bytes", "version", "enabled"})
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+        version: str | None = None,
+        enabled: bool = True,
+    ) -> None:
+        if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
+            raise ConfigError(f"cache(path) is a folder, got {path!r}")
+        if path is not None and "://" in os.fspath(path):
+            raise ConfigError(
+                f"cache(path) is a folder of this machine, since its files are memory-mapped, got {path!r}"
+            )
+        if max_bytes is not None:
+            whole_number(max_bytes, 1, "cache(max_bytes)", "bytes of rows in the folder")
+        if version is not None and not isinstance(version, str):
+            raise ConfigError(f"cache(version) is text, got {version!r}")
+        if not isinstance(enabled, bool):
+            raise ConfigError(f"cache(enabled) is True or False, got {enabled!r}")
+        super().__init__(
+            source,
+            path=None if path is None else os.fspath(path),
+            max_bytes=max_bytes,
+            version=version,
+            enabled=enabled,
+        )
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is kept."""
+        return bool(self.options["enabled"]) and folder(self.options["path"]) is not None
+
+    def process(self, run: Run) -> Run:
+        return run

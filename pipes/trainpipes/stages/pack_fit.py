@@ -1,0 +1,257 @@
+"""Which documents share a row of fixed length, and where in it they stand: functions of lengths alone.
+
+Documents are ordered numbers of tokens; a piece is a stretch of one document; a row is some pieces, one
+after the other, of together at most ``capacity`` tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainpipes.order import IntArray
+
+__all__ = ["Placing", "best_fit", "best_window", "concat", "first_fit", "pieces_of", "placed"]
+
+#: Of a window of n documents, best-fit may leave up to n // SPARE to the next one.
+SPARE = 16
+#: Cells left empty, in rows, that are aimed at when a window's end is chosen. Where nearly none would be,
+#: documents do not fit and cost a row more.
+AIMED_AT = (0.08, 0.16, 0.30)
+
+Fit = Callable[[IntArray, int, "int | None"], IntArray]
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Rows made of pieces of documents.
+
+    Args:
+        document: of each piece, int64 ``[pieces]``.
+        start: first token of each piece within its document, int64 ``[pieces]``.
+        length: tokens of each piece, int64 ``[pieces]``.
+        bounds: first piece of each row and the end, int64 ``[rows + 1]``.
+    """
+
+    document: IntArray
+    start: IntArray
+    length: IntArray
+    bounds: IntArray
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def take(self, order: IntArray) -> Placing:
+        """The rows in another order."""
+        counts = np.diff(self.bounds)[order]
+        ends = np.cumsum(counts)
+        piece = np.repeat(self.bounds[:-1][order] - (ends - counts), counts)
+        piece += np.arange(len(piece))
+        bounds = np.concatenate([[0], ends]).astype(np.int64)
+        return Placing(self.document[piece], self.start[piece], self.length[piece], bounds)
+
+
+def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Documents cut into pieces of at most ``capacity`` tokens: all full but each one's last.
+
+    Returns:
+        Document, first token and length of each piece; an empty document has none.
+
+    >>> [found.tolist() for found in pieces_of(np.array([2, 7, 0]), 3)]
+    [[0, 1, 1, 1], [0, 0, 3, 6], [2, 3, 3, 1]]
+    """
+    counts = -(-lengths // capacity)
+    document = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
+    number = np.arange(len(document), dtype=np.int64) - np.repeat(
+        np.cumsum(counts) - counts, counts
+    )
+    start = number * capacity
+    return document, start, np.minimum(lengths[document] - start, capacity)
+
+
+def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None) -> IntArray:
+    """The row of each piece: in the order in which they come, each in the first row with room for it.
+
+    The first row is found in a tree of the most room in each half of the rows (Johnson, "Near-optimal
+    bin packing algorithms", 1973): about 0.7 us a piece for 1,024 of them.
+
+    Args:
+        lengths: of pieces, 1 to ``capacity``, int64 ``[pieces]``.
+        capacity: tokens of a row.
+        max_documents: pieces in a row at most.
+
+    >>> first_fit(np.array([6, 5, 4, 3]), 10).tolist()
+    [0, 1, 0, 1]
+    """
+    leaves = 1 << max(0, len(lengths) - 1).bit_length()
+    room = [capacity] * (2 * leaves)
+    counts = [0] * len(lengths)
+    rows = []
+    for length in lengths.tolist():
+        node = 1
+        while node < leaves:
+            node *= 2
+            if room[node] < length:
+                node += 1
+        row = node - leaves
+        rows.append(row)
+        counts[row] += 1
+        left = 0 if counts[row] == max_documents else room[node] - length
+        room[node] = left
+        while node > 1:  # tell the halves above
+            node >>= 1
+            most = max(room[2 * node], room[2 * node + 1])
+            if room[node] == most:
+                break
+            room[node] = most
+    return np.array(rows, dtype=np.int64)
+
+
+def best_fit(lengths: IntArray, capacity: int, max_documents: int | None = None) -> IntArray:
+    """The row of each piece: longest first, each in the row that it fills best, the earliest of equals.
+
+    Best-fit decreasing (Johnson, Demers, Ullman, Garey and Graham, "Worst-case performance bounds for
+    simple one-dimensional packing algorithms", SIAM J. Comput. 3, 1974): never more than 11/9 of the
+    fewest rows possible + 4. About 0.3 us a piece for 1,024 of them. Arguments as in ``first_fit``.
+
+    >>> best_fit(np.array([3, 4, 5, 6]), 10).tolist()
+    [1, 0, 1, 0]
+    """
+    order = np.argsort(-lengths, kind="stable").tolist()
+    sizes = lengths.tolist()
+    count = len(sizes)
+    rows = [0] * count
+    held = [0] * count
+    rooms: list[int] = []  # of each open row, ascending: what is left in it * count + its number
+    used = 0
+    for piece in order:
+        size = sizes[piece]
+        place = bisect_left(rooms, size * count)
+        if place < len(rooms):
+            left, row = divmod(rooms.pop(place), count)
+        else:
+            left, row, used = capacity, used, used + 1
+        rows[piece] = row
+        if max_documents is not None:
+            held[row] += 1
+            if held[row] == max_documents:
+                continue
+        if left > size:
+            insort(rooms, (left - size) * count + row)
+    return np.array(rows, dtype=np.int64)
+
+
+def placed(lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit) -> Placing:
+    """Documents in rows as ``fit`` says, those longer than a row cut; within a row they keep their order.
+
+    Args:
+        lengths: of documents, int64 ``[documents]``; empty ones get no place.
+        capacity: tokens of a row.
+        max_documents: pieces in a row at most.
+        fit: ``first_fit`` or ``best_fit``.
+    """
+    document, start, length = pieces_of(lengths, capacity)
+    row = np.empty(len(length), dtype=np.int64)
+    full = length == capacity
+    row[~full] = fit(length[~full], capacity, max_documents)
+    fitted = int(row[~full].max(initial=-1)) + 1
+    row[full] = fitted + np.arange(np.count_nonzero(full))
+    order = np.argsort(row, kind="stable")
+    counts = np.bincount(row)
+    bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return Placing(document[order], start[order], length[order], bounds)
+
+
+def best_window(lengths: IntArray, capacity: int, max_documents: int | None) -> tuple[int, Placing]:
+    """Where to end a window of documents, and how best-fit packs it.
+
+    Of n documents, n or up to n // 16 fewer are taken: as many as leave the smallest share of their rows
+    empty, of four numbers that are tried. The last row of a window is else half empty on average.
+
+    Args:
+        lengths: of the documents that may be taken, int64 ``[n]``.
+        capacity: tokens of a row.
+        max_documents: pieces in a row at most.
+
+    Returns:
+        How many documents, and their rows.
+    """
+    least = len(lengths) - len(lengths) // SPARE + 1
+    numbers = np.arange(min(least, len(lengths)), len(lengths) + 1)
+    tokens = np.cumsum(lengths)[numbers - 1]
+    left = -tokens % capacity
+    tried = {len(lengths)}
+    for aim in AIMED_AT:
+        over = (left - int(aim * capacity)) % capacity
+        tried.add(int(numbers[np.argmin(over)]))
+    # The share of their rows that documents fill, best case first: it may be all that is looked at.
+    totals = {number: int(tokens[number - numbers[0]]) for number in tried}
+    hoped = {number: _share(total, -(-total // capacity)) for number, total in totals.items()}
+    best: tuple[float, int, Placing] | None = None
+    for number in sorted(tried, key=lambda number: (-hoped[number], number)):
+        if best is None or hoped[number] > best[0]:
+            found = placed(lengths[:number], capacity, max_documents, best_fit)
+            share = _share(totals[number], len(found))
+            if best is None or share > best[0]:
+                best = share, number, found
+    assert best is not None
+    return best[1], best[2]
+
+
+def _share(tokens: int, rows: int) -> float:
+    return tokens / rows if rows else 0.0
+
+
+def concat(
+    lengths: IntArray, skip: int, capacity: int, max_documents: int | None, ended: bool
+) -> tuple[Placing, IntArray]:
+    """Documents one after the other, cut wherever a row is full.
+
+    Args:
+        lengths: of documents, int64 ``[documents]``.
+        skip: tokens of the first one that are used up.
+        capacity: tokens of a row.
+        max_documents: pieces in a row at most.
+        ended: whether no document follows, so that the last row may be short.
+
+    Returns:
+        The rows, and the tokens before each of them and at the end, counted from the first document's
+        first one: int64 ``[rows + 1]``.
+
+    >>> rows, edges = concat(np.array([5, 2, 4]), 1, 4, None, True)
+    >>> rows.document.tolist(), rows.length.tolist(), rows.bounds.tolist(), edges.tolist()
+    ([0, 1, 2, 2], [4, 2, 2, 2], [0, 1, 3, 4], [1, 5, 9, 11])
+    """
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    if max_documents is None:
+        count = max(0, total - skip)
+        rows = -(-count // capacity) if ended else count // capacity
+        edges = np.minimum(skip + capacity * np.arange(rows + 1, dtype=np.int64), max(skip, total))
+    else:
+        edges = _edges(ends[lengths > 0], skip, capacity, max_documents, ended)
+    within = ends[(ends > skip) & (ends < edges[-1])]
+    cuts = np.unique(np.concatenate([edges, within]))
+    document = np.searchsorted(ends, cuts[:-1], side="right").astype(np.int64)
+    start = cuts[:-1] - (ends - lengths)[document]
+    bounds = np.searchsorted(cuts, edges).astype(np.int64)
+    return Placing(document, start, np.diff(cuts), bounds), edges
+
+
+def _edges(ends: IntArray, skip: int, capacity: int, max_documents: int, ended: bool) -> IntArray:
+    """Where rows end that hold at most so many documents."""
+    places: list[int] = ends.tolist()
+    total = places[-1] if places else 0
+    edges = [skip]
+    while edges[-1] < total:
+        last = bisect_right(places, edges[-1]) + max_documents - 1
+        edge = edges[-1] + capacity
+        if last < len(places):
+            edge = min(edge, places[last])
+        if edge > total and not ended:
+            break
+        edges.append(min(edge, total))
+    return np.array(edges, dtype=np.int64)

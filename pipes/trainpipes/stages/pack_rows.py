@@ -1,0 +1,185 @@
+"""Documents, and the rows of fixed length that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainpipes.errors import DataError, SchemaError
+from trainpipes.order import IntArray
+from trainpipes.runtime.block import Block
+from trainpipes.runtime.stage import Stage
+from trainpipes.stages.blame import blame
+from trainpipes.stages.pack_fit import Placing
+from trainpipes.stages.pad_columns import BadCell, check_fit
+from trainpipes.stages.token_columns import names_of, numbers_of
+
+__all__ = ["PACKED", "Documents", "Overlong", "documents_of", "rows_of"]
+
+#: Columns of token ids and of what is made for them.
+PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
+IGNORED = -100  # what torch's cross_entropy leaves out
+
+Overlong = Literal["split", "truncate", "drop", "error"]
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Some documents, as flat columns.
+
+    Args:
+        columns: of each name the values of all documents, ``[tokens]``: "input_ids" int32, "labels"
+            int32 if they are given, and what is packed along.
+        starts: where each document starts, int64 ``[documents]``.
+        lengths: tokens of each that are packed, int64 ``[documents]``.
+    """
+
+    columns: dict[str, Array]
+    starts: IntArray
+    lengths: IntArray
+
+
+def documents_of(
+    block: Block, column: str, along: Sequence[str], overlong: Overlong, length: int, asker: Stage
+) -> Documents:
+    """The documents of some rows.
+
+    Args:
+        block: a row each.
+        column: of token ids.
+        along: other columns to pack.
+        overlong: what becomes of those longer than ``length``.
+        length: tokens of a packed row.
+        asker: the stage, for messages.
+
+    Raises:
+        SchemaError: a column is not there, or holds something else.
+        DataError: a null, an id beyond int32, columns of different lengths, or a document that is too
+            long under "error"; names the row.
+    """
+    ids, lengths = numbers_of(block, column, asker)
+    columns = {"input_ids": _int32(ids, lengths, column, block, asker)}
+    given = ["labels"] if "labels" in names_of(block, asker) else []
+    for name in [*given, *along]:
+        values, own = numbers_of(block, name, asker)
+        if not np.array_equal(own, lengths):
+            place = int(np.argmax(own != lengths))
+            raise _of_row(
+                f"{asker}: column {name!r} is packed along with {column!r} and has as many numbers in "
+                f"each row, got {own[place]} where {column!r} has {lengths[place]}; drop it with "
+                "select(), or make it as long",
+                block, place, asker,
+            )  # fmt: skip
+        columns[name] = values
+        if name == "labels":
+            columns[name] = _int32(values, lengths, name, block, asker)
+    starts = np.cumsum(lengths) - lengths
+    longer = lengths > length
+    if overlong != "split" and longer.any():
+        if overlong == "error":
+            place = int(np.argmax(longer))
+            raise _of_row(
+                f"{asker}: documents have at most {length} tokens, got one of {lengths[place]}; raise "
+                'length, or pass overlong="split", "truncate" or "drop"',
+                block, place, asker,
+            )  # fmt: skip
+        lengths = np.where(longer, length if overlong == "truncate" else 0, lengths)
+    return Documents(columns, starts, lengths)
+
+
+def _int32(values: Array, lengths: IntArray, name: str, block: Block, asker: Stage) -> Array:
+    if values.dtype.kind not in "iu" and values.size:
+        raise SchemaError(
+            f"{asker}: column {name!r} is to hold token ids, got {values.dtype}", stage=str(asker)
+        )
+    ends = np.cumsum(lengths)
+    try:
+        check_fit(values, np.dtype(np.int32), lambda at: int(np.searchsorted(ends, at, "right")))
+    except BadCell as bad:
+        message = f"{asker}: column {name!r} {str(bad).split(';')[0]}"
+        raise _of_row(message, block, bad.row or 0, asker) from None
+    return values.astype(np.int32, copy=False)
+
+
+def _of_row(message: str, block: Block, place: int, asker: Stage) -> DataError:
+    error = DataError(message, stage=str(asker))
+    blame(error, asker, int(block.ids[place]))
+    return error
+
+
+def rows_of(
+    documents: Documents, placing: Placing, first: int, stop: int, length: int, pad_id: int
+) -> pa.Table:
+    """Packed rows ``first`` to ``stop``: fixed-size lists of ``length`` numbers.
+
+    Args:
+        documents: that the rows are made of.
+        placing: of their pieces.
+        first: row.
+        stop: the row after the last.
+        length: tokens of a row.
+        pad_id: what input_ids are padded with.
+    """
+    low, high = int(placing.bounds[first]), int(placing.bounds[stop])
+    lengths = placing.length[low:high]
+    from_ = documents.starts[placing.document[low:high]] + placing.start[low:high]
+    places = placing.bounds[first : stop + 1] - low
+    number = np.arange(1, high - low + 1) - np.repeat(places[:-1], np.diff(places))
+
+    # What is left of a row is a piece too, numbered 0, of tokens that are painted over.
+    left = length - np.add.reduceat(lengths, places[:-1])
+    short = left > 0
+    if short.any():
+        at = places[1:][short]
+        lengths = np.insert(lengths, at, left[short])
+        from_ = np.insert(from_, at, 0)
+        number = np.insert(number, at, 0)
+    ends = np.cumsum(lengths)
+    before = ends - lengths
+    padding = _ranges(before[number == 0], lengths[number == 0])
+
+    total = int(ends[-1])
+    kind = np.int32 if max(total, int(documents.starts[-1]) + length) < 2**31 else np.int64
+    cells: Array = np.arange(total, dtype=kind)
+    index: Array = np.repeat((from_ - before).astype(kind), lengths)
+    index += cells
+    cells -= np.repeat(before.astype(kind), lengths)
+    cells[padding] = 0
+
+    def column(values: Array, fill: int) -> Array:
+        found: Array = values.take(index, mode="clip")
+        found[padding] = fill
+        return found
+
+    ids = column(documents.columns["input_ids"], pad_id)
+    given = documents.columns.get("labels")
+    labels = ids.copy() if given is None else column(given, IGNORED)
+    labels[before] = IGNORED
+    labels[padding] = IGNORED
+    columns = {
+        "input_ids": ids,
+        "labels": labels,
+        "position_ids": cells.astype(np.int32, copy=False),
+        "segment_ids": np.repeat(number.astype(np.int32), lengths),
+    }
+    for name, values in documents.columns.items():
+        if name not in columns:
+            columns[name] = column(values, 0)
+    made = {
+        name: pa.FixedSizeListArray.from_arrays(pa.array(values), length)
+        for name, values in columns.items()
+    }
+    return pa.table(made)
+
+
+def _ranges(starts: IntArray, counts: IntArray) -> IntArray:
+    """The places of several stretches, one after the other."""
+    ends = np.cumsum(counts)
+    places: IntArray = np.repeat(starts - (ends - counts), counts) + np.arange(counts.sum())
+    return places

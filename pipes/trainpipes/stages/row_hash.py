@@ -1,0 +1,189 @@
+"""Who a row is, as a number: of 64 bits, the same in every process and version, whatever reads it.
+
+The number comes from the file's name (relative to the folder that was asked for) and the row's
+number in it, or from a key column's values. Values are mixed by the finaliser of SplitMix64 (Steele,
+Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); of text and bytes,
+8 bytes at a time, each with its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainpipes.errors import SchemaError
+from trainpipes.order import IntArray
+from trainpipes.runtime.block import Payload, TensorRows
+from trainpipes.runtime.columns import table_of
+
+__all__ = ["HashArray", "NullKey", "RowNames", "hash_column", "hash_keys", "mix", "unit"]
+
+HashArray = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+#: The first n bytes of eight.
+_MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], dtype=np.uint64)
+
+
+def mix(values: HashArray) -> HashArray:
+    """SplitMix64's finaliser of each: a bijection of 64 bits.
+
+    >>> mix(np.array([1], dtype=np.uint64)).tolist()
+    [6238072747940578789]
+    """
+    values = (values ^ (values >> np.uint64(30))) * _FIRST
+    values = (values ^ (values >> np.uint64(27))) * _SECOND
+    return values ^ (values >> np.uint64(31))
+
+
+def unit(hashes: HashArray) -> npt.NDArray[np.float64]:
+    """Each as a number from 0 up to 1, by its upper 53 bits."""
+    found: npt.NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return found
+
+
+class RowNames:
+    """Hashes of rows by where they are from.
+
+    Args:
+        firsts: number of each file's first row in file order over all, int64 ``[files]``, ascending.
+        names: of the files.
+    """
+
+    def __init__(self, firsts: IntArray, names: Sequence[str]) -> None:
+        self._firsts = firsts
+        digests = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() for name in names]
+        self._files = np.frombuffer(b"".join(d[:8] for d in digests), dtype="<u8").astype(np.uint64)
+
+    def hashes(self, ids: IntArray) -> HashArray:
+        """The hash of each row, by its number in file order over all files."""
+        file = np.searchsorted(self._firsts, ids, side="right") - 1
+        row = (ids - self._firsts[file]).astype(np.uint64)
+        return mix(self._files[file] ^ mix((row + np.uint64(1)) * _GOLDEN))
+
+
+def hash_keys(data: Payload, names: Sequence[str], asker: object) -> HashArray:
+    """The hash of each row, by the values of some of its columns.
+
+    Raises:
+        SchemaError: a column is not there, or is of a kind that has no hash.
+        NullKey: a value is null.
+    """
+    found: HashArray | None = None
+    for name in names:
+        own = hash_column(_column(data, name, asker), name, asker)
+        found = own if found is None else mix(found * _GOLDEN + own)
+    assert found is not None
+    return found
+
+
+class NullKey(Exception):
+    """A row without a key.
+
+    Args:
+        row: which, within the column.
+    """
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"row {row}")
+        self.row = row
+
+
+def _column(data: Payload, name: str, asker: object) -> Any:
+    if isinstance(data, list):
+        if data and not all(isinstance(row, Mapping) and name in row for row in data):
+            raise SchemaError(
+                f"{asker} needs rows that are dicts with {name!r}, got {type(data[0]).__name__}: make "
+                "dicts with map() first, or leave the key out",
+                stage=str(asker),
+            )
+        data = table_of([{name: row[name]} for row in data], asker)
+    elif isinstance(data, TensorRows):
+        data = table_of(data, asker)
+    if name not in data.column_names:
+        raise SchemaError(
+            f"{asker} needs a column {name!r}; there are {', '.join(data.column_names)}",
+            stage=str(asker),
+        )
+    return data.column(name)
+
+
+def hash_column(column: Any, name: str, asker: object) -> HashArray:
+    """The hash of each value of an Arrow column, uint64: numbers by value whatever their width, text
+    and bytes by content.
+
+    Raises:
+        SchemaError: values are lists, structs or the like.
+        NullKey: a value is null.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.null_count:
+        raise NullKey(int(array.is_null().index(True).as_py()))
+    kind = array.type
+    if pa.types.is_floating(kind):
+        floats = array.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0  # -0.0 is 0.0
+        return mix(floats.view(np.uint64) ^ _SECOND)
+    if pa.types.is_unsigned_integer(kind) or pa.types.is_signed_integer(kind):
+        numbers = array.to_numpy(zero_copy_only=False)
+        return mix(numbers.astype(np.uint64) + _GOLDEN)
+    if pa.types.is_boolean(kind):
+        return mix(array.to_numpy(zero_copy_only=False).astype(np.uint64) + _GOLDEN)
+    if pa.types.is_temporal(kind):
+        return mix(
+            pc.cast(array.view(_integer(kind)), pa.int64()).to_numpy().view(np.uint64) + _GOLDEN
+        )
+    if pa.types.is_decimal(kind):
+        array, kind = array.cast(pa.string()), pa.string()
+    if _is_text(kind):
+        return _hash_bytes(array.cast(pa.large_binary()))
+    raise SchemaError(
+        f"{asker}: key column {name!r} is {kind}; a key is text, bytes, a number or a time",
+        stage=str(asker),
+    )
+
+
+def _integer(kind: Any) -> Any:
+    return {32: pa.int32(), 64: pa.int64()}[kind.bit_width]
+
+
+def _is_text(kind: Any) -> bool:
+    checks = (
+        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
+        pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary,
+    )  # fmt: skip
+    return any(check(kind) for check in checks)
+
+
+def _hash_bytes(array: Any) -> HashArray:
+    """Of values of different lengths: the sum of their mixed 8-byte words, and the length, mixed."""
+    if not len(array):
+        return np.empty(0, dtype=np.uint64)
+    offsets = np.frombuffer(array.buffers()[1], np.int64)[
+        array.offset : array.offset + len(array) + 1
+    ]
+    raw = array.buffers()[2]
+    content = np.frombuffer(raw if raw is not None else b"", np.uint8)[offsets[0] : offsets[-1]]
+    padded = np.concatenate([content, np.zeros(8, dtype=np.uint8)])
+    at = np.ndarray(len(content) + 1, "<u8", padded, strides=(1,))  # 8 bytes from each byte on
+    lengths = np.diff(offsets)
+    words = -(-lengths // 8)
+    before = np.concatenate([[0], np.cumsum(words)])
+    place = np.arange(int(before[-1])) - np.repeat(before[:-1], words)
+    found = at[np.repeat(offsets[:-1] - offsets[0], words) + place * 8]
+    found = found & _MASKS[np.minimum(np.repeat(lengths, words) - place * 8, 8)]
+    mixed = mix(found ^ mix((place.astype(np.uint64) + np.uint64(1)) * _GOLDEN))
+    sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+    total = sums[before[1:]] - sums[before[:-1]]
+    return mix(total ^ mix(lengths.astype(np.uint64) * _GOLDEN))

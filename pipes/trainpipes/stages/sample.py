@@ -1,0 +1,128 @@
+"""``sample``: a fraction of the rows, the same ones every time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.order import random_key
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.row_names import row_names
+from trainpipes.stages.blame import blame
+from trainpipes.stages.row_hash import NullKey, RowNames, hash_keys, mix, unit
+from trainpipes.stages.shuffle import whole_number
+
+__all__ = ["Sample"]
+
+#: The last edge of all: every draw is below.
+EVERY = 2.0
+
+
+class Drawn(Stage):
+    """A stage that keeps rows by a number between 0 and 1, which a hash makes of who the row is."""
+
+    keeps_rows = False
+    plan: Any = None  # of the chain that it is in
+    _names: RowNames | None = None
+
+    def bind(self, below: Sequence[Stage]) -> None:
+        found = next((stage for stage in below if stage.role in ("pack", "batch")), None)
+        if found is not None:
+            raise ConfigError(f"{self} chooses rows by what they are: put it before {found.name}()")
+        if below and getattr(below[0], "makes_batches", False):
+            raise ConfigError(
+                f"{self} chooses rows, and {below[0]} gives batches: take a sampler of rows"
+            )
+
+    def salted(self, what: str) -> None:
+        """Take the seed, and the key columns, from the options."""
+        key, seed = self.options["key"], self.options["seed"]
+        whole_number(seed, None, f"{self.name}(seed)", "a seed")
+        names = [key] if isinstance(key, str) else key
+        if names is not None and (not names or not all(isinstance(n, str) for n in names)):
+            raise ConfigError(
+                f"{self.name}(key) is the name of a column, or several, or None for the rows' own place; "
+                f"got {key!r}"
+            )
+        self._key: Sequence[str] | None = names
+        self._salt = random_key(seed, what)[:1]
+
+    def draws(self, run: Run) -> npt.NDArray[np.float64]:
+        """The number of each row, from 0 up to 1, float64."""
+        if run.bounds is not None or run.items is not None:
+            raise ConfigError(f"{self} chooses rows: put it before batch()")
+        if self._key is None:
+            hashes = self._row_names().hashes(run.block.ids)
+        else:
+            try:
+                hashes = hash_keys(run.block.data, self._key, self)
+            except NullKey as null:
+                error = DataError(
+                    f"{self}: a row's key is null, so that it belongs nowhere: drop such rows with filter() "
+                    "before, or choose another key",
+                    stage=str(self),
+                )
+                blame(error, self, int(run.block.ids[null.row]))
+                raise error from None
+        return unit(mix(hashes ^ self._salt))
+
+    def _row_names(self) -> RowNames:
+        if self._names is None:
+            self._names = row_names(self.plan)
+        return self._names
+
+
+class Sample(Drawn):
+    """Keeps a fraction of the rows: always the same ones, whatever else is read beside them.
+
+    Which ones is told by a hash of who a row is: its file's name, relative to the folder that was asked
+    for, and its number in it. So files that are added or taken away, epochs, shards and orders change
+    nothing about a row. The rows of a smaller fraction are among those of a larger one with the same seed.
+
+    In: rows. Out: those kept, in order. Cursor: none of its own. Costs about 20 ns a row, and as much again
+    a key. How many rows an epoch has is then not known beforehand: see ``filter``.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        fraction: from 0 to 1.
+        key: a column, or several, by whose values rows are told apart instead: rows of the same key
+            (a user, a document) are kept or dropped together, in whatever file they are.
+        seed: of the choice; another seed keeps others.
+
+    Raises:
+        DataError: a row's key is null.
+        SchemaError: there is no such column, or its values are lists or structs.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"x": range(10)}))
+    >>> [row["x"] for row in rows.sample(0.3)]
+    [0, 3, 5]
+    """
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        fraction: float = 1.0,
+        *,
+        key: str | Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if (
+            isinstance(fraction, bool)
+            or not isinstance(fraction, int | float)
+            or not 0 <= fraction <= 1
+        ):
+            raise ConfigError(f"sample(fraction) is a number from 0 to 1, got {fraction!r}")
+        super().__init__(source, fraction=fraction, key=key, seed=seed)
+        self.salted("sample")
+        self._edge = EVERY if fraction == 1 else float(fraction)
+
+    def process(self, run: Run) -> Run:
+        kept = self.draws(run) < self._edge
+        return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64, copy=False))

@@ -1,0 +1,97 @@
+"""``split``: parts of the rows that never share one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.run import Run
+from trainpipes.stages.sample import EVERY, Drawn
+
+__all__ = ["Split"]
+
+
+class Split(Drawn):
+    """Keeps one of several parts of the rows; each row is in exactly one part.
+
+    Which one is told by a hash of who the row is, as ``sample`` does: a row stays in its part over files
+    that are added, epochs, shards, orders and machines. Parts are cut from 0 to 1 in the order given: to
+    take a new one from the last part leaves the others as they are.
+
+    In: rows. Out: those of the part, in order. Cursor: none of its own. Costs as ``sample``.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        parts: fraction of each part, by name; they sum to 1.
+        part: which one.
+        key: a column, or several, by whose values rows are told apart instead: rows of the same key are
+            in the same part.
+        seed: of the choice.
+
+    Raises: as ``sample``.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"x": range(10)}))
+    >>> parts = rows.split({"train": 0.7, "valid": 0.3})
+    >>> {name: [row["x"] for row in part] for name, part in parts.items()}
+    {'train': [0, 1, 2, 3, 4, 5, 6, 7, 9], 'valid': [8]}
+    """
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        parts: Mapping[str, float] | None = None,
+        part: str | None = None,
+        *,
+        key: str | Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        fractions = checked_parts(parts)
+        if part not in fractions:
+            raise ConfigError(f"split(part) is one of {', '.join(fractions)}; got {part!r}")
+        super().__init__(source, parts=fractions, part=part, key=key, seed=seed)
+        self.salted("split")
+        edges = np.cumsum([0.0, *fractions.values()])
+        edges[-1] = EVERY
+        number = list(fractions).index(part)
+        self._low, self._high = float(edges[number]), float(edges[number + 1])
+
+    def identity(self) -> dict[str, Any]:
+        # What is cut where, whatever the other parts are called and in which order they are written.
+        identity = super().identity()
+        del identity["parts"]
+        return {**identity, "from": self._low, "to": self._high}
+
+    def process(self, run: Run) -> Run:
+        draws = self.draws(run)
+        kept = (draws >= self._low) & (draws < self._high)
+        return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64, copy=False))
+
+
+def checked_parts(parts: Any) -> dict[str, float]:
+    """Fractions by name.
+
+    Raises:
+        ConfigError: not a dict of numbers above 0 that sum to 1.
+    """
+    if not isinstance(parts, Mapping) or not parts:
+        raise ConfigError(
+            f'split(parts) is a dict such as {{"train": 0.9, "valid": 0.1}}, got {parts!r}'
+        )
+    for name, fraction in parts.items():
+        number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+        if not isinstance(name, str) or not number or not 0 < fraction <= 1:
+            raise ConfigError(
+                f"split(parts) has names and fractions above 0, up to 1; got {name!r}: {fraction!r}"
+            )
+    total = sum(parts.values())
+    if abs(total - 1) > 1e-9:
+        raise ConfigError(
+            f"split(parts): fractions sum to 1, so that each row has a part; these sum to {total:g}: name "
+            "the rest too, or take a sample() first"
+        )
+    return dict(parts)

@@ -1,0 +1,139 @@
+"""Columns of token ids of different lengths, as pack and token budgets read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainpipes.errors import DataError, SchemaError
+from trainpipes.order import IntArray
+from trainpipes.runtime.block import Block, TensorRows
+from trainpipes.runtime.stage import Stage
+from trainpipes.stages.blame import blame
+from trainpipes.stages.naming import need_columns
+from trainpipes.stages.pad_columns import BadCell, Column, Even, Ragged, of_arrow, of_list
+
+__all__ = ["lengths_of", "names_of", "numbers_of"]
+
+
+def names_of(block: Block, asker: Stage) -> list[str]:
+    """The columns of rows.
+
+    Raises:
+        SchemaError: the rows have none.
+    """
+    data = block.data
+    if isinstance(data, pa.Table):
+        return list(data.column_names)
+    if isinstance(data, TensorRows):
+        if data.names is not None:
+            return list(data.names)
+    elif not data:
+        return []
+    elif isinstance(data[0], Mapping):
+        return list(data[0])
+    kind = "tuple of tensors" if isinstance(data, TensorRows) else type(data[0]).__name__
+    error = SchemaError(
+        f"{asker} works on columns, so that each row must be a dict, got {kind}; make dicts with map() "
+        "first",
+        stage=str(asker),
+    )
+    raise error
+
+
+def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
+    """How long each row is by a column: of lists, or of integers that say so. int64 ``[rows]``.
+
+    Raises:
+        SchemaError: the column is not there, or holds something else.
+        DataError: a null, or a negative length; names the row.
+    """
+    need_columns(names_of(block, asker), [name], asker)
+    data = block.data
+    if isinstance(data, pa.Table):
+        column = data.column(name)
+        kind = column.type
+        if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not column.null_count:
+            counts: IntArray = pc.list_value_length(column).to_numpy().astype(np.int64)
+            return counts
+    read = _read(block, name, asker)
+    if isinstance(read, Ragged):
+        return read.lengths
+    if isinstance(read, Even):
+        if read.values.ndim > 1:
+            return np.full(len(block), read.values.shape[1], dtype=np.int64)
+        if read.values.dtype.kind in "iu":
+            lengths = read.values.astype(np.int64)
+            if (lengths < 0).any():
+                place = int(np.argmax(lengths < 0))
+                raise _at_row(
+                    f"{asker}: column {name!r} is to say how long a row is, and holds "
+                    f"{lengths[place]}: lengths are 0 or more",
+                    asker, int(block.ids[place]),
+                )  # fmt: skip
+            return lengths
+    raise SchemaError(
+        f"{asker}: column {name!r} is to say how long a row is, as a list of numbers or as an integer, "
+        f"got {_kind(block, name)}; name another by column=...",
+        stage=str(asker),
+    )
+
+
+def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], IntArray]:
+    """A column of lists of numbers: all values one after the other, and each row's length.
+
+    Raises:
+        SchemaError: the column is not there, or holds something else.
+        DataError: a null; names the row.
+    """
+    need_columns(names_of(block, asker), [name], asker)
+    read = _read(block, name, asker)
+    if isinstance(read, Ragged) and read.values.ndim == 1:
+        return read.values, read.lengths
+    if isinstance(read, Even) and read.values.ndim == 2:
+        rows, length = read.values.shape
+        return read.values.reshape(-1), np.full(rows, length, dtype=np.int64)
+    raise SchemaError(
+        f"{asker}: column {name!r} is to hold a list of numbers a row, got {_kind(block, name)}; "
+        "tokenize() makes such columns",
+        stage=str(asker),
+    )
+
+
+def _read(block: Block, name: str, asker: Stage) -> Column:
+    data: Any = block.data
+    try:
+        if isinstance(data, pa.Table):
+            return of_arrow(data.column(name), name)
+        if isinstance(data, TensorRows):
+            assert data.names is not None
+            return Even(data.tensors[data.names.index(name)].numpy())
+        for number, row in enumerate(data):
+            if not isinstance(row, Mapping) or name not in row:
+                raise BadCell(number, "is not there, and each row is a dict that has it")
+        return of_list([row[name] for row in data], name)
+    except BadCell as bad:
+        if bad.row is None:
+            raise SchemaError(f"{asker}: column {name!r} {bad}", stage=str(asker)) from None
+        message = f"{asker}: column {name!r} {bad}"
+        raise _at_row(message, asker, int(block.ids[bad.row])) from None
+
+
+def _at_row(message: str, asker: Stage, row: int) -> DataError:
+    error = DataError(message, stage=str(asker))
+    blame(error, asker, row)
+    return error
+
+
+def _kind(block: Block, name: str) -> str:
+    data: Any = block.data
+    if isinstance(data, pa.Table):
+        return str(data.column(name).type)
+    if isinstance(data, TensorRows):
+        return f"a tensor {list(data.tensors[data.names.index(name)].shape)}"  # type: ignore[union-attr]
+    return type(data[0][name]).__name__ if data else "nothing"

@@ -1,0 +1,121 @@
+"""Samplers of torch, drawn from seeds of our own: global generators are neither read nor touched."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from trainpipes.errors import DataError
+from trainpipes.order import random_key
+
+__all__ = ["keys_of"]
+
+#: Keys asked for at a time of a sampler that says no length.
+FEW = 256
+
+#: Those whose draws come from their ``generator`` alone.
+WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
+    """All that a sampler gives in an epoch.
+
+    A sampler of torch's draws from a generator of its own, seeded by the epoch (and by the generator
+    that it was given, if any). One of your own that draws from torch's global generator finds that
+    seeded, and it is put back afterwards. A ``DistributedSampler`` gives the keys of all its
+    replicas, in turn. One without a length is asked for a few keys at a time, so that it need not end.
+
+    Raises:
+        DataError: it gives more keys than its length says, or fewer.
+    """
+    seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
+    if isinstance(sampler, DistributedSampler):
+        return _of_replicas(sampler, epoch)
+    if not hasattr(sampler, "__len__"):
+        return _few_at_a_time(sampler, seed)
+    count = len(sampler)
+    seeded = _seeded(sampler, seed)
+    if seeded is not None:
+        keys = list(islice(seeded, count + 1))
+    else:
+        with _seeded_globally(sampler, seed):
+            keys = list(islice(sampler, count + 1))
+    if len(keys) != count:
+        gave = f"{len(keys):,}" if len(keys) < count else "more"
+        raise DataError(
+            f"{type(sampler).__name__}: its length is {count:,}, and it gave {gave} in epoch {epoch}: both "
+            "must agree in every epoch"
+        )
+    return iter(keys)
+
+
+def _of_replicas(sampler: Any, epoch: int) -> Iterator[Any]:
+    parts = []
+    for rank in range(sampler.num_replicas):
+        part = copy.copy(sampler)
+        part.rank = rank
+        part.set_epoch(epoch)
+        parts.append(list(part))
+    return (key for turn in zip(*parts, strict=True) for key in turn)
+
+
+def _few_at_a_time(sampler: Any, seed: int) -> Iterator[Any]:
+    iterator, state = None, None
+    while True:
+        with torch.random.fork_rng(devices=[]):
+            if iterator is None or state is None:
+                torch.manual_seed(seed)
+                iterator = iter(sampler)
+            else:
+                torch.set_rng_state(state)
+            keys = list(islice(iterator, FEW))
+            state = torch.get_rng_state()
+        if not keys:
+            return
+        yield from keys
+
+
+@contextmanager
+def _seeded_globally(sampler: Any, seed: int) -> Iterator[None]:
+    """Seeds torch's global generator, and the sampler's own; both are put back afterwards."""
+    own = getattr(sampler, "generator", None)
+    kept = own.get_state() if isinstance(own, torch.Generator) else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if isinstance(own, torch.Generator):
+            own.manual_seed(seed ^ own.initial_seed())
+        try:
+            yield
+        finally:
+            if isinstance(own, torch.Generator) and kept is not None:
+                own.set_state(kept)
+
+
+def _seeded(sampler: Any, seed: int) -> Any:
+    """A copy of a sampler of torch's that draws from a generator of its own; None of any other."""
+    if type(sampler) is BatchSampler:
+        inner = _seeded(sampler.sampler, seed)
+        if inner is None:
+            return None
+        return BatchSampler(inner, sampler.batch_size, sampler.drop_last)
+    if type(sampler) not in WITH_GENERATOR:
+        return None
+    seeded = copy.copy(sampler)
+    own = sampler.generator
+    seeded.generator = torch.Generator().manual_seed(
+        seed if own is None else seed ^ own.initial_seed()
+    )
+    return seeded

@@ -1,0 +1,79 @@
+"""Pretraining of a causal language model: plain text, packed into rows of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from trainpipes import Pipeline, list_files
+
+__all__ = ["pretrain"]
+
+
+def pretrain(
+    files: Any,
+    tokenizer: Any,
+    *,
+    text: str = "text",
+    length: int = 2048,
+    method: Literal["concat", "first_fit", "best_fit"] = "best_fit",
+    window: int = 1024,
+    batch_size: int = 8,
+    epochs: int | None = None,
+    buffer_size: int = 40_960,
+    seed: int = 0,
+    num_shards: int = 24,
+    cache: bool | str = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Batches for pretraining of a causal language model, without an end unless ``epochs`` says so.
+
+    Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``length``:
+
+        input_ids        documents, each with its end-of-text, one after the other; a little padding
+        labels           input_ids, -100 on the first token of each document and on padding
+        position_ids     from 0 in each document
+        segment_ids      1, 2, … on the documents of a row, 0 on padding
+
+    and ``cu_seqlens`` (int32 ``[sequences + 1]``) and ``max_seqlen`` (int) for attention over sequences of
+    variable length. Attend within a document only: docs/packing.md shows how. Labels stand at the place of
+    the token they are: the logits of position t are compared with the label of t + 1.
+
+    Documents longer than a row are cut into several; none else is with ``method`` "best_fit" and
+    "first_fit". How many batches an epoch has is known at its end only: count steps, or ask
+    ``estimate_len()`` with ``epochs=1``.
+
+    Not for a few hundred documents with 24 shards: each packs its own, and its last row is not full.
+
+    Args:
+        files: Parquet files: path, folder, glob, any fsspec URL, or a list of these.
+        tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        text: column of the documents.
+        length: L, tokens of a row.
+        method: how documents share rows: see ``pack``.
+        window: documents that are packed together.
+        batch_size: rows in a batch.
+        epochs: epochs in a pass; None for no end.
+        buffer_size: documents that are mixed with each other, at least.
+        seed: of the order.
+        num_shards: a multiple of every number of ranks to train on.
+        cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
+            held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
+            first run then waits until a whole buffer is tokenized. Batches and states are the same.
+        storage_options: for the file system, as fsspec takes them.
+    """
+    rows = (
+        list_files(files, storage_options=storage_options)
+        .read_parquet([text])
+        .tokenize(tokenizer, text, eos=True)
+    )
+    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
+        rows = rows.cache(None if cache is True else cache)
+    return (
+        rows.sharding_filter(num_shards)
+        .shuffle(buffer_size, seed=seed)
+        .repeat(epochs)
+        .pack(length, method=method, window=window, seed=seed)
+        .batch(batch_size)
+        .pad_collate()
+    )

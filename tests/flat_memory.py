@@ -1,0 +1,69 @@
+"""What a run of several epochs holds in memory, told by a process of its own.
+
+    python flat_memory.py FOLDER|ROWS WORKERS EPOCHS
+
+Prints JSON: after each epoch the proportional set size of this process and its workers, bytes; that of an
+interpreter with torch; and what the windows may take.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import string
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+import trainpipes as tp
+
+
+def held() -> int:
+    """Bytes of this process and those below it; what they share counts once."""
+    me = psutil.Process()
+    return sum(p.memory_full_info().pss for p in [me, *me.children(recursive=True)])
+
+
+def bare() -> int:
+    """Bytes of a process that has imported what a worker has, on top of what it shares with this one."""
+    code = "import trainpipes, psutil; print(psutil.Process().memory_full_info().uss)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def words(count: int) -> list[Any]:
+    """Rows as Python objects, of which each use changes a count of references."""
+    chance = random.Random(0)
+    return [
+        {"number": n, "text": "".join(chance.choices(string.ascii_letters, k=200))}
+        for n in range(count)
+    ]
+
+
+def pipeline(what: str) -> tp.Pipeline:
+    if what.isdigit():
+        rows = tp.from_dataset(words(int(what))).sharding_filter(8).shuffle(20_000, seed=1)
+        return rows.batch(256)
+    read = tp.list_files(what).read_parquet().sharding_filter(8).shuffle(5000, seed=1)
+    return read.batch(32).pad_collate()
+
+
+def main() -> None:
+    what, workers, epochs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    pipe = pipeline(what)
+    loader = tp.Loader(pipe, num_workers=workers, persistent_workers=workers > 0)
+    found = []
+    for _ in range(epochs):
+        batches = sum(1 for _ in loader)
+        gc.collect()
+        pa.default_memory_pool().release_unused()
+        found.append(held())
+    sys.stdout.write(json.dumps({"epochs": found, "bare": bare(), "batches": batches}))
+
+
+if __name__ == "__main__":
+    main()

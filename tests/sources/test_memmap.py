@@ -1,0 +1,601 @@
+"""Memory maps hold just what was written, whole or not at all, and give it by number or as rows."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import trainpipes as tp
+from trainpipes.testing import digest
+
+DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+          "float16", "float32", "float64"]  # fmt: skip
+
+
+def same(a: Any, b: Any) -> bool:
+    return digest(a) == digest(b)
+
+
+def ragged_rows(count: int = 50) -> list[dict[str, Any]]:
+    return [
+        {"tokens": list(range(n % 7)), "image": np.full((2, 3), n, np.uint8), "n": n}
+        for n in range(count)
+    ]
+
+
+# What is written is what is read
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_of_every_dtype_come_back_bit_for_bit(dtype, tmp_path):
+    raw = np.random.default_rng(0).integers(0, 256, 8 * 60, dtype=np.uint8)
+    array = (raw % 2).astype(bool)[:60] if dtype == "bool" else raw.view(dtype)[:60]
+    array = np.nan_to_num(array).reshape(10, 2, 3)
+    data = tp.write_memmap(tmp_path / "x", {"a": array})
+    assert data[:]["a"].numpy().tobytes() == array.tobytes()
+    assert str(data[3]["a"].dtype) == f"torch.{dtype}"
+    data.verify()
+
+
+def test_several_arrays_keep_their_shapes_and_belong_together(tmp_path):
+    inputs, labels = np.random.default_rng(0).normal(size=(40, 3, 4)), torch.arange(40)
+    data = tp.write_memmap(tmp_path / "x", (inputs, labels))
+    row = data[7]
+    assert isinstance(row, tuple)
+    assert torch.equal(row[0], torch.from_numpy(inputs[7]))
+    assert row[1] == 7
+    assert data[-1][1] == 39
+    assert data[[5, 5, 2]][1].tolist() == [5, 5, 2]
+    assert data[10:20:3][1].tolist() == [10, 13, 16, 19]
+    assert data[torch.tensor([1, 2])][0].shape == (2, 3, 4)
+
+
+def test_rows_of_a_generator_may_be_ragged(tmp_path):
+    data = tp.write_memmap(tmp_path / "x", (row for row in ragged_rows()))
+    assert len(data) == 50
+    for n, row in enumerate(ragged_rows()):
+        found = data[n]
+        assert found["tokens"].tolist() == row["tokens"]
+        assert found["image"].tolist() == row["image"].tolist()
+        assert found["n"] == row["n"]
+    assert [t.tolist() for t in data[[6, 0, 3]]["tokens"]] == [[0, 1, 2, 3, 4, 5], [], [0, 1, 2]]
+
+
+@settings(max_examples=30)
+@given(
+    rows=st.lists(st.lists(st.integers(0, 65_535), max_size=9), min_size=1, max_size=40),
+    picks=st.lists(st.integers(0, 1000), max_size=20),
+)
+def test_ragged_rows_of_any_lengths_come_back(rows, picks, tmp_path_factory):
+    path = tmp_path_factory.mktemp("memmap") / "x"
+    data = tp.write_memmap(path, ({"ids": row} for row in rows), dtype="uint16")
+    index = [pick % len(rows) for pick in picks]
+    assert [t.tolist() for t in data[index]["ids"]] == [rows[i] for i in index]
+    assert [row["ids"] for row in tp.from_memmap(path)] == rows
+
+
+def test_long_ragged_rows_are_gathered_too(tmp_path):
+    rows = [np.arange(n * 300) for n in range(9)]
+    data = tp.write_memmap(tmp_path / "x", rows, names=["ids"], ragged=["ids"])
+    assert all(
+        torch.equal(a, torch.from_numpy(rows[i]))
+        for a, i in zip(data[[8, 0, 3]]["ids"], [8, 0, 3], strict=True)
+    )
+
+
+def test_ragged_rows_of_vectors_keep_their_width(tmp_path):
+    rows = [{"v": np.full((n % 3, 4), n, np.float32)} for n in range(9)]
+    data = tp.write_memmap(tmp_path / "x", rows)
+    assert data[2]["v"].tolist() == rows[2]["v"].tolist()
+    assert next(iter(tp.from_memmap(tmp_path / "x").skip(2)))["v"] == rows[2]["v"].tolist()
+
+
+def test_bytes_come_back_as_numbers(tmp_path):
+    data = tp.write_memmap(tmp_path / "x", [{"jpeg": b"\xff\xd8"}, {"jpeg": b""}])
+    assert bytes(data[0]["jpeg"].tolist()) == b"\xff\xd8"
+    assert data[1]["jpeg"].numel() == 0
+
+
+def test_a_table_a_map_style_dataset_and_batches_are_written_too(tmp_path):
+    table = pa.table({"x": [1, 2, 3], "ids": pa.array([[1], [], [2, 3]], pa.list_(pa.uint16()))})
+    data = tp.write_memmap(tmp_path / "table", table)
+    assert [data[n]["ids"].tolist() for n in range(3)] == [[1], [], [2, 3]]
+    assert data[0]["ids"].dtype == torch.uint16
+
+    class Squares:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> tuple[int, int]:
+            return index, index**2
+
+    assert tp.write_memmap(tmp_path / "set", Squares())[:][1].tolist() == [0, 1, 4, 9, 16]
+    batches = ({"x": np.arange(3) + n, "ids": [[n], [], [n, n]]} for n in range(4))
+    data = tp.write_memmap(tmp_path / "batches", batches, batched=True)
+    assert (len(data), data[11]["x"].item(), data[11]["ids"].tolist()) == (12, 5, [3, 3])
+
+
+def test_a_pipeline_is_written_as_its_epoch_gives_it(tmp_path):
+    pipe = tp.from_tensors(x=np.arange(60), y=np.arange(120.0).reshape(60, 2)).shuffle(9, seed=1)
+    data = tp.write_memmap(tmp_path / "rows", pipe.sharding_filter(4))
+    assert same(list(data), list(tp.Pipeline(pipe._steps)))
+    batched = tp.write_memmap(tmp_path / "batches", tp.Pipeline(pipe._steps).batch(7).collate())
+    assert same(batched[:], data[:])
+    lists = tp.write_memmap(tmp_path / "lists", tp.Pipeline(pipe._steps).batch(7))
+    assert same(lists[:], data[:])
+    text = tp.from_arrow(pa.table({"text": ["ab", "", "c"]})).tokenize("bytes", "text")
+    assert tp.write_memmap(tmp_path / "text", text)[0]["input_ids"].tolist() == [97, 98]
+
+
+def test_a_buffer_that_is_filled_again_is_copied_in_time(tmp_path):
+    buffer = np.zeros(3)
+
+    def rows() -> Iterator[np.ndarray[Any, Any]]:
+        for n in range(20):
+            buffer[:] = n
+            yield buffer
+
+    assert tp.write_memmap(tmp_path / "x", rows)[:][0][:, 0].tolist() == list(range(20))
+
+
+def test_no_rows_are_a_file_too_where_columns_are_known(tmp_path):
+    data = tp.write_memmap(
+        tmp_path / "x", {"a": np.empty((0, 3), np.float32), "b": np.empty(0, np.int8)}
+    )
+    assert len(data) == 0
+    assert list(tp.from_memmap(tmp_path / "x").batch(2)) == []
+    assert data[:]["a"].shape == (0, 3)
+
+
+def test_rows_are_copies_that_may_be_changed(tmp_path):
+    data = tp.write_memmap(tmp_path / "x", {"a": np.arange(8.0).reshape(4, 2)})
+    for pipe in (tp.from_memmap(tmp_path / "x"), tp.from_memmap(tmp_path / "x").shuffle(4)):
+        for row in pipe:
+            row["a"].zero_()
+    data[1]["a"].zero_()
+    data[0:2]["a"].zero_()
+    assert data[:]["a"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert not data.column("a").flags.writeable
+
+
+def test_numpy_can_map_the_columns_by_what_the_header_says(tmp_path):
+    data = tp.write_memmap(tmp_path / "x", ragged_rows())
+    image = next(c for c in data.columns if c.name == "image")
+    found = np.memmap(tmp_path / "x", image.dtype, "r", image.offset, (50, *image.shape))
+    assert found[7].tolist() == [[7] * 3] * 2
+
+
+# Larger than memory
+
+
+def test_memory_stays_small_whatever_the_size(tmp_path):
+    def rows() -> Iterator[dict[str, Any]]:
+        for n in range(256):
+            yield {"image": np.full(1 << 18, n % 256, np.uint8), "ids": list(range(n % 5))}
+
+    tracemalloc.start()
+    data = tp.write_memmap(tmp_path / "x", rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "x").stat().st_size > 64 << 20
+    assert peak < 24 << 20
+    assert data[200]["image"][77] == 200
+
+
+# Whole or not at all
+
+
+def test_a_killed_writer_leaves_what_was_there(tmp_path):
+    tp.write_memmap(tmp_path / "x", {"a": np.arange(5)})
+    program = (
+        "import sys, numpy as np, trainpipes as tp\n"
+        "def rows():\n"
+        "    n = 0\n"
+        "    while True:\n"
+        "        n += 1\n"
+        "        if n == 5000: print('busy', flush=True)\n"
+        "        yield {'a': np.zeros(1000), 'ids': [1, 2]}\n"
+        "tp.write_memmap(sys.argv[1], rows, overwrite=True)\n"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "x")], stdout=subprocess.PIPE
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == b"busy\n"
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    writer.stdout.close()
+    assert tp.read_memmap(tmp_path / "x", verify=True)[:]["a"].tolist() == [0, 1, 2, 3, 4]
+    assert len(list(tmp_path.iterdir())) <= 2  # the file, and one that has no name of a data set
+    assert len(tp.read_memmap(tmp_path)) == 5  # which a folder leaves out
+
+
+def test_a_source_that_fails_leaves_nothing(tmp_path):
+    def rows() -> Iterator[int]:
+        yield from range(3000)
+        raise RuntimeError("the disk is on fire")
+
+    with pytest.raises(RuntimeError, match="on fire"):
+        tp.write_memmap(tmp_path / "x", rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    program = (
+        "import sys, resource, signal, numpy as np, trainpipes as tp\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try: tp.write_memmap(sys.argv[1], np.zeros((100, 10_000)))\n"
+        "except OSError as error: print(type(error).__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "x")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "OSError\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_there_is_kept_unless_told(tmp_path):
+    tp.write_memmap(tmp_path / "x", np.arange(3))
+    with pytest.raises(tp.ConfigError, match="overwrite=True"):
+        tp.write_memmap(tmp_path / "x", np.arange(4))
+    old = tp.read_memmap(tmp_path / "x")
+    assert old[2][0] == 2
+    assert len(tp.write_memmap(tmp_path / "x", np.arange(4), overwrite=True)) == 4
+    assert old[1][0] == 1  # what was open goes on
+
+
+def test_a_reader_that_opens_late_notices_another_file(tmp_path):
+    tp.write_memmap(tmp_path / "x", np.arange(3))
+    old = tp.read_memmap(tmp_path / "x")
+    tp.write_memmap(tmp_path / "x", np.arange(4), overwrite=True)
+    with pytest.raises(tp.DataChangedError, match="written anew"):
+        old[0]
+
+
+def test_the_file_has_the_rights_that_any_file_has(tmp_path):
+    tp.write_memmap(tmp_path / "x", np.arange(3))
+    (tmp_path / "y").touch()
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "y").stat().st_mode
+
+
+# Bad input
+
+
+def rows_then(bad: Any, count: int = 3000) -> Iterator[Any]:
+    yield from range(count)
+    yield bad
+
+
+BAD_ROWS = {
+    "text": (["a"], "row 0.*holds str.*tokenize"),
+    "nothing": ([None], "row 0.*NoneType"),
+    "no row at all": ([], "there are no rows"),
+    "lists of lists of different lengths": ([[[1], [1, 2]]], "flatten"),
+    "a float late among integers": (rows_then(2.5), "row 3000.*int64, which cannot hold float64 2.5"),
+    "another column": ([{"a": 1}, {"b": 1}], "row 1 is a dict of b, and those before it are a dict of a"),
+    "another kind of row": ([(1, 2), (1,)], "row 1 is a single value.*a tuple of 2"),
+    "another shape": ([np.zeros(3)] * 2000 + [np.zeros(4)], r"row 2000.*4 values.*ragged=\['0'\]"),
+    "another shape of elements": (
+        [{"v": np.zeros((1, 3))}, {"v": np.zeros((2, 4))}], r"row 1.*shape \[2, 4\].*first length only"
+    ),
+    "a number among lists": ([{"x": [1]}, {"x": 2}], "row 1.*single number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD_ROWS)
+def test_a_bad_row_is_named_and_nothing_is_left(kind, tmp_path):
+    rows, said = BAD_ROWS[kind]
+    with pytest.raises(tp.DataError, match=said):
+        tp.write_memmap(tmp_path / "x", iter(list(rows)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_that_its_dtype_cannot_hold_is_named(tmp_path):
+    with pytest.raises(
+        tp.DataError, match="row 2: column 'x' is uint16, which cannot hold int64 70000"
+    ):
+        tp.write_memmap(tmp_path / "x", {"x": np.array([1, 2, 70_000])}, dtype={"x": "uint16"})
+    with pytest.raises(tp.DataError, match=r"row 1: column 'x' is uint8.* -1"):
+        tp.write_memmap(tmp_path / "x", [{"x": [3]}, {"x": [4, -1]}], dtype="uint8")
+    narrowed = tp.write_memmap(tmp_path / "x", np.array([0.1]), dtype=torch.float32)
+    assert narrowed[0][0] == torch.tensor(0.1)
+
+
+def test_rows_that_are_more_or_fewer_than_said_are_refused(tmp_path):
+    for length, said in ((4, "more rows"), (6, "ended after 5")):
+        with pytest.raises(tp.DataError, match=said):
+            tp.write_memmap(tmp_path / "x", iter(range(5)), length=length)
+    with pytest.raises(tp.ConfigError, match="source of 5 rows"):
+        tp.write_memmap(tmp_path / "x", np.arange(5), length=4)
+    assert len(tp.write_memmap(tmp_path / "x", iter(range(5)), length=5)) == 5
+
+
+BAD_OPTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "lengths that differ": (
+        {"a": np.zeros(2), "b": np.zeros(3)},
+        {},
+        "one and the same first dimension",
+    ),
+    "a dict of lists": ({"a": [1, 2]}, {}, "arrays or tensors"),
+    "a dtype of no column": ({"a": np.zeros(2)}, {"dtype": {"b": "int8"}}, "no column 'b'"),
+    "no dtype": (np.zeros(2), {"dtype": "strange"}, "dtype of NumPy"),
+    "complex numbers": (np.zeros(2, complex), {}, "complex128"),
+    "a string": ("abc", {}, "got str"),
+    "names of rows that have some": ([{"a": 1}], {"names": ["b"]}, "without names"),
+    "too few names": ([(1, 2)], {"names": ["b"]}, "one for each column"),
+    "ragged numbers": ([{"a": 1}], {"ragged": ["a"]}, "single number"),
+    "ragged rows without names": ([[1], [1, 2]], {}, "names="),
+    "an endless pipeline": (tp.from_tensors([1]).repeat(), {}, "one epoch"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_OPTIONS)
+def test_what_cannot_be_written_is_refused(kind, tmp_path):
+    source, options, said = BAD_OPTIONS[kind]
+    with pytest.raises((tp.ConfigError, tp.DataError), match=said):
+        tp.write_memmap(tmp_path / "x", source, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_null_in_a_table_is_named(tmp_path):
+    with pytest.raises(tp.DataError, match="row 1: column 'x' is null"):
+        tp.write_memmap(tmp_path / "x", pa.table({"x": [1, None]}))
+
+
+def test_a_file_that_is_shorter_or_longer_than_its_header_says_is_refused(tmp_path):
+    path = tmp_path / "x"
+    tp.write_memmap(path, np.arange(5000))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(
+        tp.UnreadableError, match=r"was cut short: its header says .* bytes, and it has"
+    ):
+        tp.read_memmap(path)
+    path.write_bytes(whole + b"x")
+    with pytest.raises(tp.UnreadableError, match="has grown"):
+        tp.read_memmap(path)
+    path.write_bytes(whole[:10])
+    with pytest.raises(tp.UnreadableError, match=r"header .* is damaged"):
+        tp.read_memmap(path)
+
+
+def test_any_byte_that_changed_is_found(tmp_path):
+    path = tmp_path / "x"
+    data = tp.write_memmap(path, ragged_rows())
+    whole = path.read_bytes()
+    used = [range(30, 60)]  # of the header's text
+    for column in data.columns:
+        used.append(range(column.offset, column.offset + column.values * column.value_bytes))
+        if column.ragged:
+            used.append(range(column.offsets_at, column.offsets_at + 8 * 51))
+    places = [place for stretch in used for place in stretch][::37]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(tp.UnreadableError):
+            tp.read_memmap(path, verify=True)
+    assert len(places) > 50
+
+
+def test_what_is_no_memory_map_is_refused(tmp_path):
+    (tmp_path / "text").write_text("hello, world, how are you")
+    with pytest.raises(tp.UnreadableError, match=r"no file of write_memmap.*dtype"):
+        tp.read_memmap(tmp_path / "text")
+    with pytest.raises(tp.MissingFilesError):
+        tp.read_memmap(tmp_path / "nothing")
+    with pytest.raises(tp.ConfigError, match="there is no folder"):
+        tp.write_memmap(tmp_path / "no" / "x", np.arange(3))
+    fsspec.filesystem("memory").pipe("/far/x.memmap", b"12345678")
+    with pytest.raises(tp.ConfigError, match="only files of this machine"):
+        tp.read_memmap("memory://far/x.memmap")
+
+
+def test_rows_that_are_not_there_are_refused(tmp_path):
+    data = tp.write_memmap(tmp_path / "x", {"a": np.arange(5)})
+    for index in (5, -6, [0, 9]):
+        with pytest.raises(IndexError, match="of 5"):
+            data[index]
+    for index in ("a", 1.0, [[1]], [0.5]):
+        with pytest.raises(TypeError, match="rows are chosen by"):
+            data[index]
+    with pytest.raises(tp.SchemaError, match="no column 'b'"):
+        tp.read_memmap(tmp_path / "x", columns=["b"])
+
+
+# Reading
+
+
+def test_columns_are_chosen_and_ordered_by_name(tmp_path):
+    tp.write_memmap(
+        tmp_path / "x", {"a": np.arange(3), "b": np.arange(3) * 2, "c": np.arange(3) * 3}
+    )
+    data = tp.read_memmap(tmp_path / "x", columns=["c", "a"])
+    assert list(data[1]) == ["c", "a"]
+    assert list(next(iter(tp.from_memmap(tmp_path / "x", columns=["b"])))) == ["b"]
+
+
+def test_several_files_are_one_after_the_other(tmp_path):
+    for n, count in enumerate((5, 0, 7, 3)):
+        rows = [{"ids": list(range(k)), "k": 100 * n + k} for k in range(count)]
+        if rows:
+            tp.write_memmap(tmp_path / f"part-{n}.memmap", rows)
+    data = tp.read_memmap(tmp_path / "part-*.memmap")
+    expected = [*range(5), *range(200, 207), *range(300, 303)]
+    assert data[:]["k"].tolist() == expected
+    index = [14, 0, 6, 6, 1]
+    found = data[index]
+    assert found["k"].tolist() == [expected[i] for i in index]
+    assert [len(ids) for ids in found["ids"]] == [expected[i] % 100 for i in index]
+    pipe = tp.from_memmap(tmp_path / "part-*.memmap")
+    assert [row["k"] for row in pipe] == expected
+    assert sorted(row["k"] for row in pipe.shuffle(scope="global")) == expected
+    assert data.place(6) == type(data.place(0))(str(tmp_path / "part-2.memmap"), None, 1)
+
+
+def test_files_with_other_columns_are_refused_together(tmp_path):
+    tp.write_memmap(tmp_path / "1", {"a": np.arange(3)})
+    tp.write_memmap(tmp_path / "2", {"a": np.arange(3.0)})
+    with pytest.raises(tp.SchemaError, match=r"a: float64\[\].*a: int64\[\]"):
+        tp.read_memmap([tmp_path / "1", tmp_path / "2"])
+
+
+def plus_one(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "n": row["n"] + 1, "size": len(row["tokens"])}
+
+
+def fail_at_7(row: dict[str, Any]) -> dict[str, Any]:
+    if row["n"] == 7:
+        raise ValueError("seven")
+    return row
+
+
+def test_a_transform_sees_the_same_row_however_it_is_read(tmp_path):
+    tp.write_memmap(tmp_path / "x", ragged_rows())
+    data = tp.read_memmap(tmp_path / "x", transform=plus_one)
+    pipe = tp.from_dataset(data)
+    assert same(list(pipe), [data[n] for n in range(50)])
+    assert same(data[3:5], [data[3], data[4]])
+    with pytest.raises(ValueError, match="seven") as failed:
+        list(tp.from_memmap(tmp_path / "x", transform=fail_at_7))
+    assert "row 7" in failed.value.__notes__[0]
+
+
+def test_a_dataloader_of_torch_reads_it_with_and_without_workers(tmp_path):
+    data = tp.write_memmap(
+        tmp_path / "x", {"a": np.arange(20), "b": np.arange(40.0).reshape(20, 2)}
+    )
+    for workers in (0, 2):
+        batches = list(DataLoader(data, batch_size=6, num_workers=workers))
+        assert [b["a"].tolist() for b in batches] == [
+            list(range(s, min(20, s + 6))) for s in range(0, 20, 6)
+        ]
+        assert batches[3]["b"].shape == (2, 2)
+
+
+def test_it_pickles_as_its_path(tmp_path):
+    data = tp.write_memmap(tmp_path / "x", np.zeros((1000, 100)))
+    data[0]
+    assert len(pickle.dumps(data)) < 2000
+    assert same(pickle.loads(pickle.dumps(data))[5], data[5])
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_buffer_gives_the_order_that_tables_in_memory_get(ragged, tmp_path):
+    # Blocks of the memory map are read by number, those of other sources whole: the same order.
+    rows = 300
+    columns: dict[str, Any] = {"x": np.arange(rows)}
+    if ragged:
+        columns["ids"] = [list(range(n % 5)) for n in range(rows)]
+    tp.write_memmap(tmp_path / "x", pa.table(columns))
+    mapped = tp.from_memmap(tmp_path / "x")
+    table = tp.from_arrow(pa.table(columns))
+    for cut in (lambda p: p, lambda p: p.sharding_filter(4), lambda p: p.skip(7).take(200)):
+        a = cut(mapped).shuffle(20, seed=5).batch(8)
+        b = cut(table).shuffle(20, seed=5).batch(8)
+        for _ in range(2):
+            assert [[int(r["x"]) for r in batch] for batch in a] == [
+                [r["x"] for r in batch] for batch in b
+            ]
+
+
+def test_what_a_file_is_called_and_where_it_lies_is_free_on_resume_and_its_content_is_not(tmp_path):
+    tp.write_memmap(tmp_path / "x", np.arange(50))
+    first = tp.from_memmap(tmp_path / "x").shuffle(10).batch(4)
+    batches = list(first)
+    state = first.state_at(3)
+    os.rename(tmp_path / "x", tmp_path / "y")
+    moved = tp.from_memmap(tmp_path / "y").shuffle(10).batch(4)
+    moved.load_state_dict(state)
+    assert same(list(moved), batches[3:])
+    tp.write_memmap(tmp_path / "y", np.arange(50) + 1, overwrite=True)
+    with pytest.raises(tp.StateError, match="data/digest"):
+        tp.from_memmap(tmp_path / "y").shuffle(10).batch(4).load_state_dict(state)
+
+
+# Bare files of token ids
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_bare_tokens_are_cut_in_rows_with_the_tokens_after_them(dtype, tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 60_000, 1003).astype(dtype)
+    tokens.tofile(tmp_path / "train.bin")
+    plain = tp.read_memmap(tmp_path / "train.bin", dtype=dtype, length=100)
+    assert len(plain) == 10
+    assert plain[9]["input_ids"].tolist() == tokens[900:1000].tolist()
+    assert plain[0]["input_ids"].dtype == torch.int64
+    shifted = tp.read_memmap(tmp_path / "train.bin", dtype=dtype, length=100, labels=True)
+    assert len(shifted) == 10
+    assert shifted[9]["labels"].tolist() == tokens[901:1001].tolist()
+    pipe = tp.from_memmap(tmp_path / "train.bin", dtype=dtype, length=100, labels=True)
+    for batches in (pipe.batch(4).collate(), pipe.shuffle(scope="global").batch(4).collate()):
+        found = {row[0].item(): row for batch in batches for row in batch["labels"]}
+        assert sorted(found) == sorted(tokens[1::100][:10].tolist())
+    exact = tokens[:1000]
+    exact.tofile(tmp_path / "exact.bin")
+    assert len(tp.read_memmap(tmp_path / "exact.bin", dtype=dtype, length=100, labels=True)) == 9
+
+
+def test_bare_files_one_after_the_other_share_no_row(tmp_path):
+    for n in range(3):
+        np.full(250, n, np.uint16).tofile(tmp_path / f"{n}.bin")
+    data = tp.read_memmap(tmp_path / "*.bin", dtype=np.uint16, length=100)
+    assert data[:]["input_ids"].float().mean(dim=1).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_bad_bare_files_and_options_are_refused(tmp_path):
+    (tmp_path / "odd.bin").write_bytes(b"123")
+    with pytest.raises(tp.UnreadableError, match="3 bytes, which is no whole number of uint16"):
+        tp.read_memmap(tmp_path / "odd.bin", dtype="uint16", length=4)
+    tp.write_memmap(tmp_path / "x", np.arange(3))
+    with pytest.raises(tp.UnreadableError, match="says itself"):
+        tp.read_memmap(tmp_path / "x", dtype="uint16", length=4)
+    for options in (
+        {"dtype": "uint16"}, {"length": 4}, {"labels": True}, {"dtype": "float32", "length": 4},
+        {"dtype": "uint16", "length": 0}, {"dtype": "uint16", "length": 2.5}, {"columns": "a"},
+        {"transform": 3}, {"dtype": "uint16", "length": 4, "columns": ["input_ids"]},
+    ):  # fmt: skip
+        with pytest.raises(tp.ConfigError):
+            tp.from_memmap(tmp_path / "x", **options)
+    with pytest.raises(tp.ConfigError):
+        tp.read_memmap(7)  # type: ignore[arg-type]
+
+
+def test_a_bare_file_that_grows_is_noticed(tmp_path):
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "x")
+    data = tp.read_memmap(tmp_path / "x", dtype="uint16", length=10)
+    np.arange(200, dtype=np.uint16).tofile(tmp_path / "x")
+    with pytest.raises(tp.DataChangedError, match="had 200 bytes"):
+        data[0]
+
+
+def test_threads_share_one_map(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    data = tp.write_memmap(tmp_path / "x", {"a": np.arange(5000), "b": np.arange(5000)})
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            fresh = pickle.loads(pickle.dumps(data))
+            found = list(
+                pool.map(lambda n, d=fresh: int(d[n]["a"] + d[n]["b"]), range(0, 5000, 500))
+            )
+            assert found == [2 * n for n in range(0, 5000, 500)]

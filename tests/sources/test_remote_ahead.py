@@ -1,0 +1,95 @@
+"""Row groups of remote files are fetched several at a time, and are what reading one by one gives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import trainpipes as tp
+from trainpipes.sources.remote_ahead import AHEAD_BLOCKS
+from trainpipes.testing import digest
+
+
+class Far(MemoryFileSystem):  # type: ignore[misc]
+    """A store in memory that takes a while to answer, and counts how many wait at once."""
+
+    protocol = "far"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    lock = threading.Lock()
+    waiting = most = asked = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(path.replace("far://", "memory://"))
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **more: Any) -> Any:
+        cls = type(self)
+        with cls.lock:
+            cls.waiting += 1
+            cls.asked += 1
+            cls.most = max(cls.most, cls.waiting)
+        time.sleep(0.01)
+        with cls.lock:
+            cls.waiting -= 1
+        return super().cat_file(path, start, end, **more)
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose files are in the store too."""
+    fsspec.register_implementation("far", Far, clobber=True)
+    Far.store.clear()
+    for file in range(12):
+        rows = range(100 * file, 100 * file + 100)
+        table = pa.table({"x": list(rows), "text": [f"row {n}" * 20 for n in rows]})
+        pq.write_table(table, tmp_path / f"{file}.parquet", row_group_size=25)
+        Far("far").pipe_file(f"/rows/{file}.parquet", (tmp_path / f"{file}.parquet").read_bytes())
+    yield tmp_path
+    Far.store.clear()
+
+
+def rows(place: str | Path) -> tp.Pipeline:
+    return tp.list_files(str(place)).read_parquet()
+
+
+def test_shuffled_row_groups_are_fetched_side_by_side(far: Path) -> None:
+    expected = [digest(b) for b in rows(far).shuffle(300, seed=1).batch(8)]
+    pipe = rows("far://rows/*.parquet").shuffle(300, seed=1).batch(8)
+    len(pipe)  # lists, and reads the footers
+    Far.most = 0
+    assert [digest(b) for b in tp.Loader(pipe, threads=0)] == expected
+    assert 4 <= Far.most <= AHEAD_BLOCKS + 1
+
+
+def test_rows_in_file_order_are_fetched_in_few_requests(far: Path) -> None:
+    pipe = rows("far://rows/*.parquet").batch(8)
+    len(pipe)
+    Far.asked = 0
+    assert [digest(b) for b in pipe] == [digest(b) for b in rows(far).batch(8)]
+    assert Far.asked <= 4 * 12
+
+
+def test_a_file_that_is_gone_when_its_turn_comes_is_named(far: Path) -> None:
+    pipe = rows("far://rows/*.parquet").shuffle(2000, seed=1).batch(8)
+    len(pipe)
+    Far("far").rm("/rows/7.parquet")
+    with pytest.raises(tp.MissingFilesError, match=r"7\.parquet"):
+        list(pipe)
+
+
+def test_a_file_that_has_changed_when_its_turn_comes_is_named(far: Path) -> None:
+    pipe = rows("far://rows/*.parquet").shuffle(2000, seed=1).batch(8)
+    len(pipe)
+    Far("far").pipe_file("/rows/7.parquet", (far / "6.parquet").read_bytes())
+    with pytest.raises(tp.DataChangedError, match=r"7\.parquet"):
+        list(pipe)

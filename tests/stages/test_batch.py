@@ -1,0 +1,202 @@
+"""batch by tokens: what micro-batches hold, where they resume, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from drawn import examples
+from trainpipes.sources import arrow
+from trainpipes.stages.batch import Batch
+from trainpipes.stages.token_budget import Budget
+from trainpipes.testing import digest
+
+
+def table_of(lengths: list[int]) -> pa.Table:
+    ids = pa.array([list(range(n)) for n in lengths], pa.list_(pa.int32()))
+    return pa.table({"input_ids": ids, "row": pa.array(range(len(lengths)), pa.int64())})
+
+
+def source(lengths: list[int]) -> tp.Pipeline:
+    return tp.from_arrow(table_of(lengths))
+
+
+def plain_cut(lengths: list[int], budget: int, most: int | None) -> list[list[int]]:
+    """Micro-batches of rows, row by row."""
+    batches: list[list[int]] = []
+    batch: list[int] = []
+    for row, length in enumerate(lengths):
+        longest = max([length, *(lengths[k] for k in batch)])
+        if batch and (longest * (len(batch) + 1) > budget or len(batch) == most):
+            batches.append(batch)
+            batch = []
+        batch.append(row)
+    return [*batches, batch] if batch else batches
+
+
+lengths = st.lists(st.integers(0, 12), max_size=80)
+most = st.one_of(st.none(), st.integers(1, 5))
+
+
+@examples(150)
+@given(lengths, st.integers(12, 60), most, st.integers(1, 9))
+def test_micro_batches_are_those_of_a_plain_loop_however_rows_come(
+    lengths: list[int], budget: int, most: int | None, block: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow, "BLOCK_ROWS", block)
+        pipe = source(lengths).batch(max_tokens=budget, max_rows=most)
+        found = [[row["row"] for row in batch] for batch in pipe]
+    assert found == plain_cut(lengths, budget, most)
+
+
+@given(st.lists(st.integers(0, 300), max_size=300), most)
+def test_a_budget_is_kept_in_long_micro_batches_too(lengths: list[int], most: int | None) -> None:
+    found = Budget("batch", 250, most, "alone").cut(np.array(lengths, dtype=np.int64)).tolist()
+    expected = plain_cut(lengths, 250, most)
+    assert found == [0, *np.cumsum([len(batch) for batch in expected]).tolist()]
+
+
+@examples(40)
+@given(
+    lengths, st.sampled_from(["plain", "shards", "repeat", "each epoch", "drop_last"]), st.data()
+)
+def test_micro_batches_of_tokens_resume_at_each(lengths: list[int], kind: str, data: Any) -> None:
+    rows = source([*lengths, 3, 1, 2] * 2)
+    made = {
+        "plain": rows.batch(max_tokens=24),
+        "shards": rows.sharding_filter(3).shuffle(7).batch(max_tokens=24, max_rows=4),
+        "repeat": rows.repeat().batch(max_tokens=24),
+        "each epoch": rows.batch(max_tokens=24).repeat(),
+        "drop_last": rows.batch(max_tokens=24, drop_last=True),
+    }
+    pipe = made[kind].pad_collate()
+    items = [digest(item) for item in islice(pipe, 40)]
+    stop = data.draw(st.integers(0, max(0, len(items) - 1)))
+    iterator = iter(tp.Pipeline(pipe._steps))
+    for _ in range(stop):
+        next(iterator)
+    then = tp.Pipeline(pipe._steps)
+    then.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
+    assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:] or not items
+
+
+def test_no_tensor_has_more_cells_than_the_budget() -> None:
+    rng = np.random.default_rng(0)
+    pipe = (
+        source(rng.integers(1, 40, 500).tolist()).shuffle(100).batch(max_tokens=256).pad_collate()
+    )
+    sizes = [batch["input_ids"].numel() for batch in pipe]
+    assert max(sizes) <= 256
+    assert np.median(sizes) > 200
+
+
+def test_rows_may_say_themselves_how_long_they_are() -> None:
+    expected = [[0, 1], [2], [3, 4]]
+    tables: list[tp.Pipeline] = [
+        tp.from_arrow(pa.table({"n": [3, 2, 7, 1, 1], "row": range(5)})),
+        tp.from_arrow(pa.table({"n": [[1] * k for k in (3, 2, 7, 1, 1)], "row": range(5)})),
+        tp.from_dataset([{"n": k, "row": i} for i, k in enumerate((3, 2, 7, 1, 1))]),
+        tp.from_dataset([{"n": [0] * k, "row": i} for i, k in enumerate((3, 2, 7, 1, 1))]),
+        tp.from_tensors(n=torch.tensor([3, 2, 7, 1, 1]), row=torch.arange(5)),
+    ]
+    for rows in tables:
+        batches = rows.batch(max_tokens=7, column="n")
+        assert [[int(row["row"]) for row in batch] for batch in batches] == expected
+    even = tp.from_tensors(n=torch.zeros(5, 3)).batch(max_tokens=7, column="n")
+    assert [len(batch) for batch in even] == [2, 2, 1]
+
+
+def test_a_row_over_the_budget_is_refused_or_alone() -> None:
+    rows = source([3, 3, 20, 3, 3])
+    with pytest.raises(
+        tp.DataError, match=r"no row is longer than max_tokens, got one of 20"
+    ) as caught:
+        list(rows.batch(max_tokens=9))
+    assert caught.value.row == 2
+    alone = rows.batch(max_tokens=9, oversize="alone")
+    assert [[row["row"] for row in batch] for batch in alone] == [[0, 1], [2], [3, 4]]
+
+
+def test_drop_last_leaves_out_the_last_one_if_another_row_might_have_joined_it() -> None:
+    def sizes(lengths: list[int]) -> list[int]:
+        return [len(batch) for batch in source(lengths).batch(max_tokens=6, drop_last=True)]
+
+    assert sizes([3, 3, 3]) == [2]
+    assert sizes([3, 3, 3, 3]) == [2, 2]
+    assert sizes([3, 3, 6]) == [2, 1]
+
+
+def test_the_length_is_not_known_and_can_be_estimated() -> None:
+    rng = np.random.default_rng(0)
+    pipe = source(rng.integers(1, 40, 6000).tolist()).sharding_filter(4).batch(max_tokens=512)
+    with pytest.raises(TypeError, match=r"how many items batch\(max_tokens=512\) makes"):
+        len(pipe)
+    assert abs(pipe.estimate_len() / len(list(pipe)) - 1) < 0.05
+
+
+def test_a_batch_of_rows_is_known_in_states_as_it_was() -> None:
+    assert Batch(batch_size=8).identity() == {"stage": "batch", "batch_size": 8, "drop_last": False}
+    counted = Batch(max_tokens=64).identity()
+    assert counted == {"stage": "batch", "drop_last": False, "max_tokens": 64}
+
+
+def test_a_state_of_tokens_does_not_go_on_with_rows() -> None:
+    rows = source([3] * 20)
+    state = rows.batch(max_tokens=9).state_dict()
+    for allowed in ((), ("batch_size",)):
+        with pytest.raises(tp.StateError, match="stages/batch"):
+            rows.batch(4).load_state_dict(state, allow_changes=allowed)
+        with pytest.raises(tp.StateError, match="stages/batch"):
+            rows.batch(max_tokens=9).load_state_dict(
+                rows.batch(4).state_dict(), allow_changes=allowed
+            )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, r"batch\(batch_size\) is an integer of 1 or more"),
+        ({"batch_size": 4, "max_tokens": 9}, "takes batch_size or max_tokens, got 4 and 9"),
+        ({"max_tokens": 0}, r"batch\(max_tokens\) is an integer of 1 or more"),
+        ({"max_tokens": 9, "max_rows": 0}, r"batch\(max_rows\)"),
+        ({"max_tokens": 9, "oversize": "drop"}, r'is "error" or "alone", got \'drop\''),
+        ({"batch_size": 4, "max_rows": 2}, "go with max_tokens"),
+        ({"batch_size": 4, "column": "x"}, "go with max_tokens"),
+        ({"batch_size": 4, "drop_last": 1}, "True or False"),
+    ],
+)
+def test_options_that_cannot_be_had_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(tp.ConfigError, match=message):
+        source([1]).batch(**options)
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "message"),
+    [
+        ({"ids": [[1]]}, tp.SchemaError, r"no column 'input_ids'"),
+        ({"input_ids": ["a"]}, tp.SchemaError, r"how long a row is.*got string"),
+        ({"input_ids": [1.5]}, tp.SchemaError, r"how long a row is.*got double"),
+        ({"input_ids": [[1], None]}, tp.DataError, "is null"),
+        ({"input_ids": [1, -2]}, tp.DataError, "holds -2: lengths are 0 or more"),
+    ],
+)
+def test_columns_that_say_no_length_are_refused(
+    table: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        list(tp.from_arrow(pa.table(table)).batch(max_tokens=8))
+
+
+def test_rows_that_have_no_columns_are_refused() -> None:
+    with pytest.raises(tp.SchemaError, match="each row must be a dict, got int"):
+        list(tp.from_dataset([1, 2]).batch(max_tokens=8))

@@ -1,0 +1,210 @@
+"""bucket_by_length: what micro-batches hold, where they resume, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from drawn import examples
+from trainpipes.testing import digest
+
+
+def source(lengths: list[int]) -> tp.Pipeline:
+    ids = pa.array([[7] * n for n in lengths], pa.list_(pa.int32()))
+    rows = pa.array(range(len(lengths)), pa.int64())
+    return tp.from_arrow(pa.table({"input_ids": ids, "row": rows}))
+
+
+def rows_of(pipe: tp.Pipeline) -> list[list[int]]:
+    return [[row["row"] for row in batch] for batch in pipe]
+
+
+def expected_batches(
+    lengths: list[int], size: int, window: int, boundaries: list[int]
+) -> list[list[list[int]]]:
+    """For each window its micro-batches, by plain loops."""
+    window = -(-window // size) * size
+    found = []
+    for first in range(0, len(lengths), window):
+        buckets: list[list[int]] = [[] for _ in range(len(boundaries) + 1)]
+        for row in range(first, min(first + window, len(lengths))):
+            buckets[sum(lengths[row] >= edge for edge in boundaries)].append(row)
+        batches, rest = [], []
+        for bucket in buckets:
+            full = len(bucket) // size * size
+            batches += [bucket[k : k + size] for k in range(0, full, size)]
+            rest += bucket[full:]
+        batches += [rest[k : k + size] for k in range(0, len(rest), size)]
+        found.append(batches)
+    return found
+
+
+lengths = st.lists(st.integers(0, 12), max_size=80)
+
+
+@examples(150)
+@given(lengths, st.integers(1, 5), st.integers(1, 30), st.sets(st.integers(1, 12), min_size=1))
+def test_windows_are_cut_as_a_plain_loop_does_and_mixed(
+    lengths: list[int], size: int, window: int, edges: set[int]
+) -> None:
+    boundaries = sorted(edges)
+    pipe = source(lengths).bucket_by_length(size, boundaries=boundaries, window=window)
+    found = rows_of(pipe)
+    for batches in expected_batches(lengths, size, window, boundaries):
+        assert sorted(found[: len(batches)]) == sorted(batches)
+        found = found[len(batches) :]
+    assert not found
+
+
+@examples(100)
+@given(lengths, st.integers(1, 9), st.integers(12, 40), st.integers(1, 30))
+def test_every_row_is_in_one_micro_batch_and_few_are_short(
+    lengths: list[int], buckets: int, tokens: int, window: int
+) -> None:
+    rows = source(lengths)
+    by_rows = rows_of(rows.bucket_by_length(4, num_buckets=buckets, window=window))
+    assert sorted(row for batch in by_rows for row in batch) == list(range(len(lengths)))
+    assert sum(len(batch) < 4 for batch in by_rows) <= 1
+    full = rows_of(rows.bucket_by_length(4, num_buckets=buckets, window=window, drop_last=True))
+    assert sorted(full) == sorted(batch for batch in by_rows if len(batch) == 4)
+    by_tokens = rows_of(
+        rows.bucket_by_length(max_tokens=tokens, max_rows=6, num_buckets=buckets, window=window)
+    )
+    assert sorted(row for batch in by_tokens for row in batch) == list(range(len(lengths)))
+    for batch in by_tokens:
+        assert len(batch) <= 6
+        assert len(batch) * max(lengths[row] for row in batch) <= tokens
+
+
+@examples(40)
+@given(lengths, st.sampled_from(["rows", "tokens", "shards", "each epoch", "across"]), st.data())
+def test_buckets_resume_within_windows_and_over_their_ends(
+    lengths: list[int], kind: str, data: Any
+) -> None:
+    rows = source([*lengths, 3, 1, 2] * 2)
+    made = {
+        "rows": rows.bucket_by_length(3, window=10),
+        "tokens": rows.bucket_by_length(max_tokens=24, window=10),
+        "shards": rows.sharding_filter(3).shuffle(7).bucket_by_length(3, window=5),
+        "each epoch": rows.bucket_by_length(3, window=10).repeat(),
+        "across": rows.repeat().bucket_by_length(3, window=10),
+    }
+    pipe = made[kind].pad_collate()
+    items = [digest(item) for item in islice(pipe, 40)]
+    stop = data.draw(st.integers(0, len(items) - 1))
+    iterator = iter(tp.Pipeline(pipe._steps))
+    for _ in range(stop):
+        next(iterator)
+    then = tp.Pipeline(pipe._steps)
+    then.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
+    assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:]
+
+
+def test_a_window_is_kept_in_runs_of_some_micro_batches() -> None:
+    lengths = np.random.default_rng(0).integers(1, 30, 3000).tolist()
+    pipe = source(lengths).bucket_by_length(8, window=2000, seed=3)
+    found = rows_of(pipe)
+    assert sorted(row for batch in found for row in batch) == list(range(3000))
+    again = tp.Pipeline(pipe._steps)
+    iterator = iter(again)
+    for _ in range(187):
+        next(iterator)
+    then = tp.Pipeline(pipe._steps)
+    then.load_state_dict(iterator.state_dict())
+    assert rows_of(then) == found[187:]
+
+
+def test_micro_batches_are_mixed_anew_in_each_epoch_and_by_each_seed() -> None:
+    def order(seed: int, epochs: int) -> list[list[list[int]]]:
+        pipe = source([1, 2, 3, 4] * 20).bucket_by_length(4, num_buckets=4, seed=seed)
+        return [rows_of(pipe) for _ in range(epochs)]
+
+    first, second = order(0, 2)
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert order(1, 1) != [first]
+    assert order(0, 2) == [first, second]
+
+
+def test_less_is_padded_than_without_buckets() -> None:
+    lengths = np.random.default_rng(1).lognormal(3, 1, 4000).astype(int).clip(1).tolist()
+    rows = source(lengths).select("input_ids").shuffle(500)
+    plain = rows.batch(16).pad_collate().padding(1000)
+    bucketed = rows.bucket_by_length(16).pad_collate().padding(1000)
+    assert plain.cells - plain.padding == bucketed.cells - bucketed.padding == sum(lengths)
+    assert bucketed.share < plain.share / 2
+
+
+def test_a_row_over_the_budget_is_refused_or_alone() -> None:
+    rows = source([3, 3, 20, 3, 3])
+    with pytest.raises(
+        tp.DataError, match=r"no row is longer than max_tokens, got one of 20"
+    ) as caught:
+        list(rows.bucket_by_length(max_tokens=9))
+    assert caught.value.row == 2
+    alone = rows_of(rows.bucket_by_length(max_tokens=9, oversize="alone"))
+    assert [2] in alone
+    assert sorted(row for batch in alone for row in batch) == list(range(5))
+
+
+def test_buckets_of_no_rows_are_passed_over() -> None:
+    assert rows_of(source([]).bucket_by_length(4)) == []
+    assert rows_of(source([0, 0]).bucket_by_length(4)) == [[0, 1]]
+    assert rows_of(source([5]).bucket_by_length(4, drop_last=True)) == []
+    with pytest.raises(tp.DataError, match="repeat"):
+        next(iter(source([5]).bucket_by_length(4, drop_last=True).repeat()))
+
+
+def test_the_length_is_not_known_and_can_be_estimated() -> None:
+    lengths = np.random.default_rng(1).integers(1, 40, 6000).tolist()
+    pipe = source(lengths).sharding_filter(4).bucket_by_length(max_tokens=512)
+    with pytest.raises(TypeError, match=r"bucket_by_length.* is known only at the end"):
+        len(pipe)
+    assert abs(pipe.estimate_len() / len(list(pipe)) - 1) < 0.05
+
+
+def test_a_state_that_points_past_what_is_there_is_refused() -> None:
+    pipe = source(list(range(30))).bucket_by_length(2, window=10)
+    iterator = iter(pipe)
+    next(iterator)
+    state = iterator.state_dict()
+    state["shard-0000"] = json.dumps({**json.loads(state["shard-0000"]), "row": 99})
+    pipe.load_state_dict(state)
+    with pytest.raises(tp.StateError, match="after 99 micro-batches of a window that has 5"):
+        next(iter(pipe))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, r"bucket_by_length\(batch_size\) is an integer of 1 or more"),
+        ({"batch_size": 4, "max_tokens": 9}, "takes batch_size or max_tokens, got 4 and 9"),
+        ({"batch_size": 4, "window": 0}, r"bucket_by_length\(window\)"),
+        ({"batch_size": 4, "num_buckets": 0}, r"bucket_by_length\(num_buckets\)"),
+        ({"batch_size": 4, "num_buckets": 2, "boundaries": [3]}, "takes boundaries or num_buckets"),
+        ({"batch_size": 4, "boundaries": []}, r"ascending lengths, each once, got \[\]"),
+        ({"batch_size": 4, "boundaries": [3, 3]}, r"ascending lengths, each once, got \[3, 3\]"),
+        ({"batch_size": 4, "boundaries": [2.5]}, r"bucket_by_length\(boundaries\) is an integer"),
+        ({"batch_size": 4, "max_rows": 2}, "go with max_tokens"),
+        ({"max_tokens": 4, "drop_last": True}, "goes with batch_size"),
+        ({"batch_size": 4, "drop_last": 1}, "True or False"),
+        ({"batch_size": 4, "seed": "x"}, r"bucket_by_length\(seed\)"),
+    ],
+)
+def test_options_that_cannot_be_had_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(tp.ConfigError, match=message):
+        source([1]).bucket_by_length(**options)
+
+
+def test_rows_are_cut_once() -> None:
+    for a, b in pairwise(["batch", "bucket_by_length", "batch"]):
+        with pytest.raises(tp.ConfigError, match="a pipeline has one"):
+            getattr(getattr(source([1]), a)(2), b)(2)

@@ -1,0 +1,366 @@
+"""A row is kept, or in a part, by who it is: whatever else is read, in whatever order, by whomever."""
+
+from __future__ import annotations
+
+import json
+import os
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from trainpipes.sources.row_names import names_below
+from trainpipes.stages.row_hash import RowNames, hash_column, mix
+
+WRITE = "TRAINPIPES_WRITE_GOLDEN"
+PARTS = {"train": 0.8, "valid": 0.15, "test": 0.05}
+
+
+def write(path: Path, name: str, rows: int = 100, group: int = 17) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(
+        {
+            "id": [f"{name}-{n}" for n in range(rows)],
+            "user": [f"user {n % 23}" for n in range(rows)],
+        }
+    )
+    pq.write_table(table, path, row_group_size=group)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(5):
+        write(tmp_path / "data" / "en" / f"part-{number}.parquet", f"en-{number}")
+    return tmp_path
+
+
+def ids(pipe: Any) -> list[str]:
+    return [row["id"] for row in pipe]
+
+
+def parts_of(pipe: tp.Pipeline, **options: Any) -> dict[str, set[str]]:
+    return {name: set(ids(part)) for name, part in pipe.split(PARTS, **options).items()}
+
+
+# Parts
+
+
+def test_every_row_is_in_just_one_part_and_parts_have_their_sizes(folder):
+    rows = tp.list_files(folder / "data").read_parquet()
+    parts = parts_of(rows)
+    assert sum(map(len, parts.values())) == 500
+    assert set.union(*parts.values()) == set(ids(rows))
+    for name, fraction in PARTS.items():
+        spread = (500 * fraction * (1 - fraction)) ** 0.5
+        assert abs(len(parts[name]) - 500 * fraction) < 5 * spread
+
+
+def test_files_that_come_and_go_move_no_row_of_the_others(folder):
+    whole = parts_of(tp.list_files(folder / "data").read_parquet())
+    os.remove(folder / "data" / "en" / "part-1.parquet")
+    write(folder / "data" / "en" / "part-03.parquet", "more", rows=71)
+    write(folder / "data" / "aa" / "part-0.parquet", "aa", rows=50)
+    changed = parts_of(tp.list_files(folder / "data").read_parquet())
+    gone = {f"en-1-{n}" for n in range(100)}
+    for name, before in whole.items():
+        assert {row for row in changed[name] if row.startswith("en-")} == before - gone
+
+
+def test_a_glob_in_other_folders_asks_from_before_its_first_wildcard(folder):
+    one = parts_of(tp.list_files(folder / "data" / "*" / "*.parquet").read_parquet())
+    write(folder / "data" / "aa" / "part-0.parquet", "aa", rows=50)
+    two = parts_of(tp.list_files(folder / "data" / "*" / "*.parquet").read_parquet())
+    assert all(one[name] <= two[name] for name in one)
+
+
+def test_files_of_the_same_name_in_several_folders_are_told_apart(tmp_path):
+    for number in range(40):
+        write(tmp_path / f"day={number}" / "part.parquet", str(number), rows=5)
+    parts = parts_of(tp.list_files(tmp_path).read_parquet())
+    kept = {
+        tuple(sorted(row.split("-")[1] for row in parts["train"] if row.startswith(f"{d}-")))
+        for d in range(40)
+    }
+    assert len(kept) > 5
+
+
+def test_where_the_folder_lies_has_no_part_in_it(folder, monkeypatch):
+    before = parts_of(tp.list_files(folder / "data").read_parquet())
+    os.rename(folder / "data", folder / "moved")
+    assert parts_of(tp.list_files(folder / "moved").read_parquet()) == before
+    monkeypatch.chdir(folder)
+    assert parts_of(tp.list_files("moved/*/*.parquet").read_parquet()) == before
+
+
+def test_row_groups_orders_epochs_and_topologies_have_no_part_in_it(folder):
+    rows = tp.list_files(folder / "data").read_parquet()
+    expected = parts_of(rows)
+    for n in range(5):
+        write(folder / "data" / "en" / f"part-{n}.parquet", f"en-{n}", group=50)
+    rows = tp.list_files(folder / "data").read_parquet()
+    for name, part in rows.split(PARTS).items():
+        for pipe in (
+            part.shuffle(40, seed=2), part.sharding_filter(4).shuffle(9),
+            rows.shuffle(50).split(PARTS)[name], rows.skip(0).split(PARTS)[name].sharding_filter(12),
+        ):  # fmt: skip
+            for _ in range(2):
+                assert sorted(ids(pipe)) == sorted(expected[name])
+        ranks = [
+            part.sharding_filter(4).repeat().distributed(rank=r, world_size=2) for r in range(2)
+        ]
+        seen = {row["id"] for rank in ranks for row, _ in zip(rank, range(400), strict=False)}
+        assert seen <= expected[name]
+        workers = tp.Loader(part.sharding_filter(4).batch(8), num_workers=2)
+        assert sorted(row["id"] for batch in workers for row in batch) == sorted(expected[name])
+
+
+def test_rows_passed_over_keep_their_numbers(folder):
+    rows = tp.list_files(folder / "data").read_parquet()
+    assert ids(rows.skip(130).take(99).sample(0.5)) == [
+        row for row in ids(rows.sample(0.5)) if row in set(ids(rows.skip(130).take(99)))
+    ]
+
+
+def test_rows_of_one_key_stay_together_wherever_they_are(folder):
+    rows = tp.list_files(folder / "data").read_parquet()
+    users = {
+        name: {row["user"] for row in part}
+        for name, part in rows.split({"a": 0.5, "b": 0.5}, key="user").items()
+    }
+    assert not users["a"] & users["b"]
+    assert len(users["a"] | users["b"]) == 23
+    table = tp.from_arrow(pa.table({"user": [f"user {n}" for n in range(23)]}))
+    tensors = {row["user"] for row in table.split({"a": 0.5, "b": 0.5}, key="user")["a"]}
+    assert tensors == users["a"]  # also in other data
+    both = parts_of(rows, key=["user", "id"])
+    assert both != parts_of(rows, key=["id", "user"])
+    assert sum(map(len, both.values())) == 500
+
+
+@pytest.mark.parametrize("kind", ["arrow", "tensors", "dicts", "dataset", "memmap"])
+def test_rows_of_every_kind_have_the_same_numbers_and_keys(kind, tmp_path):
+    x = np.arange(300)
+    source = {
+        "arrow": lambda: tp.from_arrow(pa.table({"x": x})),
+        "tensors": lambda: tp.from_tensors(x=x),
+        "dicts": lambda: tp.from_iterable(lambda: ({"x": n} for n in range(300))),
+        "dataset": lambda: tp.from_dataset([{"x": torch.tensor(n)} for n in range(300)]),
+        "memmap": lambda: tp.from_memmap(tp.write_memmap(tmp_path / "x", {"x": x}).paths[0]),
+    }[kind]()
+    names = RowNames(np.zeros(1, dtype=np.int64), [""])
+    for options in ({}, {"key": "x"}):
+        expected = [row["x"] for row in tp.from_arrow(pa.table({"x": x})).sample(0.3, **options)]
+        assert [int(row["x"]) for row in source.sample(0.3, **options)] == expected
+        assert 50 < len(expected) < 130
+    assert len(set(names.hashes(x).tolist())) == 300
+
+
+# Samples
+
+
+@settings(max_examples=25)
+@given(low=st.floats(0, 1), high=st.floats(0, 1), seed=st.integers(0, 5))
+def test_a_smaller_sample_is_part_of_a_larger_one(low, high, seed):
+    low, high = sorted((low, high))
+    rows = tp.from_tensors(x=np.arange(400))
+    less = {int(row["x"]) for row in rows.sample(low, seed=seed)}
+    more = {int(row["x"]) for row in rows.sample(high, seed=seed)}
+    assert less <= more
+    assert abs(len(more) - 400 * high) < 60
+
+
+def test_all_and_nothing_can_be_asked_for():
+    rows = tp.from_tensors(x=np.arange(100))
+    assert len(list(rows.sample(1))) == 100
+    assert list(rows.sample(0)) == []
+    assert list(rows.split({"all": 1})) == ["all"]
+    assert len(list(rows.split({"all": 1})["all"])) == 100
+
+
+def test_seeds_and_stages_choose_independently():
+    rows = tp.from_tensors(x=np.arange(10_000))
+    chosen = [
+        np.array([int(r["x"]) for r in part])
+        for part in (
+            rows.sample(0.5),
+            rows.sample(0.5, seed=1),
+            rows.split({"a": 0.5, "b": 0.5})["a"],
+        )
+    ]
+    for a in range(3):
+        for b in range(a):
+            assert abs(len(np.intersect1d(chosen[a], chosen[b])) - 2500) < 300
+
+
+def test_choices_do_not_follow_row_numbers():
+    kept = np.zeros(100_000, dtype=bool)
+    kept[[int(r["x"]) for r in tp.from_tensors(x=np.arange(100_000)).sample(0.5)]] = True
+    for period in (2, 3, 7, 64, 1000):
+        means = kept[: 100_000 // period * period].reshape(-1, period).mean(axis=0)
+        spread = 0.5 / (100_000 // period) ** 0.5
+        assert np.abs(means - 0.5).max() < 5.5 * spread
+    assert abs(np.corrcoef(kept[:-1], kept[1:])[0, 1]) < 0.02
+
+
+def test_how_many_are_left_is_not_known_before(folder):
+    part = tp.list_files(folder / "data").read_parquet().sample(0.5).batch(4)
+    with pytest.raises(TypeError, match=r"sample\(0.5\)"):
+        len(part)
+
+
+# Hashes
+
+
+GOLDEN = {
+    "int": pa.array([0, 1, -1, 2**62]),
+    "uint": pa.array([0, 2**64 - 1], pa.uint64()),
+    "float": pa.array([0.0, 1.5, float("inf")]),
+    "bool": pa.array([False, True]),
+    "text": pa.array(
+        ["", "a", "12345678", "123456789", "é", "a much longer key, of several words"]
+    ),
+    "bytes": pa.array([b"", b"\0", b"\0\0", b"abc"]),
+    "decimal": pa.array([Decimal("1.50")]),
+    "date": pa.array([1, 20_000], pa.int32()).cast(pa.date32()),
+    "timestamp": pa.array([1, 10**15]).cast(pa.timestamp("us")),
+}
+ABOUT = (
+    "Hashes of keys and of row numbers: they say which rows are in which part. A run that was saved by an "
+    f"earlier version must go on with these; written anew with {WRITE}=1 pytest tests/stages/test_sample.py."
+)
+
+
+def test_hashes_are_those_that_earlier_versions_gave(golden: Path):
+    found: dict[str, Any] = {
+        kind: hash_column(array, kind, "test").tolist() for kind, array in GOLDEN.items()
+    }
+    names = RowNames(np.array([0, 4, 10]), ["", "en/part-0.parquet", "é"])
+    found["rows"] = names.hashes(np.array([0, 3, 4, 9, 10, 10**12])).tolist()
+    rows = tp.from_tensors(x=np.arange(60))
+    found["sample(0.2)"] = [int(row["x"]) for row in rows.sample(0.2)]
+    found["sample(0.2, seed=7)"] = [int(row["x"]) for row in rows.sample(0.2, seed=7)]
+    found["split valid"] = [int(row["x"]) for row in rows.split(PARTS)["valid"]]
+    path = golden / "row_hashes.json"
+    if os.environ.get(WRITE):
+        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items()]
+        path.write_text("{\n" + ",\n".join([f'  "about": {json.dumps(ABOUT)}', *lines]) + "\n}\n")
+    kept = json.loads(path.read_text())
+    assert kept.pop("about") == ABOUT
+    assert found == kept
+
+
+def test_a_value_has_one_hash_whatever_its_type_and_chunks():
+    for kinds in ([pa.int8(), pa.int64(), pa.uint16()], [pa.float32(), pa.float64()]):
+        assert len({hash_column(pa.array([7], kind), "", "").item() for kind in kinds}) == 1
+    text = ["a", "bb", "a" * 20, ""]
+    kinds = [
+        pa.string(),
+        pa.large_string(),
+        pa.binary(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ]
+    found = {
+        tuple(hash_column(pa.array(text, pa.string()).cast(k), "", "").tolist()) for k in kinds
+    }
+    found.add(tuple(hash_column(pa.chunked_array([text[:1], [], text[1:]]), "", "").tolist()))
+    found.add(tuple(hash_column(pa.array(["x", *text, "y"])[1:5], "", "").tolist()))
+    assert len(found) == 1
+    assert hash_column(pa.array([0.0]), "", "") == hash_column(pa.array([-0.0]), "", "")
+
+
+@given(st.lists(st.binary(max_size=40), unique=True, max_size=60))
+def test_different_texts_have_different_hashes_and_neighbours_have_no_say(values):
+    found = hash_column(pa.array(values, pa.binary()), "", "").tolist()
+    assert len(set(found)) == len(values)
+    for value, number in zip(values, found, strict=True):
+        assert hash_column(pa.array([value]), "", "").item() == number
+
+
+def test_mixing_is_one_to_one_and_spreads():
+    found = mix(np.arange(100_000, dtype=np.uint64))
+    assert len(np.unique(found)) == 100_000
+    bits = np.unpackbits(found.view(np.uint8)).reshape(-1, 64).mean(axis=0)
+    assert np.abs(bits - 0.5).max() < 0.01
+
+
+def test_names_are_told_from_the_folder_that_was_asked_for():
+    files = ["/d/en/a.parquet", "/d/en/b.parquet"]
+    assert names_below(["/d"], files) == ["en/a.parquet", "en/b.parquet"]
+    assert names_below(["/d/en/*.parquet"], files) == ["a.parquet", "b.parquet"]
+    assert names_below(files, files) == ["a.parquet", "b.parquet"]
+    assert names_below(["/d/en", "/d/fr/*"], [*files, "/d/fr/x"]) == [
+        "en/a.parquet",
+        "en/b.parquet",
+        "fr/x",
+    ]
+    assert names_below(["s3://b/d/"], ["s3://b/d/x"]) == ["x"]
+    assert names_below(["zip://x::s3://b"], ["s3://b/x"]) is None
+
+
+# Bad input
+
+
+TABLE = pa.table({"x": [1, 2, None], "tags": [["a"], [], ["b"]]})
+BAD: dict[str, tuple[Any, type[Exception], str]] = {
+    "a fraction above 1": (lambda p: p.sample(1.5), tp.ConfigError, "from 0 to 1, got 1.5"),
+    "a negative fraction": (lambda p: p.sample(-0.1), tp.ConfigError, "got -0.1"),
+    "a list": (lambda p: p.sample([0.5]), tp.ConfigError, r"got \[0.5\]"),
+    "a bool": (lambda p: p.sample(True), tp.ConfigError, "got True"),
+    "parts that sum to less": (lambda p: p.split({"a": 0.5, "b": 0.4}), tp.ConfigError, "sum to 0.9"),
+    "parts that sum to more": (lambda p: p.split({"a": 0.5, "b": 0.6}), tp.ConfigError, "sum to 1.1"),
+    "an empty part": (lambda p: p.split({"a": 1.0, "b": 0.0}), tp.ConfigError, "'b': 0.0"),
+    "parts that are a list": (lambda p: p.split([0.5, 0.5]), tp.ConfigError, "is a dict"),
+    "no parts": (lambda p: p.split({}), tp.ConfigError, "is a dict"),
+    "part numbers": (lambda p: p.split({1: 1.0}), tp.ConfigError, "names and fractions"),
+    "an empty key": (lambda p: p.sample(0.5, key=[]), tp.ConfigError, "name of a column"),
+    "a seed that is none": (lambda p: p.sample(0.5, seed="a"), tp.ConfigError, "a seed"),
+    "after batch": (lambda p: p.batch(2).sample(0.5), tp.ConfigError, r"put it before batch\(\)"),
+    "on paths": (lambda p: tp.list_files("x").sample(0.5).read_parquet(), tp.ConfigError, "file paths"),
+    "another column": (lambda p: list(p.sample(0.5, key="y")), tp.SchemaError, "there are x, tags"),
+    "a column of lists": (lambda p: list(p.sample(0.5, key="tags")), tp.SchemaError, "is list<"),
+    "rows that are no dicts": (
+        lambda p: list(tp.from_dataset([1, 2]).sample(0.5, key="x")), tp.SchemaError,
+        "dicts with 'x', got int",
+    ),
+    "a null key": (lambda p: list(p.sample(0.5, key="x")), tp.DataError, r"key is null.*row 2\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_makes_no_choice_is_refused(kind):
+    make, error, said = BAD[kind]
+    with pytest.raises(error, match=said):
+        make(tp.from_arrow(TABLE))
+
+
+def test_a_null_names_its_file_and_row(tmp_path):
+    pq.write_table(pa.table({"x": [1, 2, 3, 4]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"x": [1, None, 3]}), tmp_path / "2.parquet")
+    with pytest.raises(tp.DataError, match=r"2\.parquet, row group 0, row 1") as failed:
+        list(tp.list_files(tmp_path).read_parquet().shuffle(9).sample(0.5, key="x"))
+    assert failed.value.row == 1
+
+
+def test_a_state_of_another_part_is_refused(folder):
+    parts = tp.list_files(folder / "data").read_parquet().shuffle(20).split(PARTS)
+    state = parts["train"].batch(4).state_at(3)
+    with pytest.raises(tp.StateError, match='stages/split/part: saved "train", now "valid"'):
+        parts["valid"].batch(4).load_state_dict(state)
+
+
+def test_a_state_of_the_same_part_cut_elsewhere_is_refused(folder):
+    rows = tp.list_files(folder / "data").read_parquet().shuffle(20)
+    state = rows.split({"a": 0.5, "b": 0.5})["a"].batch(4).state_at(3)
+    with pytest.raises(tp.StateError, match=r"stages/split/from: saved 0.0, now 0.5"):
+        rows.split({"b": 0.5, "a": 0.5})["a"].batch(4).load_state_dict(state)
+    renamed = rows.split({"a": 0.5, "c": 0.25, "d": 0.25})["a"].batch(4)
+    renamed.load_state_dict(state)

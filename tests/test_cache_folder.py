@@ -1,0 +1,202 @@
+"""Where things are kept, how much it is, and that only ours is removed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from trainpipes import cache
+from trainpipes.runtime import sealed
+from trainpipes.runtime.file_lock import FileLock
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with three blocks of rows and a footer index."""
+    monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "kept"))
+    for n in range(3):
+        pq.write_table(pa.table({"x": range(10)}), tmp_path / f"{n}.parquet")
+    list(tp.list_files(tmp_path).read_parquet(index=True).cache())
+    return tmp_path / "kept"
+
+
+# Where
+
+
+def test_the_variable_names_the_folder_and_a_path_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "a"))
+    assert cache.folder() == tmp_path / "a"
+    assert cache.folder(tmp_path / "b") == tmp_path / "b"
+    monkeypatch.setenv("TRAINPIPES_CACHE", "~/kept")
+    assert cache.folder() == Path("~/kept").expanduser()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINPIPES_CACHE", "here")
+    assert cache.folder() == tmp_path / "here"
+
+
+@pytest.mark.parametrize("word", ["off", "OFF", "0", "none", "disabled"])
+def test_off_is_off_even_for_a_path(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINPIPES_CACHE", word)
+    assert cache.folder() is None
+    assert cache.folder(tmp_path) is None
+    assert str(cache.info()).startswith("off: 0 blocks")
+    assert cache.clear() == cache.info()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where Linux keeps caches")
+def test_the_users_folder_is_where_the_system_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRAINPIPES_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / "trainpipes"
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    assert cache.folder() == Path("~/.cache/trainpipes").expanduser()
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # nobody's home
+    assert str(cache.folder()).endswith(f"/trainpipes-{os.getuid()}")
+
+
+# How much
+
+
+def test_info_counts_what_is_on_disk(kept: Path) -> None:
+    found = cache.info()
+    sizes = {path: path.stat().st_size for path in kept.rglob("*.arrow")}
+    rows = [size for path, size in sizes.items() if "rows" in path.parts]
+    assert found.folder == kept
+    assert (found.blocks, found.block_bytes) == (3, sum(rows))
+    assert (found.indexes, found.index_bytes) == (1, sum(sizes.values()) - sum(rows))
+    assert str(found) == (
+        f"{kept}: 3 blocks of rows ({found.block_bytes:,} bytes), 1 footer indexes "
+        f"({found.index_bytes:,} bytes)"
+    )
+
+
+def test_info_of_what_is_not_there_is_nothing(tmp_path: Path) -> None:
+    assert cache.info(tmp_path / "nowhere") == cache.CacheInfo(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_clear_removes_ours_and_nothing_else(kept: Path) -> None:
+    before = cache.info()
+    (kept / "mine.txt").write_text("mine")
+    (kept / "rows" / "notes.md").write_text("mine")
+    (kept / "rows" / "ab").mkdir(exist_ok=True)
+    (kept / "rows" / "ab" / "cd.123.part").write_text("left by a process that was killed")
+    os.symlink(kept / "mine.txt", kept / "rows" / "link.arrow")
+    assert cache.clear() == before
+    assert cache.info() == cache.CacheInfo(kept)
+    left = {str(path.relative_to(kept)) for path in kept.rglob("*")}
+    assert left == {"mine.txt", "rows", "rows/notes.md", "rows/link.arrow"}
+
+
+def test_a_cleared_cache_is_gone_folders_and_all(kept: Path) -> None:
+    cache.clear()
+    assert not list(kept.iterdir())
+
+
+def test_room_is_made_by_the_time_of_use(kept: Path) -> None:
+    entries = sorted(kept.glob("rows/*/*.arrow"))
+    for age, path in enumerate(entries):
+        os.utime(path, (100 - age, 100 - age))
+    sizes = [path.stat().st_size for path in entries]
+    assert cache.make_room(kept, sum(sizes)) == sum(sizes)
+    assert cache.make_room(kept, sum(sizes) - 1) == sum(sizes[:2])
+    assert [path.exists() for path in entries] == [True, True, False]
+    assert cache.make_room(kept, 0) == 0
+    assert cache.info().indexes == 1
+
+
+# Files that are whole or not there
+
+
+def test_a_table_comes_back_with_its_schema_metadata_and_types(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "ids": pa.array([[1, 2], [], None], pa.list_(pa.int32())),
+            "text": ["a", None, "ccc"],
+            "coded": pa.array(["x", "y", "x"]).dictionary_encode(),
+            "deep": [{"a": [1.5]}, None, {"a": []}],
+            "none": pa.nulls(3),
+        }
+    ).replace_schema_metadata({"by": "hand"})
+    for given in (
+        table,
+        table.slice(1),
+        table.slice(3),
+        pa.concat_tables([table] * 3),
+    ):
+        sealed.put(tmp_path / "x.arrow", sealed.pack(given, {"what": 1}))
+        found = sealed.read(tmp_path / "x.arrow", {"what": 1})
+        assert found is not None
+        assert found.equals(given)
+        assert found.schema.equals(given.schema, check_metadata=True)
+    assert sealed.read(tmp_path / "x.arrow", {"what": 2}) is None
+    assert sealed.read(tmp_path / "y.arrow", {"what": 1}) is None
+
+
+def test_no_byte_of_the_rows_can_change_unnoticed(tmp_path: Path) -> None:
+    table = pa.table(
+        {"ids": [[n] * (n % 5) for n in range(40)], "text": [f"{n}" for n in range(40)]}
+    )
+    content = sealed.pack(table, {})
+    path = tmp_path / "x.arrow"
+    for place in range(0, len(content), 7):
+        changed = (
+            bytes(content[:place]) + bytes([content[place] ^ 0x10]) + bytes(content[place + 1 :])
+        )
+        path.write_bytes(changed)
+        found = sealed.read(path, {})
+        assert found is None or found.equals(table), place
+
+
+def test_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
+    contents = [sealed.pack(pa.table({"x": [n] * 50_000}), {}) for n in range(6)]
+
+    def write(n: int) -> None:
+        for _ in range(10):
+            sealed.put(tmp_path / "x.arrow", contents[n])
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(len(contents))]
+    for thread in threads:
+        thread.start()
+    seen = 0
+    while any(thread.is_alive() for thread in threads):
+        if (tmp_path / "x.arrow").exists():
+            found = sealed.read(tmp_path / "x.arrow", {})
+            assert found is not None
+            assert len(set(found.column("x")[::9999])) == 1
+            seen += 1
+    assert seen
+    assert [path.name for path in tmp_path.iterdir()] == ["x.arrow"]
+
+
+def test_a_file_is_put_and_a_lock_taken_while_others_clear(tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def clear() -> None:
+        while not done.is_set():
+            cache.clear(tmp_path)
+
+    thread = threading.Thread(target=clear)
+    thread.start()
+    try:
+        for n in range(200):
+            sealed.put(cache.entry_path(tmp_path, f"ab{n}"), b"content")
+            lock = FileLock(cache.entry_path(tmp_path, f"cd{n}").with_suffix(".lock"))
+            lock.take()
+            lock.leave()
+    finally:
+        done.set()
+        thread.join()

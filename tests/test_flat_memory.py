@@ -1,0 +1,91 @@
+"""Memory does not grow over epochs, nor with workers beyond their own windows."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainpipes.sources.packed_list import PackedList, packed
+
+SCRIPT = Path(__file__).parent / "flat_memory.py"
+#: Bytes of all windows of the pipelines below, about.
+WINDOWS = 40_000_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    rng = np.random.default_rng(0)
+    for file in range(4):
+        ends = np.concatenate([[0], np.cumsum(rng.integers(20, 200, 20_000))]).astype(np.int32)
+        ids = pa.array(rng.integers(0, 50_000, ends[-1]).astype(np.int32))
+        table = pa.table({"input_ids": pa.ListArray.from_arrays(pa.array(ends), ids)})
+        pq.write_table(table, folder / f"{file}.parquet", row_group_size=2000)
+    return folder
+
+
+def measured(what: str, workers: int, epochs: int) -> tuple[list[int], int]:
+    """Bytes held after each epoch; bytes of a bare worker."""
+    command = [sys.executable, "-W", "ignore", SCRIPT, what, str(workers), str(epochs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["batches"] > 100
+    return found["epochs"], found["bare"]
+
+
+def check(what: str, epochs: int, growth: float) -> None:
+    alone, bare = measured(what, 0, epochs)
+    shared, _ = measured(what, 4, epochs)
+    for held in (alone, shared):
+        assert held[-1] <= growth * held[1], held
+    assert shared[-1] <= alone[-1] + 4 * (bare + WINDOWS)
+
+
+@pytest.mark.timeout(300)
+def test_four_epochs_of_a_python_list_in_workers_hold_what_one_does() -> None:
+    held, _ = measured("40000", 2, 4)
+    assert held[-1] <= 1.05 * held[1], held
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ten_epochs_of_parquet_files_hold_what_two_do(folder: Path) -> None:
+    check(str(folder), 10, 1.03)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ten_epochs_of_a_python_list_hold_what_two_do() -> None:
+    check("100000", 10, 1.03)
+
+
+def test_a_packed_list_is_the_list() -> None:
+    items: list[Any] = [{"n": n, "t": (n, [None, 1.5])} for n in range(20)]
+    found = PackedList(items)
+    assert list(found) == items
+    assert found[-1] == items[-1]
+    assert found[3:7] == items[3:7]
+    assert len(PackedList([])) == 0
+    assert list(pickle.loads(pickle.dumps(found))) == items
+    with pytest.raises(IndexError):
+        found[20]
+
+
+def test_what_does_not_pickle_or_is_no_list_stays_as_it_is() -> None:
+    locks = {"dataset": [threading.Lock()] * 2000}
+    assert packed(locks) is locks
+    few = {"dataset": [1, 2]}
+    assert packed(few) is few
+    other = {"dataset": range(5000)}
+    assert packed(other) is other
+    assert isinstance(packed({"dataset": [0] * 2000})["dataset"], PackedList)

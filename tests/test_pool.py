@@ -1,0 +1,254 @@
+"""Threads that work ahead: what is done, by whom, and what becomes of them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from trainpipes.runtime.pool import Pool, default_threads
+from trainpipes.testing import digest
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    made = Pool(2)
+    yield made
+    made.join()
+
+
+_before: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def before() -> None:
+    """What other tests have left does not count."""
+    gc.collect()
+    _before.clear()
+    _before.update(threading.enumerate())
+
+
+def workers() -> list[str]:
+    """Names of the pools' threads that this test has started and that are alive."""
+    started = set(threading.enumerate()) - _before
+    return [t.name for t in started if t.name.startswith("trainpipes-")]
+
+
+def none_left() -> bool:
+    """Whether the threads go, within seconds."""
+    for _ in range(200):
+        gc.collect()
+        if not workers():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_pool_does_everything_and_raises_what_was_raised(pool: Pool) -> None:
+    tickets = [pool.submit(lambda n=n: n * n) for n in range(100)]
+    assert [pool.result(ticket) for ticket in tickets] == [n * n for n in range(100)]
+    failing = pool.submit(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        pool.result(failing)
+    assert len(workers()) <= 2
+
+
+def test_who_waits_does_what_nobody_has_begun(pool: Pool) -> None:
+    hold = threading.Event()
+    for _ in range(2):
+        pool.submit(hold.wait)
+    ticket = pool.submit(threading.get_ident)
+    assert pool.result(ticket) == threading.get_ident()
+    hold.set()
+
+
+def test_a_pool_of_functions_that_want_one_thread_keeps_them_in_one() -> None:
+    alone = Pool(1, shares=False)
+    tickets = [alone.submit(threading.get_ident) for _ in range(20)]
+    found = {alone.result(ticket) for ticket in tickets}
+    assert len(found) == 1
+    assert threading.get_ident() not in found
+    alone.join()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_pool_that_is_closed_still_gives_results(shares: bool) -> None:
+    closed = Pool(1, shares)
+    assert closed.result(closed.submit(lambda: 1)) == 1
+    closed.join()
+    assert closed.result(closed.submit(lambda: 2)) == 2
+
+
+def test_what_is_for_later_waits(pool: Pool) -> None:
+    order: list[str] = []
+    hold = threading.Event()
+    holding = [pool.submit(hold.wait) for _ in range(2)]
+    later = pool.later(lambda: order.append("later"))
+    now = [pool.submit(lambda: order.append("now")) for _ in range(3)]
+    hold.set()
+    while not (later.done and all(t.done for t in [*now, *holding])):
+        time.sleep(0.001)
+    assert order == ["now"] * 3 + ["later"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_goes_on_without_the_threads(pool: Pool) -> None:
+    running = pool.submit(lambda: time.sleep(0.2) or "slept")
+    while not running.begun:
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        right = pool.result(running) == "slept" and pool.result(pool.submit(lambda: 7)) == 7
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert pool.result(pool.submit(lambda: 8)) == 8
+
+
+def files(folder: Path) -> tp.Pipeline:
+    table = pa.table({"input_ids": [[n, n + 1] * (n % 9) for n in range(4000)]})
+    pq.write_table(table, folder / "a.parquet", row_group_size=150)
+    read = tp.list_files(folder).read_parquet().sharding_filter(6).shuffle(300, seed=1)
+    return read.batch(8).pad_collate()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_order_is_that_without_threads(threads: int, tmp_path: Path) -> None:
+    pipe = files(tmp_path)
+    expected = [digest(b) for b in tp.Loader(pipe, threads=0)]
+    assert not workers()
+    again = tp.Loader(files(tmp_path), threads=threads)
+    assert [digest(b) for b in again] == expected
+    assert none_left()
+
+
+def test_a_state_counts_what_was_delivered_not_what_was_made_ahead(tmp_path: Path) -> None:
+    expected = [digest(b) for b in tp.Loader(files(tmp_path), threads=0)]
+    for stop in (0, 1, 7, 100, 333, len(expected) - 1):
+        loader = tp.Loader(files(tmp_path), threads=3)
+        batches = iter(loader)
+        assert [digest(b) for b in islice(batches, stop)] == expected[:stop]
+        state = loader.state_dict()
+        resumed = tp.Loader(files(tmp_path), threads=2)
+        resumed.load_state_dict(state)
+        assert [digest(b) for b in resumed] == expected[stop:]
+
+
+def test_threads_go_with_a_run_that_is_broken_off(tmp_path: Path) -> None:
+    pipe = files(tmp_path)
+    assert none_left()
+    for _ in range(3):
+        for _ in islice(pipe, 3):
+            pass
+    assert len(workers()) <= 2 * default_threads()
+    del pipe
+    assert none_left()
+
+
+def called_in(pipe: tp.Pipeline, threads: int | None) -> set[int]:
+    found: set[int] = set()
+
+    def note(row: Any) -> Any:
+        found.add(threading.get_ident())
+        return row
+
+    list(tp.Loader(pipe.map(note).batch(4), threads=threads))
+    return found
+
+
+def test_functions_are_called_by_the_thread_that_iterates_unless_another_is_asked_for() -> None:
+    rows = tp.from_arrow(pa.table({"x": list(range(600))})).sharding_filter(4).shuffle(50)
+    mine = threading.get_ident()
+    assert called_in(rows, None) == {mine}
+    assert called_in(rows, 0) == {mine}
+    theirs = called_in(rows, 3)
+    assert len(theirs) == 1
+    assert mine not in theirs
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_what_a_function_raises_comes_when_its_row_is_due_and_comes_again(threads: int) -> None:
+    def fail(row: dict[str, Any]) -> dict[str, Any]:
+        if row["x"] == 57:
+            raise ValueError("57 is not wanted")
+        return row
+
+    pipe = tp.from_arrow(pa.table({"x": list(range(90))})).map(fail).batch(2)
+    batches = iter(tp.Loader(pipe, threads=threads))
+    assert len(list(islice(batches, 28))) == 28
+    for _ in range(2):
+        with pytest.raises(ValueError, match="57 is not wanted") as caught:
+            next(batches)
+        assert any("row 57" in note for note in caught.value.__notes__)
+
+
+def test_a_function_that_raises_stop_iteration_does_not_end_the_epoch() -> None:
+    def end(row: Any) -> Any:
+        raise StopIteration
+
+    pipe = tp.from_arrow(pa.table({"x": [1, 2]})).map(end).batch(2)
+    for threads in (0, 1):
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            list(tp.Loader(pipe, threads=threads))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": -1}, "Loader(threads) is an integer of 0 or more, got -1"),
+        ({"threads": 1.5}, "Loader(threads) is an integer of 0 or more, got 1.5"),
+        ({"threads": True}, "Loader(threads) is an integer of 0 or more, got True"),
+        (
+            {"threads": 2, "num_workers": 1},
+            "Loader works in threads or in worker processes, got threads=2 and num_workers=1; leave one "
+            "out",
+        ),
+    ],
+)
+def test_numbers_of_threads_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(tp.ConfigError) as caught:
+        tp.Loader(tp.from_iterable(lambda: range(3)), **options)
+    assert str(caught.value) == message
+
+
+def test_the_number_of_threads_is_that_of_the_cores_shared_by_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRAINPIPES_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    assert default_threads() == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert default_threads() == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "640")
+    assert default_threads() == 1
+    monkeypatch.setenv("TRAINPIPES_THREADS", "0")
+    assert default_threads() == 0
+
+
+def test_a_script_that_ends_in_mid_epoch_ends_well(tmp_path: Path) -> None:
+    files(tmp_path)
+    code = (
+        "import sys, trainpipes as tp\n"
+        "pipe = tp.list_files(sys.argv[1]).read_parquet().sharding_filter(6).shuffle(300)\n"
+        "batches = iter(pipe.batch(8).pad_collate())\n"
+        "next(batches)\n"
+    )
+    for _ in range(3):
+        run = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, timeout=60, text=True
+        )
+        assert (run.returncode, run.stderr) == (0, "")

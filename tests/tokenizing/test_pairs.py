@@ -1,0 +1,77 @@
+"""Pairs are cut and written as ``tokenizers`` does it, whatever the post-processor."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenizer_fixtures import bpe, bracketed, column
+from trainpipes.stages.tokenize import Tokenize
+from trainpipes.tokenizers.hf import HuggingFace
+
+
+def processed(make: Any) -> Any:
+    tokenizer = bpe()
+    tokenizer.post_processor = make
+    return tokenizer
+
+
+@cache
+def made(kind: str, room: int | None, side: str, special: bool) -> tuple[Tokenize, Any]:
+    """The stage, and what it is to agree with."""
+    options = {"max_length": room, "truncation_side": side, "add_special_tokens": special}
+    stage = Tokenize(tokenizer=kinds()[kind], columns=["a", "b"], pair=True, **options)
+    tokenizer = kinds()[kind]
+    if room is not None:
+        tokenizer.enable_truncation(room, direction=side)
+    return stage, tokenizer
+
+
+def kinds() -> dict[str, Any]:
+    from tokenizers import processors as p
+
+    return {
+        "brackets": bracketed(),
+        "nothing": bpe(),
+        "second first": bpe("$A", "$B:1 <s>:1 <pad>:1 $A:0"),
+        "one type": bpe("$A", "<s> $A:0 $B:0 </s> </s>"),
+        "types side by side": bpe("$A", "$A:0 </s>:0 <s>:1 $B:1"),
+        "said twice": bpe("$A", "$A $B:1 $A"),
+        "bert": processed(p.BertProcessing(("</s>", 2), ("<s>", 1))),
+        "roberta": processed(p.RobertaProcessing(("</s>", 2), ("<s>", 1))),
+        "sequence": processed(
+            p.Sequence([p.ByteLevel(), p.BertProcessing(("</s>", 2), ("<s>", 1))])
+        ),
+    }
+
+
+@pytest.fixture(scope="module", params=list(kinds()))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class TestPairs:
+    @given(
+        st.lists(st.tuples(st.text(max_size=12), st.text(max_size=12)), min_size=1, max_size=5),
+        st.sampled_from([None, 4, 5, 7, 12]),
+        st.sampled_from(["right", "left"]),
+        st.booleans(),
+    )
+    def test_are_those_of_the_tokenizer(
+        self, kind: str, pairs: list[tuple[str, str]], room: int | None, side: Any, special: bool
+    ) -> None:
+        stage, tokenizer = made(kind, room, side, special)
+        expected = tokenizer.encode_batch(pairs, add_special_tokens=special)
+        first, second = zip(*pairs, strict=True)
+        rows = pa.table({"a": first, "b": second})
+        assert column(stage, rows) == [e.ids for e in expected]
+        assert column(stage, rows, "token_type_ids") == [e.type_ids for e in expected]
+
+    def test_that_say_a_text_twice_are_left_to_the_tokenizer(self) -> None:
+        left = [name for name, t in kinds().items() if HuggingFace(t).loaded.frame(True) is None]
+        assert left == ["types side by side", "said twice"]
