@@ -82,7 +82,7 @@ def slowest_resume(cells: Cells) -> float | None:
 
 
 def waiting(job: str) -> Callable[[Cells], float | None]:
-    return lambda cells: median(cells, job, "ours", "share")
+    return lambda cells: median(cells, job, "ours-endless", "share")
 
 
 IDS, TEXT = ("pretokenised", "ours", "rate"), ("text", "ours", "rate")

@@ -38,6 +38,23 @@ def test_shards_that_share_a_span_read_each_window_once(monkeypatch, shards, thr
     assert most[0] <= held
 
 
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_the_next_epochs_windows_are_read_before_it_begins(monkeypatch, where):
+    read, _ = counted(monkeypatch)
+    pipe = rows(3000).sharding_filter(3).shuffle(900)
+    pipe = pipe.repeat(2).batch(8) if where == "before" else pipe.batch(8).repeat(2)
+    batches = iter(tp.Loader(pipe, threads=2))
+    for _ in range(300):  # of 375
+        next(batches)
+    for _ in range(100):
+        if {epoch for epoch, _, _ in read} == {0, 1}:
+            break
+        time.sleep(0.05)
+    assert {epoch for epoch, _, _ in read} == {0, 1}
+    assert len(list(batches)) == 450
+    assert len(read) == len(set(read)) == 6  # and none of an epoch that does not come
+
+
 def test_windows_are_not_read_ahead_where_memory_is_short(monkeypatch):
     read, most = counted(monkeypatch)
     pipe = rows().sharding_filter(2).shuffle(1500, max_bytes=16_000).batch(8)

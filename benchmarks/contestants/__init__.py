@@ -71,6 +71,7 @@ ENTRIES = {
     "ours": Entry("trainpipes", "ours", "Trainpipes", "trainpipes"),
     "ours-serial": Entry("trainpipes, threads=0", "ours", "Serial", "trainpipes"),
     "ours-workers": Entry("trainpipes, 2 workers", "ours", "Workers", "trainpipes"),
+    "ours-endless": Entry("trainpipes, repeat()", "ours", "Endless", "trainpipes"),
     "ours-one": Entry("trainpipes, one shard", "ours", "OneShard", "trainpipes"),
     "ours-engine": Entry("trainpipes, engine tokenizers", "ours", "SameEngine", "trainpipes"),
     "ours-cache": Entry("trainpipes, .cache()", "ours", "Cached", "trainpipes"),

@@ -79,6 +79,13 @@ class OneShard(Trainpipes):
         return pipeline(self.data, shards=None)
 
 
+class Endless(Trainpipes):
+    """``.repeat()``, as documented for a run that counts steps"""
+
+    def make(self) -> Any:
+        return pipeline(self.data).repeat()
+
+
 class SameEngine(Trainpipes):
     """``tokenize(..., engine="tokenizers")``"""
 

@@ -10,8 +10,8 @@ from benchmarks.settings import Spec
 
 TITLE = "A trainer of 0.5 ms a step: time waiting, local files"
 TEXT = SLOW = ONCE = MEMORY = False
-ENTRIES = ("ours", "ours-workers", "blog-workers")
-QUICK = ("ours", "blog-workers")
+ENTRIES = ("ours", "ours-endless", "ours-workers", "blog-workers")
+QUICK = ("ours", "ours-endless", "blog-workers")
 COLUMNS = (
     ("share", "waiting, of the run", ".2%"),
     ("steps", "steps", ",.0f"),

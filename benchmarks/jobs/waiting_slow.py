@@ -9,5 +9,5 @@ __all__ = ["COLUMNS", "measure"]
 TITLE = "A trainer of 0.5 ms a step: time waiting, storage of 20 ms latency"
 SLOW = True
 TEXT = ONCE = MEMORY = False
-ENTRIES = ("ours", "blog-workers")
-QUICK = ("ours",)
+ENTRIES = ("ours", "ours-endless", "blog-workers")
+QUICK = ("ours", "ours-endless")

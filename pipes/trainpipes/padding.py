@@ -25,7 +25,7 @@ PadSide = Literal["pre", "post"]
 Array = npt.NDArray[Any]
 
 #: Cells that are made as one, at most, and how many times those that are asked for.
-MOST_CELLS, MOST_WASTE = 1 << 18, 2.0
+MOST_CELLS, MOST_WASTE = 1 << 18, 1.5
 BoolArray = npt.NDArray[np.bool_]
 
 

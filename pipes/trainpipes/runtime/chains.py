@@ -26,7 +26,7 @@ from trainpipes.runtime.windows import Windows
 __all__ = ["Chains"]
 
 #: Rows and bytes of rows in a run, about; whole micro-batches where there are any.
-RUN_ROWS, RUN_BYTES = 512, 4 << 20
+RUN_ROWS, RUN_BYTES = 1024, 4 << 20
 #: Rows in the runs of all shards of a process, about.
 ALL_ROWS = 32_768
 

@@ -125,7 +125,7 @@ class Consumer:
                 finalize(self, self._pool.close)
         for stage in self._plan.stages:
             stage.settle(self._pool.threads if self._pool is not None else 0)
-        return Chains(self._plan, self._plan.windows(self._pool), len(self._own))
+        return Chains(self._plan, self._plan.windows(self._pool, self._start.epoch), len(self._own))
 
     @property
     def epoch(self) -> int:

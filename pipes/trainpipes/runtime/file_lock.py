@@ -29,7 +29,7 @@ def in_folder(path: str | Path, make: Callable[[], Made]) -> Made:
         OSError: the folder cannot be made, or the file.
     """
     for _ in range(ATTEMPTS):
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, FileExistsError):  # gone between two steps of it
             os.makedirs(os.path.dirname(path), exist_ok=True)
             return make()
     os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -8,7 +8,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -300,11 +300,12 @@ class Plan(Arranged):
             return blocks[np.argsort(rank[files[blocks]], kind="stable")]
         return np.argsort(rank[files], kind="stable").astype(np.int64, copy=False)
 
-    def windows(self, pool: Pool | None = None) -> Windows:
+    def windows(self, pool: Pool | None = None, number: int = 0) -> Windows:
         """The windows of this plan, for the shards of one process.
 
         Args:
             pool: reads ahead.
+            number: of the pass.
         """
         before = chain_before(self.before[self.cached or 0 :])
         if isinstance(self.source, RowStream):
@@ -324,7 +325,15 @@ class Plan(Arranged):
         return ListedWindows(
             self.source, self.blocks, self.layout_of, self.block_order, self.seed, before, keeps,
             None if self.reads_user_code else pool, self._ahead_bytes(), cached,
+            partial(self._following, self.first_epoch(number)),
         )  # fmt: skip
+
+    def _following(self, first_epoch: int, shard: int, epoch: int) -> int | None:
+        """The span that a shard comes to after an epoch; None where the pass ends with it."""
+        last = self.times is not None and epoch + 1 >= first_epoch + self.times
+        if last or self.repeat is None:
+            return None
+        return self.slot(shard, epoch + 1, first_epoch) % self.layout_of(epoch + 1).num_spans
 
     @cached_property
     def cached_blocks(self) -> CachedBlocks | None:

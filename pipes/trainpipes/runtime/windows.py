@@ -25,12 +25,28 @@ from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.run import Cursors, Run
 from trainpipes.runtime.source import LooksAhead, Reader, RowSource
 
-__all__ = ["Before", "Held", "ListedWindows", "Window", "Windows", "chain_before"]
+__all__ = [
+    "Before",
+    "Following",
+    "Held",
+    "ListedWindows",
+    "Window",
+    "Windows",
+    "chain_before",
+    "no_more",
+]
 
 #: Windows of one span held at most: shards that a filter sets far apart have older ones read again.
 MOST_HELD = 4
 #: What stands before the shuffle: rows in, rows out.
 Before = Callable[[Block], Block]
+#: Of a user and an epoch, the span that the user comes to in the next epoch; None if there is none.
+Following = Callable[[int, int], int | None]
+
+
+def no_more(user: int, epoch: int) -> None:
+    """No epoch follows, or nobody knows of one."""
+
 
 
 class Window:
@@ -148,6 +164,7 @@ class ListedWindows:
         pool: threads that read ahead; None for no reading ahead.
         ahead_bytes: bytes that all windows may take for one more to be read ahead.
         cached: the source's blocks as a cache keeps them; None to read the source.
+        following: tells the span that a user comes to in the next epoch, which is then read ahead too.
     """
 
     def __init__(
@@ -162,6 +179,7 @@ class ListedWindows:
         pool: Pool | None = None,
         ahead_bytes: int = 0,
         cached: CachedBlocks | None = None,
+        following: Following = no_more,
     ) -> None:
         self._source = source
         self._blocks = blocks
@@ -172,6 +190,7 @@ class ListedWindows:
         self._keeps_rows = keeps_rows
         self._pool = pool
         self._ahead_bytes = ahead_bytes
+        self._following = following
         self._cached = cached
         self._spans: dict[int, Held] = {}
         self._span_of: dict[int, int] = {}
@@ -219,11 +238,13 @@ class ListedWindows:
             if window >= self._layout(epoch).num_windows(span):
                 return None
             found = self._window(held, epoch, span, window)
-            later = None
-            if window + 1 < self._layout(epoch).num_windows(span) and self._pool is not None:
-                later = (epoch, window + 1)
-        if later is not None and later not in held.windows:
-            self._read_ahead(held, span, found, later)
+        if self._pool is not None:
+            upcoming: int | None = span
+            later = (epoch, window + 1)
+            if window + 1 >= self._layout(epoch).num_windows(span):
+                upcoming, later = self._following(user, epoch), (epoch + 1, 0)
+            if upcoming is not None:
+                self._read_ahead(found, upcoming, *later)
         return found
 
     def close(self) -> None:
@@ -243,15 +264,19 @@ class ListedWindows:
             held.windows[key] = Window(planned, read)
         return held.windows[key]
 
-    def _read_ahead(self, held: Held, span: int, current: Window, later: tuple[int, int]) -> None:
+    def _read_ahead(self, current: Window, span: int, epoch: int, window: int) -> None:
         """Have a window read by the pool, if there is room for it."""
         assert self._pool is not None
+        with self._lock:
+            held = self._spans.setdefault(span, Held())
+        if (epoch, window) in held.windows or window >= self._layout(epoch).num_windows(span):
+            return
         size = current.nbytes
         if not size or self._bytes() + size > self._ahead_bytes:
             return
         with held.lock:
-            window = self._window(held, later[0], span, later[1])
-        self._pool.later(window.content)
+            found = self._window(held, epoch, span, window)
+        self._pool.later(found.content)
 
     def _bytes(self) -> int:
         """Bytes of all windows, those that are to be read ahead too."""
