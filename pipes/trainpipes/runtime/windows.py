@@ -48,7 +48,6 @@ def no_more(user: int, epoch: int) -> None:
     """No epoch follows, or nobody knows of one."""
 
 
-
 class Window:
     """Rows that a shuffle holds at once.
 
