@@ -252,3 +252,22 @@ def test_a_script_that_ends_in_mid_epoch_ends_well(tmp_path: Path) -> None:
             [sys.executable, "-c", code, str(tmp_path)], capture_output=True, timeout=60, text=True
         )
         assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_tokenizers_are_told_how_many_threads_there_are_and_only_by_those_who_iterate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr("trainpipes.stages.tokenize.take_turns", told.append)
+    rows = tp.from_arrow(pa.table({"text": ["a"] * 90})).tokenize("bytes").batch(4)
+    loader = tp.Loader(rows, threads=2)
+    batches = iter(loader)
+    next(batches)
+    assert told == [2]
+    loader.state_dict()
+    loader.peek()
+    list(batches)
+    loader.state_dict()  # that of the next epoch's start
+    assert told == [2, 0]  # peek() takes a batch, and does so alone
+    list(tp.Loader(rows, threads=0))
+    assert told == [2, 0, 0]

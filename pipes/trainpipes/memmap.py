@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.block import TensorRows
@@ -19,7 +20,6 @@ from trainpipes.runtime.progress import Progress
 from trainpipes.sources.memmap_dataset import MemmapDataset
 from trainpipes.sources.memmap_rows import Part, of_arrays, of_rows, of_table, of_tensors
 from trainpipes.sources.memmap_writer import write_parts
-from trainpipes.stages.shuffle import whole_number
 
 __all__ = ["read_memmap", "write_memmap"]
 

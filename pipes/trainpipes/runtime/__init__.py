@@ -16,7 +16,9 @@ pool            threads that work ahead
 consumer        one worker of one rank: its lanes in the order of the global sequence
 iterator, node  what users iterate, with a state before and after every item
 passes          which epoch is at hand, agreed by processes that share a pipeline
-rounds          how the workers of a Loader send what they make
+rounds          how the workers of a Loader send what they make, in parcels
+random_access   sources whose rows can be had by number
+lone_copy       copies by the thread that asks; arrow_rows, columns: rows in other forms
 agreement       how ranks end an uneven epoch at the same step
 change          a state of another batch size made one of the pipeline at hand
 estimate        about how many items an epoch has; padding_share: how much of them is padding

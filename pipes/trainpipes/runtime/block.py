@@ -19,6 +19,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.order import IntArray
+from trainpipes.runtime.lone_copy import gathered
 
 __all__ = ["Block", "Payload", "TensorRows"]
 
@@ -39,8 +40,7 @@ class TensorRows:
         return int(self.tensors[0].shape[0])
 
     def take(self, index: IntArray) -> TensorRows:
-        rows = torch.from_numpy(np.ascontiguousarray(index))
-        return TensorRows(tuple(t.index_select(0, rows) for t in self.tensors), self.names)
+        return TensorRows(tuple(gathered(t, index) for t in self.tensors), self.names)
 
     def slice(self, start: int, stop: int) -> TensorRows:
         return TensorRows(tuple(t[start:stop] for t in self.tensors), self.names)

@@ -74,6 +74,10 @@ class Consumer:
     def __next__(self) -> Any:
         if not self._started:
             self._started = True
+            if self._chains is None:
+                self._chains = self._begin()
+            for stage in self._plan.stages:
+                stage.settle(0 if self._pool is None else self._pool.threads)
             for shard in self._in_turn():  # so that none reads again what another has
                 lane = self._lane(shard)
                 if self._pool is not None:
@@ -123,8 +127,6 @@ class Consumer:
             if threads:
                 self._pool = Pool(threads if ours or not self._threads else 1, shares=ours)
                 finalize(self, self._pool.close)
-        for stage in self._plan.stages:
-            stage.settle(self._pool.threads if self._pool is not None else 0)
         return Chains(self._plan, self._plan.windows(self._pool, self._start.epoch), len(self._own))
 
     @property

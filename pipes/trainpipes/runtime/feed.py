@@ -70,9 +70,8 @@ class Feed:
         self._window = int(state["window"])
         self._row = int(state["row"])
         self._stream: dict[str, Any] = state.get("stream", {})
-        shares_turn = (
-            isinstance(layout, Layout) and layout.whole
-        )  # the sharers of few rows take turns
+        # Those who share few whole rows take turns at them.
+        shares_turn = isinstance(layout, Layout) and layout.whole
         wet = self._window > 0 or self._row > 0
         self._drought = Drought(last_epoch is None and not shares_turn, wet)
         self._ended = False

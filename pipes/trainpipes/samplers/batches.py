@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.samplers.row_sampler import RowSampler, flag, whole
+from trainpipes.samplers.row_sampler import RowSampler
 
 __all__ = ["BatchSampler"]
 
@@ -31,7 +32,7 @@ class BatchSampler(Sampler[list[int]]):
                 "torch's BatchSampler takes torch's"
             )
         self.sampler = sampler
-        self.batch_size = whole(batch_size, 1, "BatchSampler(batch_size)", "rows in a batch")
+        self.batch_size = whole_number(batch_size, 1, "BatchSampler(batch_size)", "rows in a batch")
         self.drop_last = flag(drop_last, "BatchSampler(drop_last)")
 
     def set_epoch(self, epoch: int) -> None:

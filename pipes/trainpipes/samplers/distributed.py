@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
-from trainpipes.samplers.row_sampler import Draws, RowSampler, flag, whole
+from trainpipes.samplers.row_sampler import Draws, RowSampler
 from trainpipes.samplers.uniform import RandomSampler, SequentialSampler
 from trainpipes.topology import data_parallel
 
@@ -42,13 +43,13 @@ class DistributedSampler(RowSampler):
     ) -> None:
         super().__init__(dataset)
         if num_replicas is not None:
-            whole(num_replicas, 1, "DistributedSampler(num_replicas)", "replicas")
+            whole_number(num_replicas, 1, "DistributedSampler(num_replicas)", "replicas")
         if rank is not None and not 0 <= rank < (num_replicas or rank + 1):
             raise ConfigError(f"DistributedSampler(rank) is 0 to {num_replicas} - 1, got {rank!r}")
         self.num_replicas = num_replicas
         self.rank = rank
         self.shuffle = flag(shuffle, "DistributedSampler(shuffle)")
-        self.seed = whole(seed, None, "DistributedSampler(seed)", "a seed")
+        self.seed = whole_number(seed, None, "DistributedSampler(seed)", "a seed")
         self.drop_last = flag(drop_last, "DistributedSampler(drop_last)")
         self._order: RowSampler = RandomSampler(seed=seed) if shuffle else SequentialSampler()
 

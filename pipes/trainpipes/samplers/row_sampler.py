@@ -13,7 +13,7 @@ from torch.utils.data import Sampler
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray
 
-__all__ = ["Draws", "RowSampler", "digest", "flag", "whole"]
+__all__ = ["Draws", "RowSampler", "digest"]
 
 #: Indices made at a time where they are asked for one by one.
 AHEAD = 4096
@@ -155,21 +155,3 @@ class Draws(Iterator[int]):
 
 def digest(values: np.ndarray[Any, Any]) -> str:
     return hashlib.sha256(values.tobytes()).hexdigest()[:16]
-
-
-def flag(value: Any, option: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{option} is True or False, got {value!r}")
-    return value
-
-
-def whole(value: Any, least: int | None, option: str, meaning: str) -> int:
-    """``value``, an integer of ``least`` or more; raises otherwise."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        bound = "" if least is None else f" of {least} or more"
-        raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {value!r}")
-    return value

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.permute import Permutation, uniform
-from trainpipes.samplers.row_sampler import RowSampler, digest, flag, whole
+from trainpipes.samplers.row_sampler import RowSampler, digest
 
 __all__ = ["RandomSampler", "SequentialSampler", "SubsetRandomSampler"]
 
@@ -58,9 +59,9 @@ class RandomSampler(RowSampler):
         super().__init__(data_source)
         self.replacement = flag(replacement, "RandomSampler(replacement)")
         if num_samples is not None:
-            whole(num_samples, 1, "RandomSampler(num_samples)", "indices in an epoch")
+            whole_number(num_samples, 1, "RandomSampler(num_samples)", "indices in an epoch")
         self.num_samples = num_samples
-        self.seed = whole(seed, None, "RandomSampler(seed)", "a seed")
+        self.seed = whole_number(seed, None, "RandomSampler(seed)", "a seed")
         self._last: Permutation | None = None
         self._last_of: tuple[int, int, int] | None = None
 

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.permute import uniform
-from trainpipes.samplers.row_sampler import RowSampler, digest, flag, whole
+from trainpipes.samplers.row_sampler import RowSampler, digest
 
 __all__ = ["WeightedRandomSampler"]
 
@@ -62,11 +63,11 @@ class WeightedRandomSampler(RowSampler):
             )
         super().__init__(len(found))
         self.weights = found
-        self.num_samples = whole(
+        self.num_samples = whole_number(
             num_samples, 1, "WeightedRandomSampler(num_samples)", "indices in an epoch"
         )
         self.replacement = flag(replacement, "WeightedRandomSampler(replacement)")
-        self.seed = whole(seed, None, "WeightedRandomSampler(seed)", "a seed")
+        self.seed = whole_number(seed, None, "WeightedRandomSampler(seed)", "a seed")
         possible = int(np.count_nonzero(found))
         if not self.replacement and num_samples > possible:
             raise ConfigError(

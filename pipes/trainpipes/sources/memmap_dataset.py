@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.source import Place
@@ -22,7 +23,6 @@ from trainpipes.sources.memmap_format import Array, Column
 from trainpipes.sources.memmap_rows import Ragged
 from trainpipes.stages.pad_columns import Ragged as RaggedColumn
 from trainpipes.stages.pad_columns import of_arrow
-from trainpipes.stages.shuffle import whole_number
 
 __all__ = ["MemmapDataset", "check_options", "tensor_rows", "widened"]
 

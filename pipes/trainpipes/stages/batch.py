@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run, RunSource
 from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.held import Held
-from trainpipes.stages.shuffle import whole_number
 from trainpipes.stages.token_budget import Budget, Oversize
 from trainpipes.stages.token_columns import lengths_of
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray, permutation
 from trainpipes.runtime.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.held import Held
-from trainpipes.stages.shuffle import whole_number
 from trainpipes.stages.token_budget import Budget, Oversize
 from trainpipes.stages.token_columns import lengths_of
 

@@ -8,10 +8,10 @@ from typing import Any
 from torchdata.nodes import BaseNode
 
 from trainpipes.cache import folder
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
-from trainpipes.stages.shuffle import whole_number
 
 __all__ = ["Cache"]
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from torchdata.nodes import BaseNode
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray, permutation
 from trainpipes.runtime.block import Block
@@ -17,7 +18,6 @@ from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.held import Held
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
 from trainpipes.stages.pack_rows import PACKED, Documents, Overlong, documents_of, rows_of
-from trainpipes.stages.shuffle import whole_number
 from trainpipes.stages.tokenize import Tokenize
 
 __all__ = ["Pack"]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.padding import PadSide
 from trainpipes.stages.naming import nearest
-from trainpipes.stages.shuffle import whole_number
 
 __all__ = ["FIXED", "Rule", "asked_masks", "column_rule", "numpy_dtype"]
 

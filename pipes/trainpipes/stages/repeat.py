@@ -6,8 +6,8 @@ from typing import Any
 
 from torchdata.nodes import BaseNode
 
+from trainpipes.checks import whole_number
 from trainpipes.runtime.stage import Stage
-from trainpipes.stages.shuffle import whole_number
 
 __all__ = ["Repeat"]
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torchdata.nodes import BaseNode
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import random_key
 from trainpipes.runtime.run import Run
@@ -16,7 +17,6 @@ from trainpipes.runtime.stage import Stage
 from trainpipes.sources.row_names import row_names
 from trainpipes.stages.blame import blame
 from trainpipes.stages.row_hash import NullKey, RowNames, hash_keys, mix, unit
-from trainpipes.stages.shuffle import whole_number
 
 __all__ = ["Sample"]
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from torchdata.nodes import BaseNode
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.stage import Stage
-from trainpipes.stages.shuffle import whole_number
 
 __all__ = ["ShardingFilter"]
 

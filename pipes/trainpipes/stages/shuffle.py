@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from torchdata.nodes import BaseNode
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.stage import Stage
 from trainpipes.samplers import RandomSampler
@@ -81,14 +82,3 @@ class Shuffle(Stage):
         if self.order is not None:
             del identity["buffer_size"], identity["max_bytes"]
         return identity
-
-
-def whole_number(value: Any, least: int | None, option: str, meaning: str) -> None:
-    """Raise unless ``value`` is an integer of ``least`` or more."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and value < least)
-    ):
-        bound = "" if least is None else f" of {least} or more"
-        raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {value!r}")

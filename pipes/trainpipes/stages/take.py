@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import DataError
 from trainpipes.runtime.drought import MOST_DRY_EPOCHS
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 from trainpipes.runtime.stage import OpenState, Stage
-from trainpipes.stages.shuffle import whole_number
 
 __all__ = ["Skip", "Take"]
 

@@ -6,11 +6,11 @@ from typing import Literal, NoReturn
 
 import numpy as np
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
-from trainpipes.stages.shuffle import whole_number
 
 __all__ = ["Budget", "Oversize"]
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import numpy as np
 from torchdata.nodes import BaseNode
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.runtime.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage, identify
 from trainpipes.stages.blame import blame
-from trainpipes.stages.shuffle import whole_number
 from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns
 from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.engine import Affixes
