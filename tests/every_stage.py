@@ -83,6 +83,18 @@ def sharded(folder: Path, shards: int = 12, buffer: int = 9) -> Pipeline:
     return rows(folder).sharding_filter(shards).shuffle(buffer, seed=3)
 
 
+@cache
+def table(folder: Path) -> pa.Table:
+    """The rows of all files, in memory."""
+    files(folder)
+    return pq.read_table(folder, schema=schema())
+
+
+def part(folder: Path, count: int, first: int = 0) -> Pipeline:
+    """Some of the rows, shuffled: a source of a mix."""
+    return tp.from_arrow(table(folder).slice(first, count)).shuffle(5, seed=first)
+
+
 class Squares:
     def __len__(self) -> int:
         return 61
@@ -104,8 +116,49 @@ def double(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "x": row["x"] * 2}
 
 
+def double_pair(row: tuple[int, int]) -> tuple[int, int]:
+    return row[0] * 2, row[1]
+
+
+def jitter(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**row, "noise": rng.random(), "more": rng.integers(1000)}
+
+
+def jitter_all(batch: list[Any], rng: np.random.Generator) -> tuple[Any, float]:
+    return batch, rng.normal()
+
+
 def odd(row: dict[str, Any]) -> bool:
     return bool(row["x"] % 2)
+
+
+def conversation(row: dict[str, Any]) -> dict[str, Any]:
+    turns = [("user", row["text"]), ("assistant", row["answer"])]
+    return {"x": row["x"], "messages": [{"role": who, "content": said} for who, said in turns]}
+
+
+@cache
+def chat_tokenizer() -> Any:
+    """A byte-level tokenizer with a ChatML template."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    from tokenizer_fixtures import bpe_json
+
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(bpe_json()), eos_token="</s>", pad_token="<pad>"
+    )
+    found.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    found.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    return found
+
+
+def words(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each word, none for the first rows."""
+    return ({"x": row["x"], "word": word} for word in row["text"].split() if row["x"] > 2)
 
 
 def negative(columns: dict[str, Any]) -> dict[str, Any]:
@@ -130,6 +183,17 @@ FINITE: dict[str, Make] = {
     "list_files / read": lambda f: tp.list_files(files(f)).shuffle(seed=1).read_parquet().batch(8),
     "read_parquet": lambda f: rows(f).batch(5),
     "read_parquet / columns": lambda f: rows(f).sharding_filter(4).select("x").batch(4).collate(),
+    "concat": lambda f: (
+        tp.concat(rows(f).select("x"), tp.from_arrow(pa.table({"x": range(100, 150)})))
+        .sharding_filter(4).shuffle(20).batch(4).collate()
+    ),
+    "concat / drawn": lambda f: (
+        tp.concat(*(tp.from_tensors(x=np.arange(n)) for n in (20, 0, 31))).sharding_filter(4)
+        .shuffle(scope="global").batch(4).collate()
+    ),
+    "concat / in file order": lambda f: (
+        tp.concat(tp.from_dataset(SQUARES), tp.from_dataset(SQUARES).map(double_pair)).skip(5).batch(4)
+    ),
     "from_arrow": lambda f: tp.from_arrow(pa.table({"x": range(50)})).sharding_filter(4).batch(3).collate(),
     "from_dataset": lambda f: tp.from_dataset(SQUARES).sharding_filter(4).shuffle(7).batch(4).collate(),
     "from_dataset / sampler": lambda f: (
@@ -171,6 +235,56 @@ FINITE: dict[str, Make] = {
     "from_iterable / sharded": lambda f: (
         tp.from_iterable(count_61).skip(2).take(50).sharding_filter(4).shuffle(9).batch(4)
     ),
+    "mix": lambda f: (
+        tp.mix({"a": part(f, 24), "b": part(f, 15, 50)}, weights={"a": 0.6, "b": 0.4}, column="source")
+        .sharding_filter(4).batch(3)
+    ),
+    "mix / first": lambda f: (
+        tp.mix(
+            {"a": part(f, 24), "b": part(f, 8, 50)}, stop="first_exhausted", repetitions={"b": 2},
+            weights={"a": 0.5, "b": 0.5},
+        )
+        .sharding_filter(4).batch(3)
+    ),
+    "mix / by size": lambda f: (
+        tp.mix({"a": part(f, 12), "b": part(f, 6, 50)}, temperature=2.0).select("x")
+    ),
+    "mix / tokens": lambda f: (
+        tp.mix(
+            {"a": part(f, 24), "b": part(f, 15, 50)}, weights={"a": 2, "b": 1}, by="tokens", tokens="tokens"
+        )
+        .sharding_filter(4).batch(3).pad_collate()
+    ),
+    "mix / filtered": lambda f: (
+        tp.mix(
+            {"a": part(f, 40).filter(pc.field("x") > 20), "b": part(f, 61, 30).filter(odd)},
+            weights={"a": 1, "b": 3},
+        )
+        .sharding_filter(4).batch(4)
+    ),
+    "mix / repetitions": lambda f: (
+        tp.mix(
+            {"a": part(f, 40), "b": part(f, 6)}, weights={"a": 1, "b": 1}, repetitions={"b": 2},
+        )
+        .sharding_filter(4).batch(4)
+    ),
+    "mix / nested": lambda f: (
+        tp.mix(
+            {
+                "a": tp.mix({"b": part(f, 20), "c": part(f, 9, 50)}, weights={"b": 1, "c": 1}),
+                "b": rows(f).take(30),
+            },
+            weights={"a": 0.3, "b": 0.7},
+        )
+        .sharding_filter(4).filter(odd).batch(4)
+    ),
+    "mix / schedule": lambda f: (
+        tp.mix(
+            {"a": part(f, 24), "b": part(f, 12, 50), "c": part(f, 10, 70)},
+            schedule=[(0, {"a": 1, "b": 0, "c": 1}), (30, {"a": 0, "b": 1, "c": 2})], interpolation="linear",
+        )
+        .sharding_filter(4).batch(4)
+    ),
     "sharding_filter": lambda f: rows(f).sharding_filter(24).batch(2),
     "sharding_filter / stride": lambda f: rows(f).sharding_filter(6, split="stride").batch(4),
     "shuffle": lambda f: rows(f).shuffle(20).batch(4),
@@ -180,6 +294,15 @@ FINITE: dict[str, Make] = {
     ),
     "shuffle / one span": lambda f: sharded(f, buffer=97).batch(4),
     "map": lambda f: sharded(f).map(double).batch(4).map(first_of),
+    "map / rng": lambda f: (
+        sharded(f).map(jitter, rng=True).map(jitter, rng=True, seed=1).batch(4).map(jitter_all, rng=True)
+    ),
+    "map / rng before": lambda f: (
+        rows(f).map(jitter, rng=True).filter(odd).sharding_filter(4).shuffle(9).batch(4)
+    ),
+    "map / threads": lambda f: (
+        sharded(f).map(jitter, rng=True, num_workers=2).batch(4).map(jitter_all, rng=True, num_workers=3)
+    ),
     "map_batches": lambda f: sharded(f).map_batches(negative, format="numpy").batch(4).collate(),
     "filter": lambda f: sharded(f).filter(odd).batch(4),
     "filter / before": lambda f: (
@@ -187,6 +310,27 @@ FINITE: dict[str, Make] = {
         .sharding_filter(4).shuffle(9).batch(4)
     ),
     "filter / batches": lambda f: sharded(f).batch(4).filter(some),
+    "flat_map": lambda f: sharded(f, 4).flat_map(words).batch(20).collate(),
+    "flat_map / rows": lambda f: rows(f).shuffle(20).filter(odd).flat_map(words).take(60),
+    "flat_map / packed": lambda f: (
+        sharded(f, 4).flat_map(words).tokenize("bytes", "word").pack(40, window=32).batch(2)
+    ),
+    "unbatch": lambda f: sharded(f, 4).select("tokens").unbatch().batch(12).collate(),
+    "unbatch / from_dataset": lambda f: tp.from_dataset(SQUARES).sharding_filter(4).unbatch().batch(5),
+    "enumerate": lambda f: rows(f).skip(3).enumerate(2).sharding_filter(4).shuffle(9).batch(4),
+    "enumerate / from_dataset": lambda f: tp.from_dataset(SQUARES).enumerate().sharding_filter(4).batch(4),
+    "truncate": lambda f: sharded(f).truncate(3, columns="tokens", side="left").batch(4),
+    "add_labels": lambda f: sharded(f).add_labels("tokens", ignore=[3]).batch(4),
+    "chat_template": lambda f: (
+        sharded(f).map(conversation).chat_template(chat_tokenizer(), max_length=60).batch(4).pad_collate()
+    ),
+    "mask_tokens": lambda f: (
+        sharded(f).tokenize("bytes").mask_tokens(0.3, mask_id=258, vocab_size=256).batch(4).pad_collate()
+    ),
+    "mask_tokens / packed": lambda f: (
+        sharded(f, 4).tokenize("bytes").select("input_ids").pack(60, window=24).select("input_ids")
+        .mask_tokens(0.3, mask_id=258, vocab_size=256).batch(2)
+    ),
     "select": lambda f: sharded(f).select("x", "answer").batch(4),
     "rename": lambda f: sharded(f).rename({"x": "y"}).batch(4),
     "tokenize": lambda f: sharded(f).tokenize("bytes", PAIRS, max_length=16, eos=True).batch(4).pad_collate(),
@@ -238,6 +382,10 @@ FINITE: dict[str, Make] = {
     "take / on the way": lambda f: rows(f).shuffle(20).filter(odd).take(30).batch(4),
     "skip": lambda f: rows(f).skip(11).sharding_filter(4).shuffle(9).batch(4),
     "skip / on the way": lambda f: rows(f).filter(odd).skip(7).batch(4),
+    "to": lambda f: sharded(f).select("x").batch(4).collate().pin().to("cpu"),
+    "to / filtered": lambda f: (
+        sharded(f, 4).filter(odd).batch(4).collate(fn=list, version="1").to("cpu", depth=5)
+    ),
     "pin": lambda f: sharded(f).select("x").batch(4).collate().pin(),
 }  # fmt: skip
 
@@ -248,6 +396,7 @@ ENDLESS: dict[str, Make] = {
     "shuffle / global across": lambda f: (
         tp.from_dataset(SQUARES).sharding_filter(4).shuffle(scope="global").repeat().batch(8)
     ),
+    "map / rng, endless": lambda f: sharded(f).map(jitter, rng=True).repeat().batch(8),
     "repeat / filtered": lambda f: sharded(f, 4).filter(odd).repeat().batch(4),
     "repeat / filtered batches": lambda f: sharded(f, 4).filter(odd).batch(4).repeat(),
     "batch / endless tokens": lambda f: (
@@ -256,12 +405,48 @@ ENDLESS: dict[str, Make] = {
     "bucket_by_length / endless": lambda f: (
         sharded(f, 4).bucket_by_length(3, column="tokens", window=10).repeat()
     ),
+    "mask_tokens / endless across": lambda f: (
+        sharded(f, 4)
+        .repeat()
+        .mask_tokens(0.5, column="tokens", mask_id=99, vocab_size=9, special_ids=[])
+        .batch(5)
+    ),
+    "flat_map / endless": lambda f: sharded(f, 4).flat_map(words).repeat().batch(3),
+    "unbatch / endless across": lambda f: (
+        sharded(f, 4).repeat().select("tokens").unbatch().batch(5).collate()
+    ),
     "pack / endless": lambda f: sharded(f, 4).pack(8, column="tokens", window=5).repeat().batch(2),
     "pack / endless across": lambda f: (
         sharded(f, 4).repeat().pack(8, method="concat", column="tokens").batch(2).pad_collate()
     ),
     "take / across": lambda f: rows(f).shuffle(20).take(30).repeat().batch(4),
     "skip / across": lambda f: rows(f).filter(odd).skip(30).repeat().batch(4),
+    "mix / repeat": lambda f: (
+        tp.mix(
+            {"a": part(f, 40), "b": part(f, 14, 50)},
+            weights={"a": 0.6, "b": 0.4},
+            stop="repeat",
+            schedule=[(40, {"a": 0.2, "b": 0.8})],
+        )
+        .sharding_filter(4)
+        .batch(2)
+    ),
+    "mix / endless tokens": lambda f: (
+        tp.mix(
+            {"a": part(f, 80).filter(odd), "b": part(f, 60, 30)},
+            weights={"a": 0.6, "b": 0.4},
+            stop="repeat",
+            by="tokens",
+            tokens="tokens",
+        )
+        .sharding_filter(4)
+        .pack(8, column="tokens", window=5)
+        .batch(2)
+    ),
+    "mix / rolling": lambda f: (
+        tp.mix({"a": part(f, 40), "b": part(f, 30, 50)}).sharding_filter(4).repeat().batch(2)
+    ),
+    "to / endless": lambda f: sharded(f).select("x").batch(4).collate().repeat().to("cpu", depth=3),
     "repeat / part": lambda f: sharded(f).batch(4).skip(2).take(11).repeat(),
 }
 
@@ -290,7 +475,9 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "FromDataset": {"dataset": [1]}, "FromTensors": {"tensors": ([1],)},
         "FromIterable": {"factory": list}, "Map": {"fn": len}, "MapBatches": {"fn": len},
         "Filter": {"predicate": len}, "Select": {"columns": ["x"]}, "Rename": {"names": {"x": "y"}},
+        "ChatTemplate": {"tokenizer": chat_tokenizer()}, "FlatMap": {"fn": len},
+        "Concat": {"pipelines": [tp.from_tensors([1])]},
         "Tokenize": {"tokenizer": "bytes"}, "FromMemmap": {"path": "x"},
         "Draw": {"sampler": tp.samplers.SequentialSampler()},
-        "Split": {"parts": {"all": 1.0}, "part": "all"},
+        "Mix": {"sources": {"x": tp.from_dataset([1])}}, "Split": {"parts": {"all": 1.0}, "part": "all"},
     }.get(stage.__name__, {})  # fmt: skip

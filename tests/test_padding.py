@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainpipes import pad_sequences
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.padding import pad_ragged, widths_of
+from trainpipes.rectangles import Rectangles, widths_of
 
 sides = st.sampled_from(["pre", "post"])
 
@@ -138,7 +138,7 @@ def test_many_rectangles_at_once_are_each_one_by_itself(
     lengths = np.array([n for batch in batches for n in batch], dtype=np.int64)
     values = np.arange(1, lengths.sum() + 1)
     bounds = np.cumsum([0, *map(len, batches)])
-    found = pad_ragged(
+    found = Rectangles(
         values,
         lengths,
         bounds,
@@ -148,6 +148,7 @@ def test_many_rectangles_at_once_are_each_one_by_itself(
         multiple=multiple,
         padding=padding,
         truncating=truncating,
+        mask=np.bool_,
     )
     rows = np.split(values, np.cumsum(lengths)[:-1])
     for (cells, real), (start, stop) in zip(found, pairwise(bounds.tolist()), strict=True):

@@ -15,6 +15,7 @@ from trainpipes.errors import (
     TopologyError,
     TrainpipesError,
     UnreadableError,
+    WorkerError,
 )
 from trainpipes.loader import Loader
 from trainpipes.memmap import read_memmap, write_memmap
@@ -23,12 +24,14 @@ from trainpipes.padding import pad_sequences
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipes import recipe
 from trainpipes.start import (
+    concat,
     from_arrow,
     from_dataset,
     from_iterable,
     from_memmap,
     from_tensors,
     list_files,
+    mix,
 )
 
 # torchdata's StatefulDataLoader calls a deprecated function of torch at every construction.
@@ -47,7 +50,9 @@ __all__ = [
     "TopologyError",
     "TrainpipesError",
     "UnreadableError",
+    "WorkerError",
     "cache",
+    "concat",
     "from_arrow",
     "from_dataset",
     "from_iterable",
@@ -55,6 +60,7 @@ __all__ = [
     "from_tensors",
     "list_files",
     "merge_states",
+    "mix",
     "pad_sequences",
     "read_memmap",
     "recipe",

@@ -9,6 +9,7 @@
     │   ├── SchemaError        (TypeError)          columns are missing, or have another type
     │   └── DataChangedError   (OSError)            a file is no longer what it was when it was listed
     ├── StateError             (ValueError)         a checkpoint does not fit this pipeline
+    ├── WorkerError            (RuntimeError)       a worker process of ours has died
     └── MissingExtraError      (ImportError)        an optional package is not installed
 
 Every one states the rule, the value received and a way out, and carries what it knows
@@ -28,6 +29,7 @@ __all__ = [
     "TopologyError",
     "TrainpipesError",
     "UnreadableError",
+    "WorkerError",
 ]
 
 
@@ -91,6 +93,10 @@ class DataChangedError(DataError, OSError):
 
 class StateError(TrainpipesError, ValueError):
     """A checkpoint does not fit this pipeline, is incomplete, or was damaged."""
+
+
+class WorkerError(TrainpipesError, RuntimeError):
+    """A worker process of ``map`` has died, or what it made cannot be sent."""
 
 
 class MissingExtraError(TrainpipesError, ImportError):

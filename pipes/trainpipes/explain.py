@@ -108,6 +108,7 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
         lines.append(("cache", "off" if cached is None else cached.describe()))
     tokenizers = [stage.runs_on() for stage in plan.stages if isinstance(stage, Tokenize)]
     lines += [("tokenizer", text) for text in tokenizers if text]
+    lines += [(stage.name, text) for stage in plan.stages if (text := stage.report())]
     sizes = tuple(divisors(shards))
     lines.append(("world sizes", ", ".join(map(str, sizes))))
     notes = _notes(plan, window_rows)

@@ -20,6 +20,7 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.agreement import InStep, agreement_over
+from trainpipes.runtime.ahead import Ahead, ahead_of, placed
 from trainpipes.runtime.consumer import Consumer
 from trainpipes.runtime.iterator import PipelineIterator, Runner
 from trainpipes.runtime.parcels import Slots
@@ -118,7 +119,7 @@ class Loader:
         self._persistent = persistent_workers
         self._steps: list[tuple[Any, dict[str, Any]]] | None = None  # as workers get them
         self._held: tuple[Any, DataLoader[Message], Slots] | None = None
-        self._current: _Rounded | InStep | None = None
+        self._current: _Rounded | InStep | Ahead | None = None
 
     @property
     def _runner(self) -> Runner:
@@ -159,15 +160,16 @@ class Loader:
             try:
                 for item in iter(partial(next, current, _END), _END):
                     given = True
-                    for stage in plan.place:
-                        item = stage.place(item)
-                    yield item
+                    yield placed(plan, item)
             finally:
                 current.close()
             if given or position.m == 0:  # a state at an epoch's end goes on with the next epoch
                 return
 
-    def _open(self, topology: Topology, start: Position) -> _Rounded | InStep:
+    def _open(self, topology: Topology, start: Position) -> _Rounded | InStep | Ahead:
+        return ahead_of(self._runner.plan, self._opened(topology, start))
+
+    def _opened(self, topology: Topology, start: Position) -> _Rounded | InStep:
         plan, world = self._runner.plan, topology.world_size
         if not plan.ends_unevenly or plan.ragged or world == 1:
             return _Rounded(self, topology, start, stops_at_holes=False)
@@ -208,7 +210,10 @@ class Loader:
             state: of this pipeline; of all ranks merged, or of this rank where their number is the same.
             allow_changes: what may differ from the pipeline that saved it. "batch_size": micro-batches
                 have the new size from here on; each row still comes at most once in this epoch, and a
-                few rows at its end may be left out.
+                few rows at its end may be left out. "pack_length": packed rows have the new length from
+                the start of an epoch on; a state from within one is refused. "mix": sources of ``mix`` may
+                come and go, their weights, schedule and repetitions change; the others go on where they
+                stand.
 
         Raises:
             StateError: it does not fit the pipeline.
@@ -300,6 +305,7 @@ class _Rounded:
         self._texts = self._start.texts()
         self._m = position.m
         self._last = -1
+        self._passed: list[int] = []  # shards found to have ended on the way to the last batch
         self._next = topology.first(position.m)
         self._end = self._last_slot = self._plan.last_slot(topology.world_size, position.m)
         self._running = {s for s, text in self._texts.items() if not json.loads(text).get("ended")}
@@ -323,10 +329,11 @@ class _Rounded:
         return dict(self._texts)
 
     def moved(self) -> dict[int, str]:
-        return {self._last: self._texts[self._last]}
+        return {shard: self._texts[shard] for shard in (*self._passed, self._last)}
 
     def __next__(self) -> Any:
         world = self._topology.world_size
+        self._passed.clear()
         while self._running and self._next < self._end:
             m = self._next
             shard = m % self._plan.num_shards
@@ -336,6 +343,7 @@ class _Rounded:
                 if shard in self._running:
                     self._running.discard(shard)
                     self._texts[shard] = self._ended[shard]
+                    self._passed.append(shard)
                 if self._stops_at_holes:
                     self._end = m
                     break

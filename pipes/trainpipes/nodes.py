@@ -16,21 +16,28 @@ the pipeline of the same stages gives, and stands below or above torchdata's own
 
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.arrow import FromArrow
+from trainpipes.sources.concat import Concat
 from trainpipes.sources.dataset import FromDataset
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.iterable import FromIterable
 from trainpipes.sources.memmap import FromMemmap
+from trainpipes.sources.mix import Mix
 from trainpipes.sources.parquet import ReadParquet
 from trainpipes.sources.tensors import FromTensors
+from trainpipes.stages.add_labels import AddLabels
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.bucket_by_length import BucketByLength
 from trainpipes.stages.cache import Cache
+from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import Rename, Select
 from trainpipes.stages.draw import Draw
+from trainpipes.stages.enumerate import Enumerate
 from trainpipes.stages.filter import Filter
+from trainpipes.stages.flat_map import FlatMap, Unbatch
 from trainpipes.stages.map import Map
 from trainpipes.stages.map_batches import MapBatches
+from trainpipes.stages.mask_tokens import MaskTokens
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.pin import Pin
@@ -40,15 +47,22 @@ from trainpipes.stages.sharding_filter import ShardingFilter
 from trainpipes.stages.shuffle import Shuffle
 from trainpipes.stages.split import Split
 from trainpipes.stages.take import Skip, Take
+from trainpipes.stages.to import To
 from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.truncate import Truncate
 
 __all__ = [
+    "AddLabels",
     "Batch",
     "BucketByLength",
     "Cache",
+    "ChatTemplate",
     "Collate",
+    "Concat",
     "Draw",
+    "Enumerate",
     "Filter",
+    "FlatMap",
     "FromArrow",
     "FromDataset",
     "FromIterable",
@@ -57,6 +71,8 @@ __all__ = [
     "ListFiles",
     "Map",
     "MapBatches",
+    "MaskTokens",
+    "Mix",
     "Pack",
     "PadCollate",
     "Pin",
@@ -71,5 +87,8 @@ __all__ = [
     "Split",
     "Stage",
     "Take",
+    "To",
     "Tokenize",
+    "Truncate",
+    "Unbatch",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,21 +18,26 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import slots_before
-from trainpipes.runtime.estimate import cuts_by_length, items_by_sample
+from trainpipes.runtime.estimate import cuts_by_length, estimated_items
 from trainpipes.runtime.iterator import PipelineIterator, Runner
 from trainpipes.runtime.padding_share import PaddingShare, padding_share
 from trainpipes.runtime.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.parquet import ReadParquet
+from trainpipes.stages.add_labels import AddLabels
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.bucket_by_length import BucketByLength
 from trainpipes.stages.cache import Cache
+from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import Rename, Select
 from trainpipes.stages.draw import Draw
+from trainpipes.stages.enumerate import Enumerate
 from trainpipes.stages.filter import Filter
-from trainpipes.stages.map import Map
+from trainpipes.stages.flat_map import FlatMap, Unbatch
+from trainpipes.stages.map import Kind, Map, StartMethod
 from trainpipes.stages.map_batches import Format, MapBatches
+from trainpipes.stages.mask_tokens import MaskTokens
 from trainpipes.stages.pack import Method, Pack
 from trainpipes.stages.pack_rows import Overlong
 from trainpipes.stages.pad_collate import PadCollate
@@ -43,8 +48,10 @@ from trainpipes.stages.sharding_filter import ShardingFilter
 from trainpipes.stages.shuffle import Shuffle
 from trainpipes.stages.split import Split, checked_parts
 from trainpipes.stages.take import Skip, Take
+from trainpipes.stages.to import To
 from trainpipes.stages.token_budget import Oversize
 from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.truncate import Truncate
 from trainpipes.topology import data_parallel
 
 if TYPE_CHECKING:
@@ -189,9 +196,29 @@ class Pipeline(IterableDataset[Any]):
         """Take rows by number, as a sampler says. See ``Draw``."""
         return self.then(Draw(sampler=sampler))
 
-    def map(self, fn: Callable[[Any], Any], *, version: str | None = None) -> Pipeline:
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *,
+        rng: bool = False,
+        seed: int = 0,
+        version: str | None = None,
+        num_workers: int = 0,
+        method: Kind = "thread",
+        start_method: StartMethod | None = None,
+    ) -> Pipeline:
         """Apply a function to each row, or to each batch above ``batch``. See ``Map``."""
-        return self.then(Map(fn=fn, version=version))
+        return self.then(
+            Map(
+                fn=fn,
+                rng=rng,
+                seed=seed,
+                version=version,
+                num_workers=num_workers,
+                method=method,
+                start_method=start_method,
+            )
+        )
 
     def map_batches(
         self, fn: Callable[[Any], Any], *, format: Format = "arrow", version: str | None = None
@@ -230,6 +257,20 @@ class Pipeline(IterableDataset[Any]):
             for part in checked_parts(parts)
         }
 
+    def flat_map(
+        self, fn: Callable[[Any], Iterable[Any]], *, version: str | None = None
+    ) -> Pipeline:
+        """Make any number of rows of each. See ``FlatMap``."""
+        return self.then(FlatMap(fn=fn, version=version))
+
+    def unbatch(self, level: int = 1) -> Pipeline:
+        """Take rows that are batches apart. See ``Unbatch``."""
+        return self.then(Unbatch(level=level))
+
+    def enumerate(self, start: int = 0, *, column: str = "index") -> Pipeline:
+        """Give each row its number in file order. See ``Enumerate``."""
+        return self.then(Enumerate(start=start, column=column))
+
     def select(self, *columns: str) -> Pipeline:
         """Keep these columns. See ``Select``."""
         return self.then(Select(columns=columns))
@@ -267,6 +308,76 @@ class Pipeline(IterableDataset[Any]):
                 labels=labels,
                 keep_text=keep_text,
                 engine=engine,
+            )
+        )
+
+    def chat_template(
+        self,
+        tokenizer: Any,
+        column: str = "messages",
+        *,
+        labels: bool = True,
+        max_length: int | None = None,
+        template: str | None = None,
+    ) -> Pipeline:
+        """Turn conversations into token ids, with labels on the assistant's turns. See ``ChatTemplate``."""
+        return self.then(
+            ChatTemplate(
+                tokenizer=tokenizer,
+                column=column,
+                labels=labels,
+                max_length=max_length,
+                template=template,
+            )
+        )
+
+    def truncate(
+        self,
+        length: int,
+        *,
+        columns: str | Sequence[str] | None = None,
+        side: Literal["right", "left"] = "right",
+    ) -> Pipeline:
+        """Cut lists of numbers to a length. See ``Truncate``."""
+        return self.then(Truncate(length=length, columns=columns, side=side))
+
+    def add_labels(
+        self,
+        column: str = "input_ids",
+        *,
+        where: str | None = None,
+        ignore: int | Sequence[int] = (),
+    ) -> Pipeline:
+        """Make the column "labels" of the token ids. See ``AddLabels``."""
+        return self.then(AddLabels(column=column, where=where, ignore=ignore))
+
+    def mask_tokens(
+        self,
+        probability: float = 0.15,
+        *,
+        column: str = "input_ids",
+        whole_words: bool = False,
+        tokenizer: Any = None,
+        mask_id: int | None = None,
+        special_ids: Sequence[int] | None = None,
+        vocab_size: int | None = None,
+        random: float = 0.1,
+        keep: float = 0.1,
+        seed: int = 0,
+    ) -> Pipeline:
+        """Hide some tokens, and make labels of them. See ``MaskTokens``."""
+        return self.then(
+            MaskTokens(
+                probability=probability,
+                column=column,
+                whole_words=whole_words,
+                tokenizer=tokenizer,
+                mask_id=mask_id,
+                special_ids=special_ids,
+                vocab_size=vocab_size,
+                random=random,
+                keep=keep,
+                seed=seed,
             )
         )
 
@@ -414,6 +525,12 @@ class Pipeline(IterableDataset[Any]):
         """Put batches in page-locked memory. See ``Pin``."""
         return self.then(Pin())
 
+    def to(
+        self, device: str | int | torch.device, *, non_blocking: bool = True, depth: int = 2
+    ) -> Pipeline:
+        """Copy batches to a device, ahead of their use. See ``To``."""
+        return self.then(To(device=device, non_blocking=non_blocking, depth=depth))
+
     def distributed(
         self,
         *,
@@ -481,8 +598,10 @@ class Pipeline(IterableDataset[Any]):
         return f"how many rows {what} lets through is known only at the end; use estimate_len()"
 
     def estimate_len(self) -> int:
-        """About ``len()``: exact where that is known, else as if no row were dropped. Where rows are
-        packed or batched by their lengths, the first 2,048 are read to say. For learning rate schedules.
+        """About ``len()``: exact where that is known. ``sample`` and ``split`` count by their fraction. Where
+        rows are packed or batched by their lengths, the first 2,048 are read to say what comes of them,
+        and what a ``filter`` drops; otherwise a filter counts as if it dropped none. For learning rate
+        schedules.
 
         Raises:
             TypeError: the pipeline has no end, or its rows cannot be counted.
@@ -492,10 +611,7 @@ class Pipeline(IterableDataset[Any]):
             return len(self)
         if plan.endless or plan.epoch_rows is None:
             raise TypeError(f"the length of this pipeline cannot be estimated: {self._no_length()}")
-        batches = plan.epoch_batches
-        if any(map(cuts_by_length, plan.after)):
-            batches = items_by_sample(plan)
-        return batches * (plan.times or 1) // self._data_parallel()[1]
+        return estimated_items(plan) * (plan.times or 1) // self._data_parallel()[1]
 
     def peek(self) -> Any:
         """The first item that the next iteration will give, without starting one."""

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.mix_rules import Stop
 from trainpipes.runtime.stage import Stage
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.arrow import FromArrow
+from trainpipes.sources.concat import Concat
 from trainpipes.sources.dataset import FromDataset
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.iterable import FromIterable
 from trainpipes.sources.memmap import FromMemmap
 from trainpipes.sources.memmap_dataset import MemmapDataset
+from trainpipes.sources.mix import Mix
 from trainpipes.sources.tensors import FromTensors
 
 __all__ = [
+    "concat",
     "from_arrow",
     "from_dataset",
     "from_iterable",
     "from_memmap",
     "from_tensors",
     "list_files",
+    "mix",
 ]
 
 
@@ -99,11 +104,44 @@ def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
     return _start(FromTensors(tensors=tensors))
 
 
+def concat(*pipelines: Pipeline) -> Pipeline:
+    """The rows of several pipelines, one after the other. See ``Concat``."""
+    return _start(Concat(pipelines=pipelines))
+
+
 def from_iterable(
     factory: Callable[[], Iterable[Any]] | Iterable[Any], *, version: str | None = None
 ) -> Pipeline:
     """Rows of what a function returns, made anew each epoch; no seeking. See ``FromIterable``."""
     return _start(FromIterable(factory=factory, version=version))
+
+
+def mix(
+    sources: Mapping[str, Pipeline],
+    *,
+    weights: Mapping[str, float] | None = None,
+    by: Literal["rows", "tokens"] = "rows",
+    tokens: str = "input_ids",
+    temperature: float | None = None,
+    repetitions: Mapping[str, int | None] | int | None = None,
+    stop: Stop = "all_exhausted",
+    schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None,
+    interpolation: Literal["constant", "linear"] = "constant",
+    column: str | None = None,
+) -> Pipeline:
+    """Rows of several pipelines, each with its share. See ``Mix``.
+
+    >>> import trainpipes as tp
+    >>> web, code = tp.from_iterable(lambda: "abcdef"), tp.from_iterable(lambda: "12")
+    >>> mixed = tp.mix({"web": web, "code": code}, weights={"web": 3, "code": 1})
+    >>> list(mixed.batch(4))
+    [['a', 'b', 'c', '1'], ['d', 'e', 'f', '2']]
+    """
+    stage = Mix(
+        sources=sources, weights=weights, by=by, tokens=tokens, temperature=temperature,
+        repetitions=repetitions, stop=stop, schedule=schedule, interpolation=interpolation, column=column,
+    )  # fmt: skip
+    return _start(stage)
 
 
 def _start(stage: Stage) -> Pipeline:

@@ -229,6 +229,8 @@ def _check_identity(saved: str, present: str) -> None:
         return
     path, old, new = found
     cure = _CURES.get(path.split("/")[0], _CURES["stages"])
+    if stages[1][:1] == ["mix"] and path.startswith(("data/sources", "stages/mix/")):
+        cure += "; what is mixed, and how, may change with load_state_dict(state, allow_changes=['mix'])"
     raise StateError(f"{path}: saved {json.dumps(old)}, now {json.dumps(new)}; {cure}")
 
 

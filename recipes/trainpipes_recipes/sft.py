@@ -31,15 +31,16 @@ def sft(
 
         input_ids        the prompt's tokens, then the response's, then end-of-text, then padding
         attention_mask   1 where input_ids holds a token, 0 where it holds padding
-        labels           input_ids on the response and its end-of-text, -100 elsewhere
+        labels           input_ids on the response and its end-of-text, -100 elsewhere, also on the
+                         end-of-text of a row that was cut
 
     Labels stand at the place of the token they are (as transformers' causal models expect): the
     logits of position t are compared with the label of t + 1.
 
     Not for conversations of several turns (write them into the two columns first), not for plain text
     (no prompt to leave out), and wasteful where lengths differ much within a batch: rows are padded,
-    not packed. A row that is too long is cut and still ends with end-of-text, so that it teaches the
-    model to stop there: choose ``max_length`` so that few are.
+    not packed. A row that is too long is cut, and teaches nothing of where it ends; of a prompt that fills
+    it, nothing at all: choose ``max_length`` so that few are.
 
     Args:
         files: Parquet files: path, folder, glob, any fsspec URL, or a list of these.

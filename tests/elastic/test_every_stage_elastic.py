@@ -16,7 +16,7 @@ from every_stage import ENDLESS, FINITE, public_stages
 from trainpipes.order import divisors
 from trainpipes.testing import digest
 
-pytestmark = pytest.mark.filterwarnings("ignore:pin.. :UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:(pin|to)\\(.*:UserWarning")
 
 Make = Callable[[Path], tp.Pipeline]
 

@@ -379,7 +379,8 @@ class TestJoined:
             assert found[k] == [BOS, *text, EOS]
             if labels is not None:
                 assert marks is not None
-                assert marks[k] == [BOS if labels is True else -100, *told, EOS]
+                cut = side == "right" and len(text) < len(a + b)
+                assert marks[k] == [BOS if labels is True else -100, *told, -100 if cut else EOS]
 
     def test_the_end_token_counts_as_a_label_whoever_puts_it_there(self) -> None:
         for options in ({"add_special_tokens": False, "eos": True}, {"eos": True}, {}):
@@ -387,6 +388,22 @@ class TestJoined:
             assert marks is not None
             assert all(ids[-1] == EOS for ids in found)
             assert all(mark[-1] == EOS and mark.count(EOS) == 1 for mark in marks)
+
+    def test_a_text_that_is_cut_teaches_no_end(self) -> None:
+        # As where end-of-text is written first and cut off with the rest: the loss is over the same tokens.
+        rows = pa.table({"a": ["ab", "ab", "abcdef"], "b": ["cd", "cdef", "g"]})
+        options: dict[str, Any] = {"tokenizer": "bytes", "columns": ["a", "b"], "eos": True}
+        for labels, first in (("b", -100), (True, None)):
+            stage = Tokenize(**options, labels=labels, max_length=5)
+            found = stage.process(run_of(rows)).block.data.to_pylist()
+            for row, (a, b) in zip(
+                found, zip(*rows.to_pydict().values(), strict=True), strict=True
+            ):
+                text = list(f"{a}{b}".encode())
+                marks = [*([first] * len(a) if first else text[: len(a)]), *text[len(a) :], 256]
+                fits = len(text) < 5
+                assert row["input_ids"] == [*text[:4], 256]
+                assert row["labels"] == (marks if fits else [*marks[:4], -100])
 
     def test_specials_after_the_text_that_end_nothing_are_no_labels(self) -> None:
         rows = pa.table({"a": ["x"], "b": ["y"]})

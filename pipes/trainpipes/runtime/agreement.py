@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from trainpipes.errors import TopologyError
 from trainpipes.topology import Topology
 
-__all__ = ["Agreement", "InStep", "agreement_over"]
+__all__ = ["Agreement", "InOrder", "InStep", "agreement_over"]
 
 #: Steps between two agreements.
 AHEAD = 16
@@ -86,7 +86,7 @@ def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
 
 
 class InOrder(Protocol):
-    """What gives one rank's batches and stops before the first that is missing: see ``Consumer``."""
+    """What gives one rank's batches in order, and knows the state after each: see ``Consumer``."""
 
     @property
     def epoch(self) -> int: ...
@@ -97,6 +97,7 @@ class InOrder(Protocol):
     def __next__(self) -> Any: ...
     def texts(self) -> dict[int, str]: ...
     def moved(self) -> dict[int, str]: ...
+    def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]: ...
     def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]: ...
     def close(self) -> None: ...
     def render(
@@ -122,6 +123,7 @@ class InStep:
         self._ready: deque[tuple[Any, int, dict[int, str]]] = deque()
         self._texts = consumer.texts()
         self._m = consumer.m
+        self._moved: dict[int, str] = {}
         self._final = False
 
     @property
@@ -133,9 +135,29 @@ class InStep:
             self._look_ahead()
         if not self._ready:
             raise StopIteration
-        item, self._m, moved = self._ready.popleft()
-        self._texts.update(moved)
+        item, self._m, self._moved = self._ready.popleft()
+        self._texts.update(self._moved)
         return item
+
+    @property
+    def m(self) -> int:
+        return self._m
+
+    @property
+    def upcoming(self) -> int:
+        return self._consumer.upcoming
+
+    def texts(self) -> dict[int, str]:
+        return dict(self._texts)
+
+    def moved(self) -> dict[int, str]:
+        return self._moved
+
+    def render(self, m: int, texts: dict[int, str], extra: dict[str, Any] | None) -> dict[str, Any]:
+        return self._consumer.render(m, texts, extra)
+
+    def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._consumer.next_pass_state(extra)
 
     def _look_ahead(self) -> None:
         missing = _NONE_MISSING

@@ -33,6 +33,7 @@ class Arranged:
         skip_batches: micro-batches left out at the start of an epoch.
         stop_batches: the micro-batch before which an epoch ends.
         rolling: whether rows go on into the next epoch before they are batched.
+        mixes: whether the rows are of several pipelines.
         counted: places in ``after`` and stages by which items are counted so far.
     """
 
@@ -51,6 +52,7 @@ class Arranged:
     skip_batches: int = 0
     stop_batches: int | None = None
     rolling: bool = False
+    mixes: bool = False
     counted: list[tuple[int, Stage]] = field(default_factory=list)
 
 
@@ -60,7 +62,7 @@ def arrange(stages: Sequence[Stage]) -> Arranged:
     Raises:
         ConfigError: they do not make a pipeline; says which stage, and where it can stand.
     """
-    plan = Arranged()
+    plan = Arranged(mixes=bool(stages) and getattr(stages[0], "mixes", False))
     if not stages or stages[0].role not in ("files", "source"):
         raise ConfigError(
             "a pipeline starts with rows: list_files(...), from_dataset(...), from_arrow(...), "
@@ -83,6 +85,8 @@ def arrange(stages: Sequence[Stage]) -> Arranged:
         raise ConfigError(
             f"{stages[0]} orders the rows itself, and so does {plan.shuffle}: leave one out"
         )
+    if plan.mixes:
+        _check_mixed(plan, stages[0])
     if plan.cache is not None and not stages[reader].has_blocks:
         raise ConfigError(
             f"{plan.cache} keeps Arrow rows block by block, as read_parquet() and from_arrow() give them, "
@@ -109,6 +113,21 @@ def arrange(stages: Sequence[Stage]) -> Arranged:
     return plan
 
 
+def _check_mixed(plan: Arranged, mix: Stage) -> None:
+    """What cannot stand above a mix."""
+    for stage in (plan.shuffle, plan.cache):
+        if stage is not None:
+            raise ConfigError(
+                f"{stage} stands above mix(), where rows come in the order in which they are mixed: give "
+                f"each source its own, mix({{'name': source.{stage.name}(...), ...}})"
+            )
+    endless = getattr(mix, "endless", False)
+    if endless and plan.repeat is not None and plan.repeat.options["times"] is not None:
+        raise ConfigError(
+            f'{plan.repeat} counts epochs, and mix(stop="repeat") has no end: leave one out'
+        )
+
+
 def _arrange_one(plan: Arranged, stage: Stage) -> None:
     role = stage.role
     if role == "shuffle":
@@ -117,8 +136,9 @@ def _arrange_one(plan: Arranged, stage: Stage) -> None:
         packed = next((s for s in plan.after if s.role == "pack"), None)
         if packed is not None:
             raise ConfigError(
-                f"{packed} packs rows in the order in which they are dealt, and mixes the rows it makes "
-                "itself: put shuffle() before it"
+                f"{packed} makes rows of rows in the order in which they are dealt"
+                + (", and mixes them itself" if packed.name == "pack" else "")
+                + ": put shuffle() before it"
             )
         if plan.shuffle is not None and plan.shuffle.name != stage.name:
             raise ConfigError(f"{plan.shuffle} orders the rows, and so does {stage}: leave one out")
@@ -213,7 +233,7 @@ def _arrange_count(plan: Arranged, stage: Stage) -> None:
     above = plan.after
     if plan.repeat is not None:
         raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")
-    in_file_order = plan.batch is None and plan.shuffle is None
+    in_file_order = plan.batch is None and plan.shuffle is None and not plan.mixes
     if in_file_order and all(s.keeps_rows and s.role == "rows" for s in above):
         if stage.role == "skip":
             plan.skip_rows += count

@@ -19,9 +19,11 @@ import pyarrow as pa
 import torch
 
 from trainpipes.order import IntArray
+from trainpipes.runtime.joined import joined_tables
+from trainpipes.runtime.large_memory import LargeMemory
 from trainpipes.runtime.lone_copy import gathered
 
-__all__ = ["Block", "Payload", "TensorRows"]
+__all__ = ["Block", "Each", "Payload", "TensorRows"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class TensorRows:
 Payload: TypeAlias = "pa.Table | TensorRows | list[Any]"
 
 
+#: A number that all rows share, or one of each row: int64 ``[rows]``.
+Each: TypeAlias = "int | IntArray"
+
+
 class Block:
     """Rows that travel together.
 
@@ -64,14 +70,27 @@ class Block:
             errors and for randomness by row.
         index: places of the rows in ``data``, int64 ``[rows]``, where they are yet to be gathered;
             None where ``data`` is just them.
+        epoch: in which they are read.
+        part: which one it is of those of the same id and epoch, where there may be several: a sampler
+            may draw a row twice, and a document may be packed into several rows.
     """
 
-    __slots__ = ("_data", "_index", "ids")
+    __slots__ = ("_data", "_index", "epoch", "ids", "part")
 
-    def __init__(self, data: Payload, ids: IntArray, index: IntArray | None = None) -> None:
+    def __init__(
+        self,
+        data: Payload,
+        ids: IntArray,
+        index: IntArray | None = None,
+        *,
+        epoch: Each = 0,
+        part: Each = 0,
+    ) -> None:
         self._data = data
         self._index = index
         self.ids = ids
+        self.epoch = epoch
+        self.part = part
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -90,14 +109,18 @@ class Block:
     def take(self, index: IntArray) -> Block:
         """The rows at ``index``, in that order."""
         below = index if self._index is None else self._index[index]
-        return Block(self._data, self.ids[index], below)
+        epoch, part = _at(self.epoch, index), _at(self.part, index)
+        return Block(self._data, self.ids[index], below, epoch=epoch, part=part)
 
     def slice(self, start: int, stop: int) -> Block:
         """Rows ``start`` to ``stop``, without a copy where the payload allows it."""
-        ids = self.ids[start:stop]
+        rows = slice(start, stop)
+        epoch, part = _at(self.epoch, rows), _at(self.part, rows)
         if self._index is not None:
-            return Block(self._data, ids, self._index[start:stop])
-        return Block(slice_payload(self._data, start, stop), ids)
+            index = self._index[rows]
+            return Block(self._data, self.ids[rows], index, epoch=epoch, part=part)
+        data = slice_payload(self._data, start, stop)
+        return Block(data, self.ids[rows], epoch=epoch, part=part)
 
     def rows(self) -> list[Any]:
         """One Python object a row: a dict of Python values for Arrow rows."""
@@ -109,12 +132,16 @@ class Block:
         return list(data.to_pylist())
 
     def with_data(self, data: Payload) -> Block:
-        return Block(data, self.ids)
+        return Block(data, self.ids, epoch=self.epoch, part=self.part)
 
     def with_columns(self, change: Callable[[pa.Table], pa.Table]) -> Block:
         """Arrow rows with other columns, made without looking at any row."""
         assert isinstance(self._data, pa.Table)
-        return Block(change(self._data), self.ids, self._index)
+        return Block(change(self._data), self.ids, self._index, epoch=self.epoch, part=self.part)
+
+    def of_epoch(self, epoch: int) -> Block:
+        """The same rows, read in an epoch."""
+        return Block(self._data, self.ids, self._index, epoch=epoch, part=self.part)
 
     @staticmethod
     def join(blocks: Sequence[Block]) -> Block:
@@ -122,8 +149,26 @@ class Block:
         return blocks[0] if len(blocks) == 1 else blocks[0]._followed_by(blocks[1:])
 
     def _followed_by(self, others: Sequence[Block]) -> Block:
-        ids = np.concatenate([self.ids, *(block.ids for block in others)])
-        return Block(join_payloads([self.data, *(block.data for block in others)]), ids)
+        blocks = [self, *others]
+        data = join_payloads([block.data for block in blocks])
+        sizes = [len(block) for block in blocks]
+        epoch = _joined([block.epoch for block in blocks], sizes)
+        part = _joined([block.part for block in blocks], sizes)
+        return Block(data, np.concatenate([b.ids for b in blocks]), epoch=epoch, part=part)
+
+
+def _at(values: Each, rows: IntArray | slice) -> Each:
+    return values if isinstance(values, int) else values[rows]
+
+
+def _joined(values: Sequence[Each], sizes: Sequence[int]) -> Each:
+    """Those of all blocks: one number where they share it."""
+    first = values[0]
+    if isinstance(first, int) and all(isinstance(v, int) and v == first for v in values):
+        return first
+    return np.concatenate(
+        [np.broadcast_to(v, size) for v, size in zip(values, sizes, strict=True)]
+    ).astype(np.int64, copy=False)
 
 
 def take_payload(data: Payload, index: IntArray) -> Payload:
@@ -153,11 +198,12 @@ def slice_payload(data: Payload, start: int, stop: int) -> Payload:
     return data.slice(start, stop - start)
 
 
-def join_payloads(parts: Sequence[Payload]) -> Payload:
-    """All rows of the payloads, one after the other; Arrow columns come out in one chunk."""
+def join_payloads(parts: Sequence[Payload], memory: LargeMemory | None = None) -> Payload:
+    """All rows of the payloads, one after the other; Arrow columns come out in one chunk, in ``memory`` if
+    there is much of them."""
     tables = [part for part in parts if isinstance(part, pa.Table)]
     if len(tables) == len(parts):
-        return pa.concat_tables(tables).combine_chunks()
+        return joined_tables(tables, memory)
     tensors = [part for part in parts if isinstance(part, TensorRows)]
     if len(tensors) == len(parts):
         columns = zip(*(part.tensors for part in tensors), strict=True)

@@ -1,9 +1,12 @@
-"""A state of a pipeline whose batch size was another, made one of the pipeline at hand.
+"""A state of a pipeline that differed in what may change, made one of the pipeline at hand.
 
-What is promised: each row at most once in the epoch at hand, rows of each span in the order they would
-have had, and one new sequence from m on, the same on any topology. Spans then no longer end together:
-rows left over at that epoch's end are, for each span, at most the epoch's first batch size and the
-largest later one.
+Of another batch size, what is promised: each row at most once in the epoch at hand, rows of each span in
+the order they would have had, and one new sequence from m on, the same on any topology. Spans then no
+longer end together: rows left over at that epoch's end are, for each span, at most the epoch's first batch
+size and the largest later one.
+
+Rows of another pack length begin where an epoch does: documents of one epoch are never packed to two
+lengths, and what was delivered before is as it was.
 """
 
 from __future__ import annotations
@@ -14,25 +17,29 @@ from dataclasses import replace
 from typing import Any
 
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.order import Layout
 from trainpipes.runtime.plan import Plan
-from trainpipes.state import BatchSizes, read_identity, render_sizes
+from trainpipes.runtime.remix import remixed
+from trainpipes.runtime.run import innermost
+from trainpipes.state import BatchSizes, parse, read_identity, render_sizes, shard_key
 
 __all__ = ["ALLOWED", "adapt"]
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
-ALLOWED = ("batch_size",)
+ALLOWED = ("batch_size", "mix", "pack_length")
 
 
 def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
     """The state as ``plan`` would have it, if it differs only in what may change.
 
     Args:
-        state: of a pipeline with another batch size, or with the same.
+        state: of a pipeline that differs in what may change, or of the same.
         plan: of the pipeline that loads it.
         allow_changes: what may differ.
 
     Raises:
         ConfigError: ``allow_changes`` names something else.
+        StateError: it cannot change where the state stands.
     """
     unknown = sorted(set(allow_changes) - set(ALLOWED))
     if isinstance(allow_changes, str) or unknown:
@@ -40,9 +47,65 @@ def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> 
             f"allow_changes is a list of some of {list(ALLOWED)}, got {allow_changes!r}; everything else "
             "must be as it was saved"
         )
+    if "mix" in allow_changes:
+        state = remixed(state, plan)
+    if "pack_length" in allow_changes:
+        state = _repacked(state, plan)
+    return _rebatched(state, plan) if "batch_size" in allow_changes else state
+
+
+def _repacked(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The state with the pack length of ``plan``."""
+    saved = read_identity(state["pipeline"])
+    packs = [s for s in saved["stages"] if s["stage"] == "pack"]
+    now = [int(s.options["length"]) for s in plan.stages if s.role == "pack" and s.name == "pack"]
+    changes = [
+        (stage, length)
+        for stage, length in zip(packs, now, strict=False)
+        if stage.get("length") != length
+    ]
+    if not changes or len(packs) != len(now):
+        return state
+    position = parse(state, state["pipeline"], plan.num_shards)
+    for shard, cursor in position.cursors.items():
+        if not _begins_epoch(cursor, shard, position.epoch, plan):
+            old, new = changes[0][0].get("length"), changes[0][1]
+            raise StateError(
+                f"pack/length: saved {old}, now {new}; it can change where an epoch starts, and "
+                f"{shard_key(shard)} stands within epoch {innermost(cursor)['epoch']} (m = {position.m}): "
+                f"load the state of an epoch's start or end, or go on with length={old} until there; a run "
+                "under repeat() without an end goes on with it, or is started anew"
+            )
+    for stage, length in changes:
+        stage["length"] = length
+    return {**state, "pipeline": json.dumps(saved, separators=(",", ":"))}
+
+
+def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -> bool:
+    """Whether a shard has used nothing of an epoch, or all of it, as far as its cursor tells."""
+    if cursor.get("ended"):
+        return True
+    here, place = cursor, innermost(cursor)
+    while "below" in here:
+        if here.get("row"):
+            return False
+        here = here["below"]
+    if place.get("row"):
+        return False
+    if not place.get("window"):
+        return True
+    layout = plan.layout_of(place["epoch"])
+    if not isinstance(layout, Layout):
+        return False
+    slot = plan.slot(shard, place["epoch"], plan.first_epoch(number))
+    return bool(place["window"] >= layout.num_windows(slot % layout.num_spans))
+
+
+def _rebatched(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The state with the batch size of ``plan``."""
     saved = read_identity(state["pipeline"])
     before = next((s for s in saved["stages"] if s["stage"] == "batch"), None)
-    if not allow_changes or plan.batch is None or before is None:
+    if plan.batch is None or before is None:
         return state
     if "batch_size" not in before or not plan.batch.options["batch_size"]:  # it counts tokens
         return state

@@ -6,14 +6,20 @@ from typing import Any
 from weakref import finalize
 
 from trainpipes.errors import StateError
+from trainpipes.runtime.beforehand import Beforehand
 from trainpipes.runtime.chains import Chains
+from trainpipes.runtime.kept import Kept
 from trainpipes.runtime.lane import ENDED, Lane
 from trainpipes.runtime.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
+from trainpipes.runtime.windows import ListedWindows, Windows
 from trainpipes.state import Position, render
 from trainpipes.topology import Topology
 
 __all__ = ["Consumer"]
+
+#: Runs that workers of a stage have at a time, at least.
+HANDED_OVER = 3
 
 
 class Consumer:
@@ -44,13 +50,17 @@ class Consumer:
         self._start = position
         self._origin = origin
         self._stops_at_holes = stops_at_holes
-        self._started = False
+        self._started = self._over = False
+        self._hands_over = False
         self._last = -1  # the shard that gave the last item
+        self._passed: list[int] = []  # shards found to have ended on the way to it
         self._num_shards = plan.num_shards
         self._threads = threads
         self._chains: Chains | None = None
         self._pool: Pool | None = None
+        self._closes: finalize[[], Consumer] | None = None
         self._lanes: dict[int, Lane] = {}
+        self._beforehand: Beforehand | None = None
         self._texts: dict[int, str] = {}  # of lanes that have not moved since
         self._m = position.m
         self._stride = topology.world_size * topology.num_workers
@@ -82,14 +92,26 @@ class Consumer:
                 lane = self._lane(shard)
                 if self._pool is not None:
                     lane.work_ahead(1)
+            if self._pool is not None and self._running:
+                self._beforehand = Beforehand(self._pool, self._stride)
+            assert self._chains is not None
+            self._hands_over = self._lanes_alone and self._chains.has_workers
+        self._passed.clear()
+        if self._beforehand is not None:
+            self._beforehand.asked(self._next, self._turn)
         while self._running and self._next < self._end:
             m = self._next
             shard = m % self._num_shards
             lane = self._lane(shard)
+            if self._hands_over:
+                lane.work_ahead(1)
+                if m + self._stride < self._end:  # that workers have what to do at the end of a run
+                    self._lane((m + self._stride) % self._num_shards).work_ahead(1)
             item = lane.next()
             self._texts.pop(shard, None)
             if item is ENDED:
                 self._running.discard(shard)
+                self._passed.append(shard)
                 if self._stops_at_holes:
                     self._end = m
                     break
@@ -98,11 +120,34 @@ class Consumer:
                 step = (m - self._origin) // self._topology.world_size
                 self._m = self._origin + (step + 1) * self._topology.world_size
                 self._last = shard
+                if self._beforehand is not None:
+                    self._beforehand.given()
                 return item
-        self.close()
-        if self._chains is not None:
-            self._chains.windows.close()
+        self._end_pass()
         raise StopIteration
+
+    def _end_pass(self) -> None:
+        """Let threads and windows go, or leave them to the next pass if one is to be expected."""
+        plan, chains = self._plan, self._chains
+        if chains is None or self._over:
+            return
+        self._over = True
+        goes_on = plan.passed and self._pool is not None and not plan.endless
+        plan.passed += 1
+        if goes_on and self._pool is not None and isinstance(chains.windows, ListedWindows):
+            chains.windows.keep_from(plan.first_epoch(self.epoch + 1))
+            plan.kept = Kept(self.epoch + 1, self._pool, chains.windows)
+            if self._closes is not None:
+                self._closes.detach()
+            self._pool = None
+            return
+        self.close()
+        chains.windows.close()
+
+    def _turn(self) -> list[Lane]:
+        """The lanes as they give items from the next one on, those at their end too."""
+        slots = range(self._next, self._next + self._stride * len(self._own), self._stride)
+        return [self._lanes[m % self._num_shards] for m in slots]
 
     def _in_turn(self) -> list[int]:
         """The running shards in the order in which they give their next items."""
@@ -113,21 +158,36 @@ class Consumer:
             if self._chains is None:
                 self._chains = self._begin()
             cursor = self._start.cursors.get(shard)
-            pool = self._pool if self._threads or not self._plan.runs_user_code else None
+            pool = None if self._lanes_alone else self._pool
             ahead = 0 if pool is None else -(-(pool.threads + 1) // len(self._own))
+            if self._lanes_alone and self._chains.has_workers:
+                ahead = -(-HANDED_OVER // len(self._own))
             number = self._start.epoch
             self._lanes[shard] = Lane(self._chains, shard, number, cursor, pool, ahead)
         return self._lanes[shard]
 
+    @property
+    def _lanes_alone(self) -> bool:
+        """Whether the thread that iterates makes the runs, since functions are called that are not ours."""
+        return self._threads is None and self._plan.runs_user_code
+
     def _begin(self) -> Chains:
+        plan, number = self._plan, self._start.epoch
+        windows: Windows | None = None
         if self._threads != 0:
             threads = default_threads() if self._threads is None else self._threads
             # A function that is not ours is not called by two threads at once.
-            ours = not self._plan.runs_user_code
+            ours = not plan.runs_user_code
+            threads = threads if ours or not self._threads else 1
+            kept, plan.kept = plan.kept, None
+            if kept is not None and (kept.number, kept.pool.threads) == (number, threads):
+                self._pool, windows = kept.take()
+            elif kept is not None:
+                kept.close()
             if threads:
-                self._pool = Pool(threads if ours or not self._threads else 1, shares=ours)
-                finalize(self, self._pool.close)
-        return Chains(self._plan, self._plan.windows(self._pool, self._start.epoch), len(self._own))
+                self._pool = self._pool or Pool(threads, shares=ours)
+                self._closes = finalize(self, self._pool.close)
+        return Chains(plan, windows or plan.windows(self._pool, number), len(self._own))
 
     @property
     def epoch(self) -> int:
@@ -157,8 +217,8 @@ class Consumer:
         return dict(self._texts)
 
     def moved(self) -> dict[int, str]:
-        """The cursor of the shard that gave the last item."""
-        return {self._last: self._lane(self._last).cursor_text()}
+        """The cursors of the shard that gave the last item, and of those that ended on the way to it."""
+        return {s: self._lane(s).cursor_text() for s in (*self._passed, self._last)}
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state after the last item given: of this consumer's own shards. After the last item of

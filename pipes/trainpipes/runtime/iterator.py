@@ -12,6 +12,7 @@ from torch.utils.data import get_worker_info
 from trainpipes.errors import StateError, TopologyError
 from trainpipes.merge import merge_states
 from trainpipes.runtime.agreement import InStep, agreement_over
+from trainpipes.runtime.ahead import Ahead, ahead_of, placed
 from trainpipes.runtime.change import adapt
 from trainpipes.runtime.consumer import Consumer
 from trainpipes.runtime.lane import check_places
@@ -33,6 +34,7 @@ class Pass:
         origin: the micro-batch from which workers took turns.
         go_on: whether a position with nothing left goes on with the next pass.
         threads: that work ahead, as ``Consumer`` takes them.
+        places: whether batches are placed ahead of use, where a stage asks for that.
     """
 
     def __init__(
@@ -43,17 +45,16 @@ class Pass:
         origin: int,
         go_on: bool = True,
         threads: int | None = 0,
+        places: bool = False,
     ) -> None:
         self._plan = plan
+        self._places = places
         self._threads = threads
         self._topology = topology
         self.origin = origin
         self._consumer = self._open(position)
+        self.epoch = self._consumer.epoch
         self._may_go_on = go_on and position.m > 0
-
-    @property
-    def epoch(self) -> int:
-        return self._consumer.epoch
 
     def __next__(self) -> Any:
         try:
@@ -63,11 +64,16 @@ class Pass:
                 raise
             self.origin = 0
             self._consumer = self._open(Position(self.epoch + 1, 0, self._plan.num_shards))
+            self.epoch = self._consumer.epoch
             item = next(self._consumer)
         self._may_go_on = False
         return item
 
-    def _open(self, position: Position) -> Consumer | InStep:
+    def _open(self, position: Position) -> Consumer | InStep | Ahead:
+        found = self._opened(position)
+        return ahead_of(self._plan, found) if self._places else found
+
+    def _opened(self, position: Position) -> Consumer | InStep:
         plan, topology = self._plan, self._topology
         if not plan.ends_unevenly or plan.ragged or topology.world_size == 1:
             return Consumer(plan, topology, position, self.origin, threads=self._threads)
@@ -210,6 +216,8 @@ class PipelineIterator:
         self._pass: Pass | None = None
         self._loaded: dict[str, Any] | None = None
         self._counted = False
+        self._epoch = -1
+        self._places = False  # whether batches are placed somewhere by this process
         self._info = get_worker_info()
         self._iterated = runner.iterated
         runner.iterated += 1
@@ -219,16 +227,16 @@ class PipelineIterator:
         return self
 
     def __next__(self) -> Any:
-        current = self._begin()
-        if not self._counted:
+        current = self._pass
+        if current is None or not self._counted:
+            current = self._begin()
             self._count(current.epoch)
         item = next(current)
-        if current.epoch >= self._runner.passes.upcoming:
-            self._runner.passes.rewind(current.epoch + 1)
-        if self._info is None:
-            for stage in self._runner.plan.place:
-                item = stage.place(item)
-        return item
+        if current.epoch != self._epoch:  # it went on with the next one
+            self._epoch = current.epoch
+            if self._epoch >= self._runner.passes.upcoming:
+                self._runner.passes.rewind(self._epoch + 1)
+        return placed(self._runner.plan, item) if self._places else item
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: integers and strings in a flat dict."""
@@ -278,13 +286,16 @@ class PipelineIterator:
         if position is None:
             position = Position(runner.passes.upcoming, 0, runner.plan.num_shards)
         topology = runner.topology()
-        return Pass(runner.plan, topology, position, position.m, threads=self._threads)
+        plan, threads = runner.plan, self._threads
+        return Pass(plan, topology, position, position.m, threads=threads, places=True)
 
     def _count(self, epoch: int) -> None:
         """From here on the pass is taken: the next one is another."""
         self._counted = True
+        self._epoch = epoch
         if self._info is None:
             self._runner.passes.rewind(epoch + 1)
+            self._places = bool(self._runner.plan.place)
 
     def _begin_worker(self) -> Pass:
         assert self._info is not None

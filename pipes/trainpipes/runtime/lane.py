@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from functools import partial
 from typing import Any, NoReturn
 
 from trainpipes.errors import DataError, StateError, TrainpipesError
 from trainpipes.order import Layout
 from trainpipes.runtime.chains import Chains
-from trainpipes.runtime.making import Made, Maker, finish, make
+from trainpipes.runtime.late_items import LateItems
+from trainpipes.runtime.making import Made, Maker, finish, hand_over, make
 from trainpipes.runtime.plan import Plan
 from trainpipes.runtime.pool import Pool, Ticket
 from trainpipes.runtime.run import innermost
-from trainpipes.runtime.source import Place
+from trainpipes.runtime.source import Place, RowMixture
 from trainpipes.state import Position, shard_key
 
 __all__ = ["ENDED", "Lane", "check_places"]
@@ -38,7 +39,7 @@ class Lane:
         shard: which shard.
         number: of the pass.
         cursor: where to start, as ``cursor`` gave it; None for the pass's start.
-        pool: works ahead; None to do all when it is asked for.
+        pool: works ahead; None to do all when it is asked for, but for what a stage's workers do.
         ahead: runs to be made ahead.
     """
 
@@ -49,7 +50,7 @@ class Lane:
         number: int,
         cursor: dict[str, Any] | None,
         pool: Pool | None = None,
-        ahead: int = 1,
+        ahead: int = 0,
     ) -> None:
         self._chains = chains
         self._shard = shard
@@ -62,7 +63,7 @@ class Lane:
         self.ended = bool(below.pop("ended", False))
         self._maker = Maker(chains, shard, number, None if cursor is None else below)
         self._made = Made(None, 0, 0, self._maker.at, self._maker.state)
-        self._items: list[Any] = []
+        self._items: MutableSequence[Any] = []
         self._k = 0
         self._tickets: deque[Ticket] = deque()
         self._settled = False  # that there are no more runs
@@ -78,6 +79,15 @@ class Lane:
         self._k += 1
         self.delivered += 1
         return item
+
+    def upcoming(self, turn: int) -> tuple[LateItems, int] | None:
+        """Where the item after so many others lies, if it is there and is made when it is taken."""
+        items, k = self._items, self._k + turn
+        if k >= self._made.last and self._tickets and self._tickets[0].done:
+            over = k - self._made.last
+            made, items = self._tickets[0].value or (self._made, [])
+            k = made.first + over if over < made.last - made.first else len(items)
+        return (items, k) if isinstance(items, LateItems) and k < len(items) else None
 
     def _next_run(self) -> None:
         self.work_ahead(1)
@@ -98,8 +108,7 @@ class Lane:
         self._k = self._made.first
         self.ended = self._made.run is None
         self._settled = self._settled or self.ended
-        if self._pool is not None:
-            self.work_ahead(self._ahead)
+        self.work_ahead(self._ahead)
 
     def work_ahead(self, runs: int) -> None:
         """Have as many runs in work, or ready, beside the one at hand."""
@@ -108,15 +117,19 @@ class Lane:
 
     def _order(self) -> Ticket:
         """The next run, ordered."""
-        if not self._chains.lazy:
+        if not self._chains.lazy or (self._pool is not None and self._ahead == 1):
             return self._submit(partial(make, self._maker))
         try:
             made = self._maker.next()
+            if self._pool is None and self._ahead and self._chains.has_workers:
+                work = hand_over(self._chains, made)
+            else:
+                work = partial(finish, self._chains, made)
         except Exception as error:
             self._settled = True
             return Ticket(partial(fail, error))
         self._settled = made.run is None
-        return self._submit(partial(finish, self._chains, made))
+        return self._submit(work)
 
     def _submit(self, work: Callable[[], Any]) -> Ticket:
         return Ticket(work) if self._pool is None else self._pool.submit(work)
@@ -188,7 +201,9 @@ def check_places(plan: Plan, position: Position) -> None:
         if plan.times is not None:
             good = good and below["epoch"] < first + plan.times
         layout = plan.layout_of(below["epoch"]) if good else plan.layout
-        if plan.seekable:
+        if isinstance(plan.source, RowMixture):
+            good = good and plan.source.leads(plan, below)
+        elif plan.seekable:
             led = (
                 plan.cursor_at(position.m, shard, position.epoch, onward)
                 for onward in (False, True)

@@ -11,7 +11,7 @@ import torch
 
 from trainpipes.order import IntArray
 
-__all__ = ["copied", "gathered"]
+__all__ = ["copied", "gathered", "is_plain"]
 
 #: Numbers that NumPy does not have.
 FOREIGN = {torch.bfloat16} | {
@@ -23,19 +23,19 @@ FOREIGN = {torch.bfloat16} | {
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy."""
-    if not _is_plain(tensor):
+    if not is_plain(tensor):
         return tensor.clone(memory_format=torch.contiguous_format)
     return torch.from_numpy(np.array(tensor.numpy(), order="C"))
 
 
 def gathered(tensor: torch.Tensor, index: IntArray) -> torch.Tensor:
     """The rows at ``index``, copied."""
-    if not _is_plain(tensor):
+    if not is_plain(tensor):
         return tensor.index_select(0, torch.from_numpy(np.ascontiguousarray(index)))
     return torch.from_numpy(tensor.numpy()[index])
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Whether NumPy knows such a tensor."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad:
         return False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from trainpipes.runtime.chains import Chains
 from trainpipes.runtime.drought import Drought
 from trainpipes.runtime.run import Run, RunSource, innermost
 
-__all__ = ["Made", "Maker", "finish", "make"]
+__all__ = ["Made", "Maker", "finish", "hand_over", "make"]
 
 #: In the place of rows that are not needed any more.
 NOTHING = Block([], np.empty(0, dtype=np.int64))
@@ -89,9 +91,7 @@ class Maker:
 
     def _expect(self) -> None:
         """Keep the windows that this shard needs until it comes to them."""
-        place = innermost(self.state)
-        span = self._slot % self._plan.layout.num_spans
-        self.chains.windows.expect(self._shard, place["epoch"], span, place["window"])
+        self.chains.expect(self._shard, self._slot, self.state)
 
     def next(self) -> Made:
         """The next run with something to give, or the end, and then ever after."""
@@ -136,14 +136,24 @@ class Maker:
             return None
 
 
-def make(maker: Maker) -> tuple[Made, list[Any]]:
+def make(maker: Maker) -> tuple[Made, MutableSequence[Any]]:
     """The next run and its items."""
     return finish(maker.chains, maker.next())
 
 
-def finish(chains: Chains, made: Made) -> tuple[Made, list[Any]]:
+def finish(chains: Chains, made: Made) -> tuple[Made, MutableSequence[Any]]:
     """A run and its items; its rows are let go."""
-    if made.run is None:
+    return given(made, None if made.run is None else partial(chains.finish, made.run))
+
+
+def hand_over(chains: Chains, made: Made) -> Callable[[], tuple[Made, MutableSequence[Any]]]:
+    """Have workers begin with a run; what is returned does the rest of ``finish``."""
+    return partial(given, made, None if made.run is None else chains.hand_over(made.run))
+
+
+def given(made: Made, rest: Callable[[], Run] | None) -> tuple[Made, MutableSequence[Any]]:
+    """A run and the items that ``rest`` makes of it; its rows are let go."""
+    if made.run is None or rest is None:
         return made, []
-    items = chains.finish(made.run).unroll()
+    items = rest().unroll()
     return replace(made, run=Run(NOTHING, made.run.cursors)), items

@@ -72,15 +72,24 @@ class NumberedWindow(Window):
         source: where rows are read.
         rows: how many.
         numbers: makes their numbers, when rows are first asked for.
+        epoch: in which they are read.
+        first: its place in the order, where the order may have a row twice.
     """
 
     def __init__(
-        self, source: RandomAccessSource, rows: int, numbers: Callable[[], IntArray]
+        self,
+        source: RandomAccessSource,
+        rows: int,
+        numbers: Callable[[], IntArray],
+        epoch: int,
+        first: int | None = None,
     ) -> None:
         super().__init__(rows, self._all)
         self._source = source
         self._make = numbers
         self._numbers: IntArray | None = None
+        self._epoch = epoch
+        self._first = first
         self._making = threading.Lock()
 
     def take(self, positions: IntArray) -> Block:
@@ -88,7 +97,8 @@ class NumberedWindow(Window):
             if self._numbers is None:
                 self._numbers = self._make()
         index = self._numbers[positions]
-        return Block(self._source.take(index), index)
+        part = 0 if self._first is None else self._first + positions
+        return Block(self._source.take(index), index, epoch=self._epoch, part=part)
 
     def _all(self) -> tuple[Block, IntArray | None]:
         return self.take(np.arange(len(self), dtype=np.int64)), None
@@ -101,6 +111,7 @@ class NumberedWindows:
         source: where rows are read.
         layout_of: how an epoch is cut.
         numbers: which rows a window has.
+        repeats: whether an epoch may have a row twice.
     """
 
     def __init__(
@@ -108,10 +119,12 @@ class NumberedWindows:
         source: RandomAccessSource,
         layout_of: Callable[[int], Layout | StreamLayout],
         numbers: Numbers,
+        repeats: bool = False,
     ) -> None:
         self._source = source
         self._layout_of = layout_of
         self._numbers = numbers
+        self._repeats = repeats
         self._held: dict[int, OrderedDict[tuple[int, int], Window]] = {}
         self._needs: dict[int, dict[int, tuple[int, int]]] = {}  # of each span, where its users are
         self._span_of: dict[int, int] = {}
@@ -161,7 +174,8 @@ class NumberedWindows:
                 first = layout.span(span)[0]
                 start, stop = layout.window(span, window)
                 make = partial(self._numbers, epoch, span, window, first + start, first + stop)
-                held[key] = NumberedWindow(self._source, stop - start, make)
+                place = first + start if self._repeats else None
+                held[key] = NumberedWindow(self._source, stop - start, make, epoch, place)
             found = held[key]
             users = self._users(user, span)
             if users.get(user) != key:

@@ -36,7 +36,7 @@ from trainpipes.runtime.numbered import (
 )
 from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.random_access import RandomAccessSource
-from trainpipes.runtime.source import Place, RowSource, RowStream
+from trainpipes.runtime.source import Place, RowMixture, RowSource, RowStream
 from trainpipes.runtime.stage import Stage
 from trainpipes.runtime.stream_windows import StreamWindows
 from trainpipes.runtime.windows import ListedWindows, Windows, chain_before
@@ -78,6 +78,9 @@ class Plan(Arranged):
                 stage.plan = self
         self._source = source
         self.sizes: BatchSizes | None = None
+        #: Passes that came to their end in this process, and what the last one left.
+        self.passed = 0
+        self.kept: Any = None
 
     def resized(self, sizes: BatchSizes | None) -> Plan:
         """This plan for a pass in which the size of micro-batches was changed."""
@@ -105,7 +108,10 @@ class Plan(Arranged):
     @property
     def times(self) -> int | None:
         """Epochs in a pass; None for no end."""
-        return 1 if self.repeat is None else self.repeat.options["times"]
+        if self.repeat is None:
+            return None if getattr(self.stages[0], "endless", False) else 1
+        times: int | None = self.repeat.options["times"]
+        return times
 
     @property
     def endless(self) -> bool:
@@ -126,6 +132,14 @@ class Plan(Arranged):
             else:
                 self._source = first.open_source()
         return self._source
+
+    @cached_property
+    def mixed(self) -> dict[str, Plan]:
+        """The plans of the pipelines whose rows are mixed; none where rows are of one source."""
+        if not isinstance(self.source, RowMixture):
+            return {}
+        plans: dict[str, Plan] = self.stages[0].plans(self)
+        return plans
 
     @cached_property
     def blocks(self) -> BlockTable:
@@ -171,6 +185,8 @@ class Plan(Arranged):
     @cached_property
     def whole(self) -> bool:
         """Whether rows are dealt in whole micro-batches."""
+        if isinstance(self.source, RowMixture):  # its sources deal theirs
+            return False
         stream = isinstance(self.source, RowStream)
         return self.rows_kept and not (self.rolling and stream and self.num_shards > 1)
 
@@ -307,6 +323,9 @@ class Plan(Arranged):
             pool: reads ahead.
             number: of the pass.
         """
+        if isinstance(self.source, RowMixture):
+            windows: Windows = self.source.windows(self, pool, number)
+            return windows
         before = chain_before(self.before[self.cached or 0 :])
         if isinstance(self.source, RowStream):
             assert isinstance(self.layout, StreamLayout)
@@ -317,7 +336,8 @@ class Plan(Arranged):
         source = self.source
         if isinstance(source, RandomAccessSource) and self.drawn is not None:
             numbers = drawn_numbers(self.drawn, self.skip_rows, self.blocks.rows)
-            return NumberedWindows(source, self.layout_of, numbers)
+            repeats = self.shuffle is not None and self.shuffle.name != "shuffle"
+            return NumberedWindows(source, self.layout_of, numbers, repeats)
         if isinstance(source, RandomAccessSource) and source.by_number and not self.before:
             numbers = buffered_numbers(source, self.blocks, self.block_order, self.seed)
             return NumberedWindows(source, self.layout_of, numbers)
@@ -329,10 +349,12 @@ class Plan(Arranged):
         )  # fmt: skip
 
     def _following(self, first_epoch: int, shard: int, epoch: int) -> int | None:
-        """The span that a shard comes to after an epoch; None where the pass ends with it."""
-        last = self.times is not None and epoch + 1 >= first_epoch + self.times
-        if last or self.repeat is None:
-            return None
+        """The span that a shard comes to after an epoch; None where the pass ends with it. Where passes
+        have followed each other, another is expected to follow."""
+        if self.times is not None and epoch + 1 >= first_epoch + self.times:
+            if not self.passed:
+                return None
+            first_epoch += self.times
         return self.slot(shard, epoch + 1, first_epoch) % self.layout_of(epoch + 1).num_spans
 
     @cached_property
@@ -371,6 +393,8 @@ class Plan(Arranged):
         """Where a row, numbered in file order, stands."""
         if isinstance(self.source, RowSource):
             return self.blocks.locate(self.source, row)
+        if isinstance(self.source, RowMixture):
+            return self.source.place_of(self, row)
         return Place(row=row)
 
     # Counts

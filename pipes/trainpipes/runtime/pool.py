@@ -64,6 +64,11 @@ class Ticket:
     def done(self) -> bool:
         return self._done.is_set()
 
+    @property
+    def value(self) -> Any:
+        """What came of it, once it is done; None if it failed."""
+        return self._result
+
     def result(self, wait: bool = False) -> Any:
         """What came of it, done here and now unless another thread has begun; raises what it raised."""
         if wait:
@@ -82,11 +87,13 @@ class Pool:
         threads: how many.
         shares: whether the one who waits may work at the same time; False where tasks call functions
             that are not made for several threads.
+        within: whether tasks of other pools wait for tasks of this one.
     """
 
-    def __init__(self, threads: int, shares: bool = True) -> None:
+    def __init__(self, threads: int, shares: bool = True, within: bool = False) -> None:
         self.threads = threads
         self._shares = shares
+        self.within = within
         self._lock = threading.Condition()
         self._tasks: deque[Ticket] = deque()
         self._later: deque[Ticket] = deque()
@@ -101,13 +108,20 @@ class Pool:
         """Have something done, after what was submitted before."""
         return self._add(Ticket(work), self._tasks)
 
+    def first(self, work: Callable[[], Any]) -> Ticket:
+        """Have something done before all else."""
+        return self._add(Ticket(work), self._tasks, front=True)
+
     def later(self, work: Callable[[], Any]) -> Ticket:
         """Have something done when nothing else is to do."""
         return self._add(Ticket(work), self._later)
 
-    def _add(self, ticket: Ticket, tasks: deque[Ticket]) -> Ticket:
+    def _add(self, ticket: Ticket, tasks: deque[Ticket], front: bool = False) -> Ticket:
         with self._lock:
-            tasks.append(ticket)
+            if front:
+                tasks.appendleft(ticket)
+            else:
+                tasks.append(ticket)
             if self._idle:
                 self._lock.notify()
             elif len(self._alive) < self.threads and not self._closed:
@@ -189,7 +203,7 @@ _pools: WeakSet[Pool] = WeakSet()
 
 
 def _before_fork() -> None:
-    for pool in list(_pools):
+    for pool in sorted(_pools, key=lambda pool: pool.within):
         pool.pause()
 
 

@@ -7,7 +7,7 @@ they are read again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,7 +16,15 @@ import numpy as np
 from trainpipes.order import IntArray
 from trainpipes.runtime.block import Block, batches_of
 
-__all__ = ["Cursors", "Run", "RunSource", "innermost"]
+__all__ = ["Cursors", "Positions", "Run", "RunSource", "innermost", "round_of"]
+
+
+class Positions(Protocol):
+    """States that are made when they are asked for."""
+
+    def at(self, row: int) -> dict[str, Any]:
+        """The state after so many rows."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -24,17 +32,17 @@ class Cursors:
     """Positions before the first item of a run and after each one.
 
     Args:
-        bases: states to count from, JSON-able.
+        bases: states to count from, JSON-able; or what makes them.
         which: for each position the base it counts from, int64 ``[items + 1]``.
         rows: for each position the rows used up after that base, int64 ``[items + 1]``.
     """
 
-    bases: tuple[dict[str, Any], ...]
+    bases: tuple[dict[str, Any] | Positions, ...]
     which: IntArray
     rows: IntArray
 
     @staticmethod
-    def counting(base: dict[str, Any], rows: IntArray) -> Cursors:
+    def counting(base: dict[str, Any] | Positions, rows: IntArray) -> Cursors:
         """Positions that all count from one base."""
         return Cursors((base,), np.zeros(len(rows), dtype=np.int64), rows)
 
@@ -43,7 +51,8 @@ class Cursors:
 
     def state(self, k: int) -> dict[str, Any]:
         """The position after ``k`` items, as a fresh dict."""
-        return {**self.bases[self.which[k]], "row": int(self.rows[k])}
+        base, row = self.bases[self.which[k]], int(self.rows[k])
+        return {**base, "row": row} if isinstance(base, dict) else base.at(row)
 
     def pick(self, index: IntArray) -> Cursors:
         """The positions at ``index``."""
@@ -54,7 +63,7 @@ class Cursors:
         """Positions one after the other; of two that meet, the later run's start is kept."""
         if len(parts) == 1:
             return parts[0]
-        bases: list[dict[str, Any]] = []
+        bases: list[dict[str, Any] | Positions] = []
         which: list[IntArray] = []
         rows: list[IntArray] = []
         for number, part in enumerate(parts):
@@ -80,12 +89,12 @@ class Run:
     block: Block
     cursors: Cursors
     bounds: IntArray | None = None
-    items: list[Any] | None = None
+    items: MutableSequence[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.cursors) - 1
 
-    def unroll(self) -> list[Any]:
+    def unroll(self) -> MutableSequence[Any]:
         """One Python object an item: outputs, lists of rows, or rows."""
         if self.items is not None:
             return self.items
@@ -96,7 +105,7 @@ class Run:
     def with_block(self, block: Block) -> Run:
         return replace(self, block=block)
 
-    def with_items(self, items: list[Any]) -> Run:
+    def with_items(self, items: MutableSequence[Any]) -> Run:
         return replace(self, items=items)
 
     def row_ids(self, item: int) -> IntArray:
@@ -125,6 +134,14 @@ class RunSource(Protocol):
     def next_run(self) -> Run:
         """The next run, of one item or more; StopIteration at the end, and ever after."""
         ...
+
+
+def round_of(state: dict[str, Any]) -> tuple[int, int]:
+    """What is another when all rows have been gone through once more: the epoch, and in a mix that of
+    the source that is least far."""
+    place = innermost(state)
+    cursors = [c for c in place.get("sources", {}).values() if not c.get("gone")]
+    return place.get("epoch", 0), min((innermost(c)["epoch"] for c in cursors), default=0)
 
 
 def innermost(state: dict[str, Any]) -> dict[str, Any]:

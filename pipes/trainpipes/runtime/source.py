@@ -18,7 +18,15 @@ import numpy.typing as npt
 from trainpipes.order import IntArray
 from trainpipes.runtime.block import Payload
 
-__all__ = ["LooksAhead", "Place", "Reader", "RowSource", "RowStream", "StreamReader"]
+__all__ = [
+    "LooksAhead",
+    "Place",
+    "Reader",
+    "RowMixture",
+    "RowSource",
+    "RowStream",
+    "StreamReader",
+]
 
 
 @dataclass(frozen=True)
@@ -28,9 +36,12 @@ class Place:
     path: str | None = None
     row_group: int | None = None
     row: int | None = None
+    source: str | None = None  # of several that are mixed
 
     def __str__(self) -> str:
-        parts = [] if self.path is None else [self.path]
+        parts = [] if self.source is None else [f"source {self.source!r}"]
+        if self.path is not None:
+            parts.append(self.path)
         if self.row_group is not None:
             parts.append(f"row group {self.row_group}")
         if self.row is not None:
@@ -131,3 +142,25 @@ class RowStream(ABC):
     def describe(self) -> list[tuple[str, str]]:
         """Lines for ``explain()``: what, how much."""
         return []
+
+
+class RowMixture(RowStream):
+    """Rows of several pipelines, each of which is read by windows of its own.
+
+    A plan is given as ``Any`` here: it is made of what stands above this file.
+    """
+
+    @abstractmethod
+    def windows(self, plan: Any, pool: Any, number: int) -> Any:
+        """The windows of all pipelines, for the shards of one process; see ``Plan.windows``."""
+
+    @abstractmethod
+    def place_of(self, plan: Any, row: int) -> Place:
+        """Where the row of that number stands."""
+
+    @abstractmethod
+    def leads(self, plan: Any, state: dict[str, Any]) -> bool:
+        """Whether a state may be one of a shard's, as far as can be told."""
+
+    def open(self, epoch: int, state: dict[str, Any] | None) -> StreamReader:
+        raise TypeError("a mixture has no one order of its own: each shard mixes for itself")

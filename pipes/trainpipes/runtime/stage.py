@@ -18,7 +18,7 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.runtime.drought import MOST_DRY_EPOCHS
-from trainpipes.runtime.run import Run, RunSource, innermost
+from trainpipes.runtime.run import Run, RunSource, round_of
 from trainpipes.runtime.source import RowSource, RowStream
 
 __all__ = ["OpenState", "Role", "Stage", "identify"]
@@ -57,8 +57,10 @@ class Stage(BaseNode[Any]):
     Attributes:
         role: what the stage is to the plan.
         keeps_rows: whether as many rows come out as go in, each made of the one it stands for.
+        share: the part of the rows that it lets through on average, where that is known beforehand.
         per_row: whether it calls Python for each row, so that it is given few at a time.
         free: options that change how the stage runs and not what comes out of it.
+        has_workers: whether it has workers that can begin with a run before it is due.
         by_row: whether what becomes of a row depends on its number, too, as random choices do.
         by_epoch: whether it depends on the epoch: then nothing above it can be kept in a ``cache()``.
         has_blocks: of a reader or source, whether its rows are Arrow, in blocks that can be told from
@@ -67,7 +69,9 @@ class Stage(BaseNode[Any]):
 
     role: ClassVar[Role] = "rows"
     keeps_rows: bool = True
+    share: float | None = None
     per_row: bool = False
+    has_workers: bool = False
     by_row: bool = False
     by_epoch: bool = False
     has_blocks: bool = False
@@ -105,6 +109,11 @@ class Stage(BaseNode[Any]):
         """
         raise ConfigError(f"{self} has neither process() nor begin()")
 
+    def hand_over(self, run: Run) -> Callable[[], Run] | None:
+        """Have workers of the stage begin with a run, and what waits for them and gives what ``process``
+        would; None where there are none."""
+        return None
+
     def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
         """The runs of one shard from this stage, opened at ``state``.
 
@@ -132,6 +141,10 @@ class Stage(BaseNode[Any]):
     def place(self, item: Any) -> Any:
         """A finished batch where it is to lie; for stages with role "place"."""
         return item
+
+    def report(self) -> str:
+        """What it has left out so far in this process, in words, for ``explain()``; nothing if nothing."""
+        return ""
 
     def late(self) -> Stage | None:
         """What turns the source's keys into rows, as late as it can: after they are dealt."""
@@ -189,7 +202,7 @@ class _Processed:
             run = self._stage.process(below)
             if len(run):
                 return run
-            epochs.add(innermost(below.cursors.state(0)).get("epoch", 0))
+            epochs.add(round_of(below.cursors.state(0)))
             if len(epochs) > MOST_DRY_EPOCHS + 1:
                 raise DataError(
                     f"{self._stage} let no row of {MOST_DRY_EPOCHS} whole epochs through, and under "

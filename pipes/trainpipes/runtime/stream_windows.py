@@ -124,7 +124,7 @@ class StreamWindows:
             if data is not None and len(data):
                 ids = np.arange(current.row, current.row + len(data), dtype=np.int64)
                 current.row += len(data)
-                current.ahead.append((Block(data, ids), current.reader.state()))
+                current.ahead.append((Block(data, ids, epoch=epoch), current.reader.state()))
         if not current.ahead:
             return None
         rows, after = current.ahead.pop(0)

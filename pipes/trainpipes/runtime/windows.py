@@ -21,6 +21,7 @@ from trainpipes.order import IntArray, Layout, StreamLayout, permutation, segmen
 from trainpipes.runtime.block import Block, join_payloads, payload_bytes
 from trainpipes.runtime.block_table import BlockTable
 from trainpipes.runtime.cached import CachedBlocks, CachedReader
+from trainpipes.runtime.large_memory import LargeMemory
 from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.run import Cursors, Run
 from trainpipes.runtime.source import LooksAhead, Reader, RowSource
@@ -194,6 +195,7 @@ class ListedWindows:
         self._spans: dict[int, Held] = {}
         self._span_of: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._memory = LargeMemory()
 
     def expect(self, user: int, epoch: int, span: int, window: int) -> None:
         held = self._held(user, span)
@@ -246,6 +248,17 @@ class ListedWindows:
                 self._read_ahead(found, upcoming, *later)
         return found
 
+    def keep_from(self, epoch: int) -> None:
+        """Let go of all windows before an epoch, of which nobody has need any more."""
+        with self._lock:
+            self._span_of = {}
+            spans = list(self._spans.values())
+        for held in spans:
+            with held.lock:
+                held.needs = {}
+                for old in [key for key in held.windows if key[0] < epoch]:
+                    del held.windows[old]
+
     def close(self) -> None:
         with self._lock:
             spans, self._spans, self._span_of = list(self._spans.values()), {}, {}
@@ -270,19 +283,20 @@ class ListedWindows:
             held = self._spans.setdefault(span, Held())
         if (epoch, window) in held.windows or window >= self._layout(epoch).num_windows(span):
             return
-        size = current.nbytes
-        if not size or self._bytes() + size > self._ahead_bytes:
+        size, all_bytes = self._bytes(current)
+        if not size or all_bytes + size > self._ahead_bytes:
             return
         with held.lock:
             found = self._window(held, epoch, span, window)
         self._pool.later(found.content)
 
-    def _bytes(self) -> int:
-        """Bytes of all windows, those that are to be read ahead too."""
+    def _bytes(self, current: Window) -> tuple[int, int]:
+        """Bytes of a window, and of all, those that are to be read taken for as large as the largest."""
         with self._lock:
             spans = list(self._spans.values())
         sizes = [window.nbytes for held in spans for window in list(held.windows.values())]
-        return sum(size or max(sizes) for size in sizes)
+        largest = max(sizes, default=0)
+        return current.nbytes or largest, sum(size or largest for size in sizes)
 
     def _read(
         self, held: Held, epoch: int, span: int, window: int
@@ -299,14 +313,15 @@ class ListedWindows:
             begin = int(self._blocks.begins[block])
             wanted.append((block, begin + low, begin + high))
         if isinstance(held.reader, CachedReader):
-            rows = self._before(held.reader.gather(wanted))
+            rows = self._before(held.reader.gather(wanted).of_epoch(epoch))
         else:
             firsts = self._blocks.firsts
             if isinstance(held.reader, LooksAhead):
                 held.reader.expect([block for block, _, _ in wanted])
             parts = [held.reader.read(*stretch) for stretch in wanted]
             ids = [np.arange(firsts[b] + low, firsts[b] + high) for b, low, high in wanted]
-            rows = self._before(Block(join_payloads(parts), np.concatenate(ids)))
+            read = Block(join_payloads(parts, self._memory), np.concatenate(ids), epoch=epoch)
+            rows = self._before(read)
         if self._seed is None:
             return rows, None
         return rows, permutation(len(rows), self._seed, "window", epoch, span, window)

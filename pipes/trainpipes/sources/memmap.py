@@ -19,9 +19,10 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import Place, Reader
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files import digests
-from trainpipes.sources.memmap_dataset import MemmapDataset, check_options, tensor_rows, widened
+from trainpipes.sources.memmap_dataset import MemmapDataset, check_options, tensor_rows
 from trainpipes.sources.memmap_format import Array
 from trainpipes.sources.memmap_rows import Ragged
+from trainpipes.sources.token_rows import TokenRows
 from trainpipes.stages.blame import each
 
 __all__ = ["FromMemmap"]
@@ -102,11 +103,8 @@ class Unpack(Stage):
     def process(self, run: Run) -> Run:
         data = run.block.data
         if isinstance(data, TensorRows) and data.names == ("packed",):
-            ids = widened(data.tensors[0].numpy(), self._labels)
-            names = ("input_ids", "labels")[: len(ids)]
-            run = run.with_block(
-                run.block.with_data(TensorRows(tuple(map(torch.from_numpy, ids)), names))
-            )
+            rows = TokenRows(data.tensors[0].numpy(), self._labels)
+            run = run.with_block(run.block.with_data(rows))
         if self._transform is None:
             return run
         if isinstance(data, pa.Table):

@@ -8,29 +8,56 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.stages.row_hash import RowNames
+from trainpipes.order import IntArray
+from trainpipes.stages.row_hash import HashArray, RowNames
 
-__all__ = ["names_below", "row_names"]
+__all__ = ["file_names", "names_below", "row_names"]
 
 MAGIC = "*?["
 
 
 def row_names(plan: Any) -> RowNames:
     """The rows of a plan's source by file and number; by number alone where there are no files."""
-    source = plan.source
-    files = getattr(source, "file_of_block", None)
+    if plan.mixed:
+        return _MixedNames(plan)
+    files = getattr(plan.source, "file_of_block", None)
     if files is None:
         return RowNames(np.zeros(1, dtype=np.int64), [""])
-    if hasattr(source, "relative_names"):
-        names = source.relative_names()
-    else:
-        urls = plan.stages[0].options["urls"]
-        listed = source.files
-        names = names_below([urls] if isinstance(urls, str) else urls, listed.names)
-        if names is None:
-            names = listed.relative_names()
+    names = file_names(plan)
     block = np.searchsorted(files, np.arange(len(names)))
     return RowNames(plan.blocks.firsts[block], names)
+
+
+class _MixedNames(RowNames):
+    """Rows of a mix: who they are in their own source."""
+
+    def __init__(self, plan: Any) -> None:
+        self._plan = plan
+        self._names: dict[tuple[str, ...], RowNames] = {}
+
+    def hashes(self, ids: IntArray) -> HashArray:
+        found = np.empty(len(ids), dtype=np.uint64)
+        for path, places, rows in self._plan.source.ids.split(ids):
+            if path not in self._names:
+                plan = self._plan
+                for name in path:
+                    plan = plan.mixed[name]
+                self._names[path] = row_names(plan)
+            found[places] = self._names[path].hashes(rows)
+        return found
+
+
+def file_names(plan: Any) -> list[str]:
+    """The names of a plan's files; one of no letters where there are none."""
+    source = plan.source
+    if getattr(source, "file_of_block", None) is None:
+        return [""]
+    if hasattr(source, "relative_names"):
+        return list(source.relative_names())
+    urls = plan.stages[0].options["urls"]
+    listed = source.files
+    names = names_below([urls] if isinstance(urls, str) else urls, listed.names)
+    return list(listed.relative_names() if names is None else names)
 
 
 def names_below(urls: Sequence[str], names: Sequence[str]) -> list[str] | None:

@@ -93,8 +93,13 @@ class Collate(Stage):
 def _stacked(rows: TensorRows, edges: list[int]) -> list[Any]:
     """What ``default_collate`` makes of tensor rows, without taking them apart first."""
     batches: list[Any] = []
+    wide = getattr(rows, "wide", None)  # rows that are made wider where they go
+    tensors = () if wide is not None else rows.tensors
     for start, stop in pairwise(edges):
-        parts = [_part(tensor, start, stop) for tensor in rows.tensors]
+        if wide is not None:
+            parts = list(wide(start, stop))
+        else:
+            parts = [_part(tensor, start, stop) for tensor in tensors]
         batches.append(parts if rows.names is None else dict(zip(rows.names, parts, strict=True)))
     return batches
 

@@ -12,7 +12,7 @@ from trainpipes.errors import DataError
 from trainpipes.order import IntArray
 from trainpipes.runtime.block import Block
 from trainpipes.runtime.drought import MOST_DRY_EPOCHS
-from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
+from trainpipes.runtime.run import Cursors, Run, RunSource, innermost, round_of
 
 __all__ = ["Held", "compact"]
 
@@ -42,7 +42,7 @@ class Held:
         self._epoch: int | None = None
         self._after: Run | None = None  # of the next epoch
         self._ended = False
-        self._seen: set[int] = set()  # epochs, since something came of one
+        self._seen: set[tuple[int, int]] = set()  # rounds, since something came of one
         self.rows = 0
 
     @property
@@ -75,8 +75,9 @@ class Held:
         return self.rows > 0
 
     def _take(self, run: Run) -> None:
-        self._epoch = innermost(run.cursors.state(0)).get("epoch", 0)
-        self._seen.add(self._epoch)
+        state = run.cursors.state(0)
+        self._epoch = innermost(state).get("epoch", 0)
+        self._seen.add(round_of(state))
         self._runs.append(run)
         self.rows += len(run)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 from torchdata.nodes import BaseNode
 
 from trainpipes.checks import whole_number
@@ -16,6 +17,7 @@ from trainpipes.runtime.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.held import Held
+from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
 from trainpipes.stages.pack_rows import PACKED, Documents, Overlong, documents_of, rows_of
 from trainpipes.stages.tokenize import Tokenize
@@ -26,6 +28,8 @@ Method = Literal["concat", "first_fit", "best_fit"]
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.
 LOT_TOKENS = 1 << 16
+#: In a row's part (see ``Block``): where the place of its first token begins.
+PIECE_BITS = 40
 
 
 class Pack(Stage):
@@ -70,7 +74,8 @@ class Pack(Stage):
             where they fill their rows better). A larger one leaves less padding and takes longer to start.
         max_documents: documents in a row at most.
         overlong: documents longer than a row are cut into several ("split"; all pieces but the last fill a
-            row), cut to its length ("truncate"), left out ("drop"), or refused ("error").
+            row), cut to its length ("truncate"), left out ("drop"), or refused ("error"). What is left out
+            is counted: a warning of the logger ``trainpipes`` says so, and ``explain()`` how much so far.
         along: other columns of as many numbers as ``column`` to pack the same way; padded with 0.
         seed: of the order of a window's rows.
         pad_id: what input_ids are padded with: by default the pad token of the ``tokenize`` below, or 0.
@@ -92,6 +97,7 @@ class Pack(Stage):
 
     role = "pack"
     keeps_rows = False
+    plan: Any = None  # of the chain that it is in
 
     def __init__(
         self,
@@ -142,6 +148,9 @@ class Pack(Stage):
         self.length = length
         self.pad_id = pad_id or 0
         self._crosses = False
+        self._dropped = (
+            LeftOut(self, f"longer than {length:,} tokens") if overlong == "drop" else None
+        )
 
     def bind(self, below: Sequence[Stage]) -> None:
         self._crosses = any(stage.role == "repeat" for stage in below)
@@ -162,6 +171,15 @@ class Pack(Stage):
         """The documents of some rows."""
         say = self.options
         return documents_of(block, say["column"], say["along"], say["overlong"], self.length, self)
+
+    def used_up(self, documents: Documents, ids: IntArray, count: int) -> None:
+        """Count what was left out of the first ``count`` documents, which are not looked at again."""
+        if self._dropped is not None and count:
+            lost = documents.dropped
+            self._dropped.add(ids[:count], None if lost is None else lost[:count])
+
+    def report(self) -> str:
+        return "" if self._dropped is None or not self._dropped.documents else str(self._dropped)
 
     def misplaced(self, used: int) -> StateError:
         """What to raise where a cursor points past what is read there."""
@@ -191,6 +209,8 @@ class _Packer(ABC):
     def next_run(self) -> Run:
         if self._placing is None or self._row == len(self._placing):
             self._held.drop(self._spent)
+            if self._spent:
+                self._stage.used_up(self._documents, self._from.ids, self._spent)
             self._spent = 0
             self._placing = None
             self._place()
@@ -199,13 +219,20 @@ class _Packer(ABC):
         first, stop = self._row, min(self._row + self._lot, len(placing))
         stage = self._stage
         table = rows_of(self._documents, placing, first, stop, stage.length, stage.pad_id)
-        ids = self._ids[placing.document[placing.bounds[first:stop]]]
+        rows = self._rows_of(placing, first, stop, table)
         self._row = stop
-        return Run(Block(table, ids), self._cursors(first, stop))
+        return Run(rows, self._cursors(first, stop))
+
+    def _rows_of(self, placing: Placing, first: int, stop: int, table: pa.Table) -> Block:
+        """Rows, each known by its first piece: the document, and its first token in there."""
+        piece = placing.bounds[first:stop]
+        whose = self._from.take(placing.document[piece])
+        part = whose.part + (placing.start[piece] << PIECE_BITS)
+        return Block(table, whose.ids, epoch=whose.epoch, part=part)
 
     _spent = 0  # documents that the rows at hand use up
     _documents: Documents
-    _ids: IntArray
+    _from: Block  # the rows that the documents are of
 
     @abstractmethod
     def _place(self) -> None:
@@ -224,8 +251,8 @@ class _Fitted(_Packer):
         while held.fill(say["window"]):
             run = held.waiting()
             count = min(say["window"], held.rows)
-            self._ids = run.block.ids[:count]
-            self._documents = self._stage.documents(run.block.slice(0, count))
+            self._from = run.block.slice(0, count)
+            self._documents = self._stage.documents(self._from)
             lengths, most = self._documents.lengths, say["max_documents"]
             if say["method"] == "first_fit":
                 found = placed(lengths, self._stage.length, most, first_fit)
@@ -237,13 +264,16 @@ class _Fitted(_Packer):
             if self._used and self._used >= len(found):
                 raise self._stage.misplaced(self._used)
             if len(found):
-                order = permutation(len(found), say["seed"], "pack", held.epoch, int(self._ids[0]))
+                order = permutation(
+                    len(found), say["seed"], "pack", held.epoch, int(self._from.ids[0])
+                )
                 self._placing, self._spent = found.take(order), count
                 self._here = {"below": run.cursors.state(0)}
                 self._after = {"below": run.cursors.state(count)}
                 self._row, self._used = self._used, 0
                 return
             held.drop(count)
+            self._stage.used_up(self._documents, self._from.ids, count)
         raise StopIteration
 
     def _cursors(self, first: int, stop: int) -> Cursors:
@@ -263,7 +293,7 @@ class _Concatenated(_Packer):
         needed = 1
         while held.fill(needed):
             run = held.waiting()
-            self._ids = run.block.ids
+            self._from = run.block
             self._documents = self._stage.documents(run.block)
             lengths = self._documents.lengths
             if self._used and self._used >= lengths[0]:
@@ -282,6 +312,7 @@ class _Concatenated(_Packer):
             needed = held.rows + 1 + held.rows // 2  # a row may be of very many documents
             if held.closed or not lengths.any():  # no token waits
                 held.gave(False, self._stage)
+                self._stage.used_up(self._documents, self._from.ids, held.rows)
                 held.drop(held.rows)
                 self._used, needed = 0, 1
         raise StopIteration

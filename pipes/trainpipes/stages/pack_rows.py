@@ -38,11 +38,14 @@ class Documents:
             int32 if they are given, and what is packed along.
         starts: where each document starts, int64 ``[documents]``.
         lengths: tokens of each that are packed, int64 ``[documents]``.
+        dropped: tokens of each that is left out as too long, 0 for the others, int64 ``[documents]``;
+            None where there is none.
     """
 
     columns: dict[str, Array]
     starts: IntArray
     lengths: IntArray
+    dropped: IntArray | None = None
 
 
 def documents_of(
@@ -89,7 +92,10 @@ def documents_of(
                 'length, or pass overlong="split", "truncate" or "drop"',
                 block, place, asker,
             )  # fmt: skip
-        lengths = np.where(longer, length if overlong == "truncate" else 0, lengths)
+        if overlong == "drop":
+            dropped = np.where(longer, lengths, 0)
+            return Documents(columns, starts, lengths - dropped, dropped)
+        lengths = np.minimum(lengths, length)
     return Documents(columns, starts, lengths)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -14,8 +14,9 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.order import IntArray
-from trainpipes.padding import PadSide, pad_ragged
+from trainpipes.rectangles import PadSide, Rectangles
 from trainpipes.runtime.block import TensorRows
+from trainpipes.runtime.late_items import LateItems
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
@@ -35,6 +36,11 @@ from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.varlen import add_sequences
 
 __all__ = ["PadCollate"]
+
+#: Bytes of a micro-batch up to which it is made when it is taken.
+LATE_BYTES = 1 << 19
+#: Puts something into a micro-batch, given its number.
+Writer = Callable[[dict[str, Any], int], None]
 
 
 class PadCollate(Stage):
@@ -216,8 +222,10 @@ class PadCollate(Stage):
 
     def _batches(
         self, columns: Mapping[str, Any], read: Any, bounds: IntArray, ids: IntArray
-    ) -> list[dict[str, Any]]:
-        """All micro-batches of some rows."""
+    ) -> MutableSequence[Any]:
+        """All micro-batches of some rows. Small ones are made by whoever takes them: memory that the
+        last one gave back is then still in the processor's cache, and several threads that do many small
+        things only wait for each other. Large ones are made here, in any thread."""
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)
@@ -230,80 +238,81 @@ class PadCollate(Stage):
                 f"{self}: the rows have a column {taken[0]!r} already; give the mask another name",
                 stage=str(self),
             )
-        batches: list[dict[str, Any]] = [{} for _ in range(len(bounds) - 1)]
+        writers: list[Writer] = []
+        size = 0
         for name, values in columns.items():
             try:
                 column: Column = read(values, name)
-                self._write(batches, name, column, bounds, masks.get(name))
+                writer, nbytes = self._writer(name, column, bounds, masks.get(name))
             except BadCell as bad:
                 kind = SchemaError if bad.row is None else DataError
                 error = kind(f"{self}: column {name!r} {bad}", stage=str(self))
                 if bad.row is not None:
                     blame(error, self, int(ids[bad.row]))
                 raise error from None
+            writers.append(writer)
+            size += nbytes
         if self._packed and "segment_ids" in present:
-            for batch in batches:
-                add_sequences(batch)
-        return batches
+            writers.append(lambda batch, _: add_sequences(batch))
+        count = len(bounds) - 1
+        batches = LateItems(partial(_written, writers), count)
+        return batches if size <= count * LATE_BYTES else list(batches)
 
-    def _write(
-        self,
-        batches: list[dict[str, Any]],
-        name: str,
-        column: Column,
-        bounds: IntArray,
-        mask: str | None,
-    ) -> None:
-        """Put one column, and its mask, into every micro-batch."""
+    def _writer(
+        self, name: str, column: Column, bounds: IntArray, mask: str | None
+    ) -> tuple[Writer, int]:
+        """What puts one column, and its mask, into a micro-batch, and the bytes of them all."""
         if isinstance(column, Ragged):
-            self._write_ragged(batches, name, column, bounds, mask)
-            return
+            return self._ragged_writer(name, column, bounds, mask)
         if mask is not None and name in self._asked_masks:
             raise BadCell(None, f"is to get the mask {mask!r}, and holds no lists that are padded")
-        edges = pairwise(bounds.tolist())
+        edges = bounds.tolist()
         if isinstance(column, Opaque):
-            for batch, (start, stop) in zip(batches, edges, strict=True):
-                batch[name] = column.values[start:stop]
-            return
+            objects = column.values
+
+            def write_objects(batch: dict[str, Any], k: int) -> None:
+                batch[name] = objects[edges[k] : edges[k + 1]]
+
+            return write_objects, 0
         values = column.values
         dtype = self._even_dtype(name, values)
         size = values[:1].size
         check_fit(values, dtype, lambda place: place // size)
-        for batch, (start, stop) in zip(batches, edges, strict=True):
-            batch[name] = torch.from_numpy(np.array(values[start:stop], dtype=dtype, order="C"))
 
-    def _write_ragged(
-        self,
-        batches: list[dict[str, Any]],
-        name: str,
-        column: Ragged,
-        bounds: IntArray,
-        mask: str | None,
-    ) -> None:
+        def write_even(batch: dict[str, Any], k: int) -> None:
+            cells = np.array(values[edges[k] : edges[k + 1]], dtype=dtype, order="C")
+            batch[name] = torch.from_numpy(cells)
+
+        return write_even, values.size * dtype.itemsize
+
+    def _ragged_writer(
+        self, name: str, column: Ragged, bounds: IntArray, mask: str | None
+    ) -> tuple[Writer, int]:
         rule = self._rules.get(name, self._rule)
-        dtype = self._dtypes.get(name) or self._ragged_dtype(column.values.dtype)
-        if not np.can_cast(column.values.dtype, dtype, "safe"):
-            column = column.in_order()  # so that just its own values are looked at
         values, lengths = column.values, column.lengths
+        dtype = self._dtypes.get(name) or self._ragged_dtype(values.dtype)
         ends = np.cumsum(lengths) * (values[:1].size or 1)
         check_fit(values, dtype, lambda place: int(np.searchsorted(ends, place, side="right")))
-        rectangles = pad_ragged(
+        rectangles = Rectangles(
             values,
             lengths,
             bounds,
             self._pad_value(name, dtype),
-            column.starts,
             dtype=dtype,
             max_length=rule.max_length,
             multiple=rule.pad_to_multiple_of or 1,
             padding=self._side(rule),
             truncating=rule.truncating or "post",
-            mask=np.bool_ if mask is None else np.int64,
+            mask=None if mask is None else np.int64,
         )
-        for batch, (cells, real) in zip(batches, rectangles, strict=True):
+
+        def write(batch: dict[str, Any], k: int) -> None:
+            cells, real = rectangles[k]
             batch[name] = torch.from_numpy(cells)
-            if mask is not None:
+            if mask is not None and real is not None:
                 batch[mask] = torch.from_numpy(real)
+
+        return write, rectangles.nbytes
 
     def _even_dtype(self, name: str, values: Any) -> np.dtype[Any]:
         found: np.dtype[Any] = values.dtype
@@ -341,3 +350,10 @@ class PadCollate(Stage):
                 f"columns={{{name!r}: {{'value': …}}}}"
             )
         return value
+
+
+def _written(writers: Sequence[Writer], k: int) -> dict[str, Any]:
+    batch: dict[str, Any] = {}
+    for write in writers:
+        write(batch, k)
+    return batch

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from trainpipes.byte_rows import gather_rows
 from trainpipes.order import IntArray
 from trainpipes.stages.text_columns import one_chunk
 
@@ -25,22 +26,12 @@ class Ragged:
     """A list of numbers a row.
 
     Args:
-        values: the rows' values, ``[values, ...]``.
+        values: the rows' values, one row after the other, ``[values, ...]``.
         lengths: of each row, int64 ``[rows]``.
-        starts: of each row in ``values``, int64 ``[rows]``; None where the rows lie one after the other.
     """
 
     values: Array
     lengths: IntArray
-    starts: IntArray | None = None
-
-    def in_order(self) -> Ragged:
-        """The rows one after the other."""
-        if self.starts is None:
-            return self
-        ends = np.cumsum(self.lengths)
-        places = np.repeat(self.starts - (ends - self.lengths), self.lengths)
-        return Ragged(self.values[places + np.arange(len(places))], self.lengths)
 
 
 @dataclass(frozen=True)
@@ -85,8 +76,7 @@ def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) 
     Args:
         column: the column.
         name: its name, for messages.
-        index: the rows that are meant, int64 ``[rows]``; None for all. Lists of numbers stay where
-            they are.
+        index: the rows that are meant, int64 ``[rows]``; None for all.
 
     Raises:
         BadCell: a null among numbers, or lists of lists.
@@ -119,16 +109,14 @@ def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) 
 
 
 def _some_lists(array: Any, index: IntArray) -> Column | None:
-    """Some rows of lists of plain numbers, where they are; None for what is not that simple."""
+    """Some rows of lists of plain numbers; None for what is not that simple."""
     kind = array.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or array.null_count:
         return None
     leaf = kind.value_type
     if not (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)) or array.values.null_count:
         return None
-    offsets = array.offsets.to_numpy()
-    starts = offsets[index].astype(np.int64)
-    return Ragged(_numpy(array.values), offsets[index + 1] - starts, starts)
+    return Ragged(*gather_rows(_numpy(array.values), array.offsets.to_numpy(), index))
 
 
 def _of_lists(array: Any, name: str) -> Column:

@@ -11,7 +11,7 @@ import torch
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.padding import PadSide
+from trainpipes.rectangles import PadSide
 from trainpipes.stages.naming import nearest
 
 __all__ = ["FIXED", "Rule", "asked_masks", "column_rule", "numpy_dtype"]

@@ -121,6 +121,7 @@ class Sample(Drawn):
             raise ConfigError(f"sample(fraction) is a number from 0 to 1, got {fraction!r}")
         super().__init__(source, fraction=fraction, key=key, seed=seed)
         self.salted("sample")
+        self.share = float(fraction)
         self._edge = EVERY if fraction == 1 else float(fraction)
 
     def process(self, run: Run) -> Run:

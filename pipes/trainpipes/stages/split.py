@@ -55,6 +55,7 @@ class Split(Drawn):
             raise ConfigError(f"split(part) is one of {', '.join(fractions)}; got {part!r}")
         super().__init__(source, parts=fractions, part=part, key=key, seed=seed)
         self.salted("split")
+        self.share = float(fractions[part])
         edges = np.cumsum([0.0, *fractions.values()])
         edges[-1] = EVERY
         number = list(fractions).index(part)

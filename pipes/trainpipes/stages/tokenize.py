@@ -16,7 +16,7 @@ from trainpipes.runtime.stage import Stage, identify
 from trainpipes.stages.blame import blame
 from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns
 from trainpipes.tokenizers.callable import Function
-from trainpipes.tokenizers.engine import Affixes
+from trainpipes.tokenizers.engine import Affixes, Engine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
 from trainpipes.tokenizers.ragged import Ragged, assemble
@@ -73,7 +73,8 @@ class Tokenize(Stage):
         eos: end each sequence with the tokenizer's end token, unless the suffix does; or with this
             token, or this id.
         labels: adds a column "labels": the ids of these columns (of ``columns``, a list) and of the
-            end token, and -100 elsewhere; with True all of "input_ids".
+            end token, and -100 elsewhere; with True all of "input_ids". Where the text's end is cut off,
+            the end token is none: a model would learn to stop there.
         keep_text: keep the text columns.
         engine: what makes the ids of a tokenizer that ``tokenizers`` reads. "auto" takes gigatoken
             where it is installed, is known to give the same ids for tokenizers of this type, and
@@ -93,7 +94,7 @@ class Tokenize(Stage):
     >>> list(rows.tokenize("bytes", eos=True))
     [{'input_ids': [104, 105, 256]}, {'input_ids': [195, 169, 256]}]
     >>> list(rows.tokenize("bytes", max_length=2, eos=True, labels=True))[0]
-    {'input_ids': [104, 256], 'labels': [104, 256]}
+    {'input_ids': [104, 256], 'labels': [104, -100]}
     """
 
     role = "rows"
@@ -160,6 +161,11 @@ class Tokenize(Stage):
     def id_columns(self) -> list[str]:
         """Columns of token ids that come out."""
         return list(self._outputs)
+
+    @property
+    def maker(self) -> Engine:
+        """What makes the ids."""
+        return self._engine
 
     @property
     def pad_id(self) -> int:
@@ -284,22 +290,30 @@ class Tokenize(Stage):
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
             if output == "input_ids" and self._labelled is not None:
-                columns["labels"] = self._labels(ids, pieces, names)
+                kept = pieces[:, 1:-1].sum(axis=1)
+                whole = sum(segment.lengths for segment in segments) == kept
+                columns["labels"] = self._labels(ids, pieces, names, whole | (side == "left"))
         return columns
 
-    def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str]) -> Ragged:
-        """The ids of labelled columns and of the end token, -100 elsewhere."""
-        if self._labelled is True:
-            return Ragged(ids.values.copy(), ids.offsets)
-        assert isinstance(self._labelled, list)
+    def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
+        """The ids of labelled columns and of the end token, where the text is ``whole`` up to it; -100
+        elsewhere."""
         suffix = self._affixes()[1]
         ended = bool(suffix) and suffix[-1] in (self._end(), *self._engine.ends().values())
+        if self._labelled is True:
+            values = ids.values.copy()
+            if ended:
+                values[ids.offsets[1:][~whole] - 1] = IGNORED
+            return Ragged(values, ids.offsets)
+        assert isinstance(self._labelled, list)
         flags = [False, *(name in self._labelled for name in names), False, ended]
         # The end token is the last of the suffix, and a piece of its own.
         cut = np.column_stack(
             [pieces[:, :-1], pieces[:, -1] - ended, np.full(len(ids), int(ended))]
         )
-        counted = np.repeat(np.tile(flags, len(ids)), cut.reshape(-1))
+        told = np.tile(flags, (len(ids), 1))
+        told[:, -1] &= whole
+        counted = np.repeat(told.reshape(-1), cut.reshape(-1))
         return Ragged(np.where(counted, ids.values, np.int32(IGNORED)), ids.offsets)
 
     def _encode_pairs(self, first: Any, second: Any) -> dict[str, Ragged]:

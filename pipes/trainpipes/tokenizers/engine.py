@@ -102,6 +102,15 @@ class Engine(ABC):
         """The id of one token."""
         return None
 
+    def pieces(self) -> dict[str, int] | None:
+        """The id of every token, by name, if the tokenizer shows them."""
+        return None
+
+    def special_ids(self) -> list[int]:
+        """Tokens that stand for no text."""
+        pad = self.pad_id()
+        return sorted({*self.ends().values(), *([] if pad is None else [pad])})
+
     @abstractmethod
     def fingerprint(self) -> Any:
         """What stands for the tokenizer in a checkpoint: its content, wherever it lies."""

@@ -208,6 +208,13 @@ class HuggingFace(Engine):
         found: int | None = self.loaded.plain.token_to_id(token)
         return found
 
+    def pieces(self) -> dict[str, int]:
+        return dict(self.loaded.plain.get_vocab(with_added_tokens=True))
+
+    def special_ids(self) -> list[int]:
+        added = self.loaded.plain.get_added_tokens_decoder()
+        return sorted(number for number, token in added.items() if token.special)
+
     def fingerprint(self) -> str:
         content = self.facts.fingerprint
         return f"{content} (special tokens as text)" if self._splits_special else content

@@ -84,6 +84,12 @@ class Slow(Engine):
         found: int | None = self._tokenizer.get_vocab().get(token)
         return found
 
+    def pieces(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+    def special_ids(self) -> list[int]:
+        return sorted(self._tokenizer.all_special_ids)
+
     def fingerprint(self) -> dict[str, Any]:
         if self._fingerprint is None:
             content = json.dumps(
@@ -165,6 +171,12 @@ class Directory(Engine):
 
     def token_id(self, token: str) -> int | None:
         return self._engine.token_id(token)
+
+    def pieces(self) -> dict[str, int] | None:
+        return self._engine.pieces()
+
+    def special_ids(self) -> list[int]:
+        return self._engine.special_ids()
 
     def fingerprint(self) -> Any:
         return self._engine.fingerprint()

@@ -1,0 +1,74 @@
+"""Rows of numbers as strings of bytes.
+
+Arrow's functions on binary strings copy and cut rows as a whole, thousands in a call, without the
+interpreter's lock: several times as fast as gathering numbers one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainpipes.order import IntArray
+
+__all__ = ["cut_rows", "gather_rows"]
+
+Array = npt.NDArray[Any]
+
+
+def gather_rows(values: Array, offsets: Any, index: IntArray) -> tuple[Array, IntArray]:
+    """Some rows of different lengths, one after the other.
+
+    Args:
+        values: of a type that is plain bytes, ``[values, ...]``.
+        offsets: where each row starts in them, and the end, integers ``[rows + 1]``, ascending.
+        index: which rows, int64 ``[some]``.
+
+    Returns:
+        Their values, read-only, and their lengths, int64 ``[some]``.
+
+    >>> gather_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), np.array([1, 0]))
+    (array([2, 3, 4, 1]), array([3, 1]))
+    """
+    return _values(_strings(values, offsets).take(pa.array(index)), values)
+
+
+def cut_rows(
+    values: Array, offsets: Any, length: int, side: Literal["pre", "post"]
+) -> tuple[Array, IntArray]:
+    """Rows of ``length`` values at most, cut at their starts ("pre") or ends ("post"); else as
+    ``gather_rows``.
+
+    >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "pre")
+    (array([1, 3, 4]), array([1, 2]))
+    """
+    size = length * _unit(values)
+    strings = _strings(values, offsets)
+    from_end = side == "pre" and size
+    kept = pc.binary_slice(strings, -size) if from_end else pc.binary_slice(strings, 0, size)
+    return _values(kept, values)
+
+
+def _unit(values: Array) -> int:
+    """Bytes of one of ``values``."""
+    return values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
+
+
+def _strings(values: Array, offsets: Any) -> Any:
+    edges = np.asarray(offsets).astype(np.int64) * _unit(values)
+    data = pa.py_buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    buffers = [None, pa.py_buffer(edges), data]
+    return pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
+
+
+def _values(strings: Any, like: Array) -> tuple[Array, IntArray]:
+    """The values of rows that lie one after the other, and the rows' lengths."""
+    _, offsets, data = strings.buffers()
+    edges = np.frombuffer(offsets, np.int64, len(strings) + 1)
+    size = int(edges[-1])
+    found = np.frombuffer(data, like.dtype, size // like.itemsize) if size else like[:0]
+    return found.reshape(-1, *like.shape[1:]), np.diff(edges) // _unit(like)

@@ -1,0 +1,319 @@
+"""``concat``: the rows of several sources, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.order import IntArray
+from trainpipes.runtime.address import stages_key
+from trainpipes.runtime.block import Block, Payload, TensorRows, join_payloads, take_payload
+from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.random_access import RandomAccessSource
+from trainpipes.runtime.source import LooksAhead, Place, Reader, RowSource
+from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.windows import chain_before
+from trainpipes.sources.row_names import file_names
+
+__all__ = ["Concat"]
+
+
+class Concat(Stage):
+    """The rows of several pipelines, one after the other in file order, as one source.
+
+    Out: rows of the first pipeline, then of the second, … They are planned as one: an epoch is cut, dealt and
+    shuffled over all of them. Cursor: as of any source. Costs nothing.
+
+    Each has a source whose blocks are known beforehand, and stages that keep all rows, such as ``select`` and
+    ``rename`` to give all the same columns. What is common to all, what drops rows, and what orders, deals
+    or batches them stands after it. To mix by weights: ``mix``; files of one kind: a list in ``list_files``.
+
+    Args:
+        pipelines: in this order.
+
+    Raises:
+        SchemaError: their columns differ; names both.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> old, new = tp.from_arrow(pa.table({"x": [1, 2]})), tp.from_arrow(pa.table({"y": [3]}))
+    >>> list(tp.concat(old, new.rename({"y": "x"})))
+    [{'x': 1}, {'x': 2}, {'x': 3}]
+    """
+
+    role = "source"
+
+    def __init__(self, source: None = None, pipelines: Sequence[Any] = ()) -> None:
+        if len(pipelines) < 1:
+            raise ConfigError("concat(...) takes pipelines, got none")
+        for pipeline in pipelines:
+            if not hasattr(pipeline, "stages"):
+                raise ConfigError(f"concat(...) takes pipelines, got {type(pipeline).__name__}")
+        super().__init__(source, pipelines=tuple(pipelines))
+        self._chains = [_checked(pipeline.stages, n) for n, pipeline in enumerate(pipelines)]
+
+    @property
+    def runs_user_code(self) -> bool:
+        return any(stage.runs_user_code for chain in self._chains for stage in chain)
+
+    @property
+    def has_blocks(self) -> bool:  # type: ignore[override]
+        return all(_opener(chain).has_blocks for chain in self._chains)
+
+    @property
+    def random_access(self) -> bool:
+        """Whether rows can be chosen by number."""
+        return all(getattr(_opener(chain), "random_access", False) for chain in self._chains)
+
+    def open_source(self, files: Any = None) -> RowSource:
+        plans = [Plan(chain) for chain in self._chains]
+        for number, plan in enumerate(plans):
+            if not isinstance(plan.source, RowSource):
+                raise ConfigError(
+                    f"concat(...) takes sources whose rows are counted before they are read, and source "
+                    f"{number}, {plan.stages[0]}, is a stream: chain the iterables yourself, or write "
+                    "them to files first"
+                )
+        if all(isinstance(plan.source, RandomAccessSource) for plan in plans):
+            return JoinedByNumber(plans, str(self))
+        return Joined(plans, str(self))
+
+    def identity(self) -> dict[str, Any]:
+        chains = [
+            [stage.identity() for stage in chain if stage.role != "files"] for chain in self._chains
+        ]
+        return {"stage": self.name, "sources": chains}
+
+    def __repr__(self) -> str:
+        return f"concat({', '.join('.'.join(map(repr, chain)) for chain in self._chains)})"
+
+
+def _opener(chain: Sequence[Stage]) -> Stage:
+    """The stage that opens a chain's source."""
+    return next((stage for stage in chain if stage.role == "reader"), chain[0])
+
+
+def _checked(stages: Sequence[Stage], number: int) -> list[Stage]:
+    """The stages of a pipeline that may be one of several."""
+    reader = stages.index(_opener(stages))
+    for stage in stages[:reader][1:]:
+        if stage.role == "shuffle":
+            raise ConfigError(f"concat(...): put {stage} after it, where it shuffles all sources")
+    for stage in stages[reader + 1 :]:
+        plain = stage.role == "rows" and type(stage).begin is Stage.begin
+        if not plain or not stage.keeps_rows or stage.by_epoch:
+            raise ConfigError(
+                f"concat(...): {stage} in source {number} does not keep each row as it is read, in every "
+                f"epoch: put {stage.name}() after concat(), for all sources"
+            )
+    return list(stages)
+
+
+class Joined(RowSource):
+    """The blocks of several sources, one after the other.
+
+    Args:
+        plans: of each source, with the stages that its rows go through.
+        asker: the stage, for messages.
+
+    Attributes:
+        file_of_block: the file that each block is in, numbered over all sources; a source without files
+            counts as one. int64 ``[blocks]``.
+    """
+
+    def __init__(self, plans: Sequence[Plan], asker: str) -> None:
+        self.plans = list(plans)
+        self._asker = asker
+        self._sources: list[RowSource] = [plan.source for plan in plans]  # type: ignore[misc]
+        self._apply = [chain_before(_on_rows(plan)) for plan in plans]
+        counts = [len(source.lengths) for source in self._sources]
+        self._first_block = np.cumsum([0, *counts])
+        self.lengths = np.concatenate([source.lengths for source in self._sources])
+        self._firsts = np.cumsum([0, *self.lengths.tolist()])
+        rows = [int(source.lengths.sum()) for source in self._sources]
+        sizes = [source.row_bytes for source in self._sources]
+        if sum(rows) and None not in sizes:
+            total = sum(n * size for n, size in zip(rows, sizes, strict=True) if size is not None)
+            self.row_bytes = total / sum(rows)
+        blocks = [source.block_bytes for source in self._sources]
+        if all(own is not None for own in blocks):
+            self.block_bytes = np.concatenate([own for own in blocks if own is not None])
+        self._names: list[str] = []
+        files = []
+        for number, (plan, source) in enumerate(zip(plans, self._sources, strict=True)):
+            own = getattr(source, "file_of_block", np.zeros(len(source.lengths), dtype=np.int64))
+            files.append(own + len(self._names))
+            self._names += [f"{number}/{name}" for name in file_names(plan)]
+        self.file_of_block: IntArray = np.concatenate(files)
+        self._kind: tuple[int, Any] | None = None
+
+    def relative_names(self) -> list[str]:
+        """Names of the files, each with its source's number."""
+        return self._names
+
+    def reader(self) -> Reader:
+        return _JoinedReader(self)
+
+    def where(self, block: int) -> tuple[int, int]:
+        """The source of a block, and its number in there."""
+        number = int(np.searchsorted(self._first_block, block, side="right")) - 1
+        return number, block - int(self._first_block[number])
+
+    def place(self, block: int, row: int) -> Place:
+        number, own = self.where(block)
+        return self._sources[number].place(own, row)
+
+    def block_key(self, block: int) -> Any:
+        number, own = self.where(block)
+        key = self._sources[number].block_key(own)
+        stages = self.plans[number].stages
+        return None if key is None else [key, stages_key(stages[stages.index(_opener(stages)) :])]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"sources": [source.fingerprint() for source in self._sources]}
+
+    def describe(self) -> list[tuple[str, str]]:
+        lines = [("sources", f"{len(self.plans)}, one after the other")]
+        for number, source in enumerate(self._sources):
+            lines += [(f"  {number}: {label}", text) for label, text in source.describe()]
+        return lines
+
+    def finished(self, number: int, data: Payload, rows: IntArray) -> Payload:
+        """Rows of a source after its stages, in the columns that all have.
+
+        Args:
+            number: of the source.
+            data: the rows.
+            rows: their numbers in file order within the source, int64 ``[rows]``.
+        """
+        first = int(self._firsts[self._first_block[number]])
+        try:
+            made = self._apply[number](Block(data, rows)).data
+        except Exception as error:
+            mark = getattr(error, "_trainpipes", None)
+            if mark is not None and mark[1] is not None:
+                error._trainpipes = (mark[0], mark[1] + first)  # type: ignore[attr-defined]
+            raise
+        return self._alike(number, made)
+
+    def _alike(self, number: int, data: Payload) -> Payload:
+        if not len(data):
+            return data
+        if self._kind is None:
+            whose = next(n for n, source in enumerate(self._sources) if source.lengths.any())
+            self._kind = (number, _kind(data)) if whose == number else (whose, self._sample(whose))
+        whose, wanted = self._kind
+        found = _kind(data)
+        if isinstance(wanted, dict) and isinstance(found, dict) and found.keys() == wanted.keys():
+            differing = [name for name in wanted if found[name] != wanted[name]]
+            if not differing:
+                assert isinstance(data, pa.Table)
+                return pa.table({name: data.column(name) for name in wanted})
+            name = differing[0]
+            what = (
+                f"column {name!r} is {wanted[name]} in source {whose} and {found[name]} in {number}"
+            )
+        elif found == wanted:
+            return data
+        else:
+            what = f"rows are {_say(wanted)} in source {whose} and {_say(found)} in {number}"
+        raise SchemaError(
+            f"concat(): all sources give the same columns; {what}: make them alike with select(), rename() "
+            "or map_batches() in the one or the other",
+            stage=self._asker,
+        )
+
+    def _sample(self, number: int) -> Any:
+        """Of what kind the rows of a source are, from its first one."""
+        source = self._sources[number]
+        block = int(np.flatnonzero(source.lengths)[0])
+        reader = source.reader()
+        try:
+            data = reader.read(block, 0, 1)
+        finally:
+            reader.close()
+        row = np.array([int(source.lengths[:block].sum())])
+        return _kind(self._apply[number](Block(data, row)).data)
+
+
+class JoinedByNumber(Joined, RandomAccessSource):
+    """Several sources whose rows can be had by number."""
+
+    def take(self, index: IntArray) -> Payload:
+        starts = self._firsts[self._first_block]
+        which = np.searchsorted(starts, index, side="right") - 1
+        order = np.argsort(which, kind="stable")
+        found, edges = np.unique(which[order], return_index=True)
+        parts = []
+        for number, places in zip(found.tolist(), np.split(order, edges[1:]), strict=True):
+            own = index[places] - starts[number]
+            source = self._sources[number]
+            assert isinstance(source, RandomAccessSource)
+            parts.append(self.finished(number, source.take(own), own))
+        if len(parts) < 2:
+            return parts[0] if parts else []
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return take_payload(join_payloads(parts), back)
+
+
+class _JoinedReader:
+    """Reads the blocks of several sources."""
+
+    def __init__(self, source: Joined) -> None:
+        self._source = source
+        self._readers: dict[int, Reader] = {}
+
+    def _reader(self, number: int) -> Reader:
+        if number not in self._readers:
+            self._readers[number] = self._source._sources[number].reader()
+        return self._readers[number]
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        number, own = self._source.where(block)
+        before = int(self._source._firsts[block] - self._source._firsts[block - own])
+        rows = np.arange(before + start, before + stop, dtype=np.int64)
+        data = self._reader(number).read(own, start, stop)
+        return self._source.finished(number, data, rows)
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Tell each source's reader which of its blocks come next."""
+        found: dict[int, list[int]] = {}
+        for block in blocks:
+            number, own = self._source.where(block)
+            found.setdefault(number, []).append(own)
+        for number, own_blocks in found.items():
+            reader = self._reader(number)
+            if isinstance(reader, LooksAhead):
+                reader.expect(own_blocks)
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+
+def _on_rows(plan: Plan) -> list[Stage]:
+    return [*plan.before, *plan.after]
+
+
+def _kind(data: Payload) -> Any:
+    """What rows of two sources must share: columns and their types, or names, dtypes and shapes."""
+    if isinstance(data, pa.Table):
+        return {field.name: field.type for field in data.schema}
+    if isinstance(data, TensorRows):
+        return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in data.tensors)
+    return "Python objects"
+
+
+def _say(kind: Any) -> str:
+    if isinstance(kind, dict):
+        return f"columns {', '.join(kind)}"
+    if isinstance(kind, str):
+        return kind
+    names, shapes = kind
+    return f"tensors {[f'{dtype}{list(shape)}' for dtype, shape in shapes]}" + (
+        "" if names is None else f" named {', '.join(names)}"
+    )

@@ -1,0 +1,410 @@
+"""``mix``: rows of several pipelines, by weights."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import cached_property
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+
+from trainpipes.checks import whole_number
+from trainpipes.errors import ConfigError, DataError, TrainpipesError
+from trainpipes.fair_queue import common_total, whole_weights
+from trainpipes.order import IntArray
+from trainpipes.runtime.block import Block
+from trainpipes.runtime.mix_rules import MixRules, Stop
+from trainpipes.runtime.mixture import Mixture
+from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.stage import Stage, identify, show
+from trainpipes.sources.mix_weights import (
+    Schedule,
+    by_size,
+    checked_schedule,
+    checked_weights,
+    steps_of,
+)
+from trainpipes.stages.repeat import Repeat
+from trainpipes.stages.sharding_filter import ShardingFilter
+from trainpipes.stages.token_columns import lengths_of
+
+__all__ = ["Mix"]
+
+#: What a stage that cannot stand in a source is to do instead.
+_ELSEWHERE = {
+    "shard": "put it after mix(): it deals all sources",
+    "batch": "put it after mix(): micro-batches are of mixed rows",
+    "finish": "put it after mix() and batch()",
+    "repeat": 'leave it out: sources start again by themselves; see mix(stop="repeat")',
+    "place": "put it at the end of the chain, after mix()",
+}
+
+
+class Mix(Stage):
+    """Mixes the rows of several pipelines, each with its share.
+
+    In: pipelines of rows, by name, each with its own filters, shuffle, cache and so on. Out: their rows,
+    one source's after the other's turn. ``sharding_filter``, ``batch`` and what comes after them stand above.
+    All sources have the same columns.
+
+    By rows each source's part of the first n rows is never off its share by a whole row, whatever n is, in
+    each shard; by tokens never by more than the longest row (see ``trainpipes.fair_queue`` for the rule and
+    its sources). Nothing is random in it. Shards are out of phase, so that over all of them the parts stay
+    closer still.
+
+    Cursor: each source's own, and how far it is ahead of its share. Costs about 0.5 us a row to choose, far
+    less where weights are short decimal numbers, and a gather of the rows. Each source has its windows:
+    what their shuffles may take in memory adds up.
+
+    Args:
+        source: None.
+        sources: pipelines by name. Names say which is which in errors and checkpoints.
+        weights: a number for each source, in proportion to its share; 0 leaves it out. If left out, the
+            numbers of rows in the sources.
+        by: what is counted: "rows", or "tokens".
+        tokens: with ``by="tokens"``, the column that is counted: of lists, by their lengths, or of integers
+            that say how long a row is. An empty row counts as one token.
+        temperature: T, without ``weights``: shares are in proportion to ``size ** (1 / T)``. At 1 every row
+            comes as often as any other; above, small sources come more often.
+        repetitions: how often sources may be gone through in an epoch of the mix, by name (or one number for
+            all); then a source leaves, and its share goes to the others. No limit if left out.
+        stop: where an epoch of the mix ends, in each shard:
+
+            - "all_exhausted": when each source has been gone through once. Those that come to their end
+              before start again, in another order, so every row comes once at least.
+            - "first_exhausted": when the first source comes to its end (the end of its ``repetitions``), so
+              that no row comes twice.
+            - "repeat": nowhere. Steps are counted, as with ``repeat()``.
+        schedule: other weights in the course of an epoch of the mix: a list of ``(draws, weights)``, with
+            draws in rows or tokens of all shards together. Before its first step ``weights`` hold.
+        interpolation: between the steps of a schedule: "constant", or "linear" for weights that move
+            from each step to the next in 64 small ones.
+        column: a column to add, with the name of each row's source.
+
+    Raises:
+        ConfigError: a weight is missing, negative or no number; a pipeline has a stage that stands above.
+        DataError: a source has no rows.
+        SchemaError: the sources have different columns; names both.
+
+    >>> import trainpipes as tp
+    >>> web, code = tp.from_iterable(lambda: "abcdefg"), tp.from_iterable(lambda: "12345")
+    >>> "".join(tp.mix({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3}))
+    'abc1de2fg3abc4de5'
+    """
+
+    role = "source"
+    mixes = True
+    plan: Any = None  # that it is in
+    _rules: MixRules | None = None
+
+    def __init__(
+        self,
+        source: None = None,
+        sources: Mapping[str, Any] | None = None,
+        *,
+        weights: Mapping[str, float] | None = None,
+        by: Literal["rows", "tokens"] = "rows",
+        tokens: str = "input_ids",
+        temperature: float | None = None,
+        repetitions: Mapping[str, int | None] | int | None = None,
+        stop: Stop = "all_exhausted",
+        schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None,
+        interpolation: Literal["constant", "linear"] = "constant",
+        column: str | None = None,
+    ) -> None:
+        if not isinstance(sources, Mapping) or not sources:
+            raise ConfigError(
+                f"mix(sources) is a dict of pipelines by name, one or more, got {sources!r}"
+            )
+        for name, pipeline in sources.items():
+            if not isinstance(name, str) or not name:
+                raise ConfigError(f"mix(sources): names are strings, got {name!r}")
+            _check_source(name, pipeline, stop)
+        _one_of("by", by, ("rows", "tokens"))
+        _one_of("stop", stop, ("all_exhausted", "first_exhausted", "repeat"))
+        _one_of("interpolation", interpolation, ("constant", "linear"))
+        for option, value in (("tokens", tokens), ("column", column)):
+            if not (isinstance(value, str) and value) and not (
+                option == "column" and value is None
+            ):
+                raise ConfigError(f"mix({option}) is the name of a column, got {value!r}")
+        names = list(sources)
+        self._weights = None if weights is None else checked_weights(weights, names, "mix(weights)")
+        self._schedule: Schedule = []
+        if schedule is not None:
+            self._schedule = checked_schedule(schedule, names)
+            if (self._schedule[0][0] == 0) != (weights is None):
+                raise ConfigError(
+                    "mix(schedule) starts at 0, or later and mix(weights) hold before; got a start at "
+                    f"{self._schedule[0][0]} {'with' if weights else 'without'} weights"
+                )
+        elif interpolation != "constant":
+            raise ConfigError(
+                "mix(interpolation) is between the steps of a schedule, and there is none"
+            )
+        if temperature is not None:
+            good = isinstance(temperature, Real) and not isinstance(temperature, bool)
+            if not good or not 0 < temperature < math.inf:
+                raise ConfigError(f"mix(temperature) is a number above 0, got {temperature!r}")
+            if weights is not None or schedule is not None:
+                raise ConfigError(
+                    "mix(temperature) makes weights of the sources' sizes: leave it out, or weights and "
+                    "schedule"
+                )
+        self._repetitions = _limits(repetitions, names)
+        super().__init__(
+            source,
+            sources=dict(sources),
+            weights=weights,
+            by=by,
+            tokens=tokens,
+            temperature=temperature,
+            repetitions=repetitions,
+            stop=stop,
+            schedule=schedule,
+            interpolation=interpolation,
+            column=column,
+        )
+        if stop == "repeat":
+            last = self._schedule[-1][1] if self._schedule else self._weights
+            if not any(
+                limit is None and (last is None or last[name])
+                for name, limit in self._repetitions.items()
+            ):
+                raise ConfigError(
+                    'mix(stop="repeat") goes on for ever with a source that has a weight at the end and no '
+                    f"limit of repetitions; got repetitions={repetitions!r}"
+                )
+
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch of the mix has no end."""
+        return bool(self.options["stop"] == "repeat")
+
+    @property
+    def runs_user_code(self) -> bool:
+        return any(stage.runs_user_code for p in self._pipelines.values() for stage in p.stages)
+
+    @property
+    def _pipelines(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.options["sources"]
+        return found
+
+    def settle(self, threads: int) -> None:
+        for plan in self.plan.mixed.values():
+            for stage in plan.stages:
+                stage.settle(threads)
+
+    # The sources
+
+    def open_source(self, files: Any = None) -> Mixture:
+        sources, sizes, data = {}, {}, {}
+        for name, pipeline in self._pipelines.items():
+            with _named(name):
+                plan = Plan(pipeline.stages)
+                size = plan.epoch_batches if plan.known else None
+                if size == 0 or plan.epoch_rows == 0:
+                    raise DataError(f"{plan.stages[0]} has no rows: leave it out of the mix")
+                data[name] = plan.source.fingerprint()
+            sources[name], sizes[name] = plan.source, size
+        mixture = Mixture(sources, sizes, data, [])
+        return Mixture(sources, sizes, data, self._lines(mixture))
+
+    def plans(self, mixed: Plan) -> dict[str, Plan]:
+        """The sources as plans of their own, dealt to the shards of the mix's plan."""
+        above: list[Stage] = [Repeat()]
+        if mixed.shard is not None:
+            options = {**mixed.shard.options, "tail": "even"}
+            above.insert(0, ShardingFilter(None, **options))
+        mixture = mixed.source
+        assert isinstance(mixture, Mixture)
+        found = {}
+        for name, pipeline in self._pipelines.items():
+            with _named(name):
+                stages = [*pipeline.stages, *(type(s)(None, **s.options) for s in above)]
+                found[name] = Plan(stages, mixture.sources[name])
+            size = mixture.sizes[name]
+            if self.options["stop"] == "first_exhausted" and (size or math.inf) < mixed.num_shards:
+                raise DataError(
+                    f"{self}: source {name!r} has {size} rows, so that some of {mixed.num_shards} shards "
+                    'have none: lower num_shards in sharding_filter(), or take mix(stop="all_exhausted")'
+                )
+        return found
+
+    # Weights
+
+    def rules(self, mixture: Mixture) -> MixRules:
+        """How the sources are mixed."""
+        if self._rules is not None:
+            return self._rules
+        names = tuple(sorted(self._pipelines))
+        linear = self.options["interpolation"] == "linear"
+        points = list(self._schedule)
+        if not points or points[0][0] > 0:
+            points.insert(0, (0, self._weights or self._by_size(mixture.sizes)))
+        steps = steps_of(points, linear)
+        weights = [[step[name] for name in names] for _, step in steps]
+        leaves = any(limit is not None for limit in self._repetitions.values())
+        total = common_total(weights, leaves and self.options["stop"] != "first_exhausted")
+        column = str(self.options["tokens"])
+
+        def lengths(block: Block) -> IntArray:
+            return np.maximum(1, lengths_of(block, column, self))
+
+        self._rules = MixRules(
+            names,
+            tuple(start for start, _ in steps),
+            tuple(whole_weights(w, total) for w in weights),
+            tuple(self._repetitions[name] for name in names),
+            self.options["stop"],
+            lengths if self.options["by"] == "tokens" else None,
+            self.options["column"],
+            self,
+        )
+        return self._rules
+
+    def _by_size(self, sizes: Mapping[str, int | None]) -> dict[str, Fraction]:
+        counted = {name: size for name, size in sizes.items() if size is not None}
+        unknown = [name for name in sizes if name not in counted]
+        if self.options["by"] == "tokens" or unknown:
+            why = (
+                f"how many rows {unknown[0]!r} has is not known beforehand"
+                if unknown
+                else "how many tokens the sources have is not known"
+            )
+            raise ConfigError(
+                f"mix() without weights takes the sources' numbers of rows, and {why}: give "
+                f"weights={{{', '.join(f'{name!r}: ...' for name in sizes)}}}"
+            )
+        return by_size(counted, self.options["temperature"])
+
+    def _lines(self, mixture: Mixture) -> list[tuple[str, str]]:
+        """Each source's share and size, for ``explain()``."""
+        rules = self.rules(mixture)
+        rows = self._epoch_rows(rules, mixture.sizes)
+        lines = [("mix", f"{len(rules.names)} sources by {self.options['by']}; {self._ends()}")]
+        for name in self._pipelines:
+            i = rules.names.index(name)
+            shares = [step[i] / sum(step) for step in rules.steps]
+            said = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
+            size = mixture.sizes[name]
+            said += " of an uncounted number of rows" if size is None else f", {size:,} rows"
+            if rows is not None and size:
+                times = rows * shares[0] / size
+                limit = rules.repetitions[i]
+                times = times if limit is None else min(times, limit)
+                said += f", gone through {times:.2f} times in an epoch of the mix"
+            lines.append((f"  {name}", said))
+            lines += [(f"    {label}", text) for label, text in mixture.sources[name].describe()]
+        return lines
+
+    def _ends(self) -> str:
+        return {
+            "all_exhausted": "an epoch ends when each has been gone through",
+            "first_exhausted": "an epoch ends with the first that has been gone through",
+            "repeat": "without an end",
+        }[self.options["stop"]]
+
+    def _epoch_rows(self, rules: MixRules, sizes: Mapping[str, int | None]) -> float | None:
+        """About how many rows an epoch of the mix has, where that follows from sizes and weights."""
+        counted = [sizes[name] for name in rules.names]
+        if rules.stop == "repeat" or rules.lengths is not None or len(rules.steps) > 1:
+            return None
+        if any(size is None for size in counted):
+            return None
+        limits = [limit or 1 for limit in rules.repetitions]
+        total, weights = sum(rules.steps[0]), rules.steps[0]
+        ends = [
+            (size or 0) * total / weight * (limit if rules.stop == "first_exhausted" else 1)
+            for size, weight, limit in zip(counted, weights, limits, strict=True)
+            if weight
+        ]
+        return min(ends) if rules.stop == "first_exhausted" else max(ends)
+
+    # The record
+
+    def identity(self) -> dict[str, Any]:
+        found = {k: identify(v) for k, v in self.options.items() if k != "sources"}
+        if found["by"] == "rows":
+            del found["tokens"]
+        found = {k: v for k, v in found.items() if v is not None}
+        return {"stage": self.name, **found, "sources": self._identities}
+
+    @cached_property
+    def _identities(self) -> dict[str, Any]:
+        opened = self.plan.source.sources
+        plans = {name: Plan(p.stages, opened[name]) for name, p in self._pipelines.items()}
+        return {name: json.loads(plan.identity)["stages"] for name, plan in plans.items()}
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, pipeline in self._pipelines.items():
+            text = ".".join(map(repr, pipeline.stages))
+            shown.append(f"{name!r}: {text if len(text) <= 60 else text[:56] + ' ...'}")
+        defaults = inspect.signature(type(self)).parameters
+        said = [
+            f"{option}={show(value)}"
+            for option, value in self.options.items()
+            if option != "sources" and value != defaults[option].default
+        ]
+        return f"mix({', '.join(['{' + ', '.join(shown) + '}', *said])})"
+
+
+def _one_of(option: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"mix({option}) is one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def _limits(repetitions: Any, names: Sequence[str]) -> dict[str, int | None]:
+    """How often each source may be gone through."""
+    if repetitions is None or not isinstance(repetitions, Mapping):
+        repetitions = dict.fromkeys(names, repetitions)
+    unknown = [name for name in repetitions if name not in names]
+    if unknown:
+        raise ConfigError(
+            f"mix(repetitions): there is no source {unknown[0]!r} (sources: {', '.join(names)})"
+        )
+    for limit in repetitions.values():
+        if limit is not None:
+            whole_number(
+                limit, 1, "mix(repetitions)", "times that a source is gone through, or None"
+            )
+    return {name: repetitions.get(name) for name in names}
+
+
+def _check_source(name: str, pipeline: Any, stop: str) -> None:
+    if not hasattr(pipeline, "stages") or not hasattr(pipeline, "then"):
+        raise ConfigError(
+            f"mix(sources): {name!r} is a pipeline, such as list_files(...).read_parquet(), got {pipeline!r}"
+        )
+    if getattr(pipeline, "_ranks", None) is not None:
+        raise ConfigError(f"mix(sources): {name!r} is distributed(): put that after mix()")
+    stages = pipeline.stages
+    for stage in stages:
+        if stage.role in _ELSEWHERE:
+            raise ConfigError(f"mix(sources): {name!r} has {stage}: {_ELSEWHERE[stage.role]}")
+    if getattr(stages[0], "makes_batches", False):
+        raise ConfigError(
+            f"mix(sources): {name!r} gives batches ({stages[0]}): mix rows, and batch() them after mix()"
+        )
+    if getattr(stages[0], "endless", False) and stop != "repeat":
+        raise ConfigError(
+            f"mix(sources): {name!r} is a mix without an end, which stop={stop!r} would wait for: take "
+            'stop="repeat" here, or another there'
+        )
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Says in errors which source they are about."""
+    try:
+        yield
+    except TrainpipesError as error:
+        error.message = f"mix(sources): {name!r}: {error.message}"
+        raise

@@ -1,0 +1,120 @@
+"""Weights of a mix as users give them: checked, and made whole numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from numbers import Rational, Real
+from typing import Any
+
+from trainpipes.errors import ConfigError
+
+__all__ = ["Schedule", "by_size", "checked_schedule", "checked_weights", "steps_of"]
+
+#: Steps that a linear stretch of a schedule is made of.
+LINEAR_STEPS = 64
+#: Weights from sizes and a temperature are whole numbers up to this.
+SIZE_WEIGHTS = 1_000_000
+
+#: Where a stretch begins, in rows or tokens of the whole mix, and the weights there.
+Schedule = list[tuple[int, dict[str, Fraction]]]
+
+
+def checked_weights(weights: Any, names: Sequence[str], option: str) -> dict[str, Fraction]:
+    """The weight of each source, a float taken as the decimal number it prints as.
+
+    Raises:
+        ConfigError: one is missing, unknown, negative or no number, or all are 0.
+    """
+    if not isinstance(weights, Mapping):
+        raise ConfigError(
+            f"{option} is a dict with a number for each source, such as {{{names[0]!r}: 0.7, ...}}; got "
+            f"{weights!r}"
+        )
+    unknown = [name for name in weights if name not in names]
+    missing = [name for name in names if name not in weights]
+    if unknown or missing:
+        raise ConfigError(
+            f"{option} has a number for each source and for nothing else; "
+            + (f"there is no source {unknown[0]!r}" if unknown else f"{missing[0]!r} has none")
+            + f" (sources: {', '.join(names)}); 0 leaves a source out"
+        )
+    found = {name: _number(weights[name], name, option) for name in names}
+    if not any(found.values()):
+        raise ConfigError(f"{option}: at least one is more than 0, got {dict(weights)!r}")
+    return found
+
+
+def _number(value: Any, name: str, option: str) -> Fraction:
+    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < 0:
+        raise ConfigError(f"{option}: each is a number of 0 or more, got {value!r} for {name!r}")
+    return Fraction(value) if isinstance(value, Rational) else Fraction(repr(float(value)))
+
+
+def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
+    """The steps of a schedule, in order.
+
+    Raises:
+        ConfigError: it is no list of pairs, or they are not in order.
+    """
+    rule = (
+        "mix(schedule) is a list of (draws, weights), with draws of the whole mix that increase from "
+        "0 or more"
+    )
+    if not isinstance(schedule, Sequence) or isinstance(schedule, str) or not schedule:
+        raise ConfigError(f"{rule}; got {schedule!r}")
+    found: Schedule = []
+    for step in schedule:
+        if not isinstance(step, Sequence) or isinstance(step, str) or len(step) != 2:
+            raise ConfigError(f"{rule}; got {step!r} in it")
+        start, weights = step
+        whole = isinstance(start, int) and not isinstance(start, bool)
+        if not whole or start < 0 or (found and start <= found[-1][0]):
+            raise ConfigError(
+                f"{rule}; got {start!r}" + (f" after {found[-1][0]}" if found else "")
+            )
+        found.append((start, checked_weights(weights, names, f"mix(schedule) at {start}")))
+    return found
+
+
+def steps_of(points: Schedule, linear: bool) -> Schedule:
+    """Steps of constant weights: of a linear stretch so many, each with the weights of its middle.
+
+    >>> points = [(0, {"a": Fraction(1), "b": Fraction(0)}), (128, {"a": Fraction(0), "b": Fraction(1)})]
+    >>> [(start, float(weights["b"])) for start, weights in steps_of(points, linear=True)[:3]]
+    [(0, 0.0078125), (2, 0.0234375), (4, 0.0390625)]
+    """
+    if not linear:
+        return points
+    found: Schedule = []
+    for (start, before), (stop, after) in pairwise(points):
+        before, after = _shares(before), _shares(after)
+        steps = min(LINEAR_STEPS, stop - start)
+        for k in range(steps):
+            part = Fraction(2 * k + 1, 2 * steps)
+            weights = {n: w + (after[n] - w) * part for n, w in before.items()}
+            found.append((start + (stop - start) * k // steps, weights))
+    return [*found, points[-1]]
+
+
+def _shares(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def by_size(sizes: Mapping[str, int], temperature: float | None) -> dict[str, Fraction]:
+    """Weights in proportion to ``size ** (1 / temperature)``: to sizes at 1, more alike above.
+
+    >>> {n: int(w) for n, w in by_size({"a": 900, "b": 100}, 2.0).items()}
+    {'a': 1000000, 'b': 333333}
+    """
+    if temperature is None or temperature == 1:
+        return {name: Fraction(size) for name, size in sizes.items()}
+    most = max(sizes.values())
+    return {
+        name: Fraction(max(1, round((size / most) ** (1 / temperature) * SIZE_WEIGHTS)))
+        for name, size in sizes.items()
+    }

@@ -1,0 +1,252 @@
+"""``flat_map`` and ``unbatch``: several rows of one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torchdata.nodes import BaseNode
+
+from trainpipes.checks import whole_number
+from trainpipes.errors import ConfigError, DataError, StateError
+from trainpipes.runtime.block import Block
+from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
+from trainpipes.runtime.stage import OpenState, Stage
+from trainpipes.stages.blame import blame
+from trainpipes.stages.map import named
+
+__all__ = ["FlatMap", "Unbatch"]
+
+#: Rows in a run, at most.
+RUN_ROWS = 256
+#: In a row's part (see ``Block``): where its place among those made of one row begins.
+PLACE_BITS = 40
+
+
+class _Several(Stage):
+    """A stage that makes rows of each row. Its cursor: that of the row, and how many of its rows are used."""
+
+    role = "pack"
+    keeps_rows = False
+    per_row = True
+
+    @abstractmethod
+    def rows_of(self, row: Any) -> Iterable[Any]:
+        """What is made of a row."""
+
+    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
+        below, used = (state["below"], state["row"]) if "below" in state else (state, 0)
+        return _Rows(self, open_below(below), used)
+
+
+class FlatMap(_Several):
+    """Makes any number of rows of each row, by a function.
+
+    In: rows. Out: what the function gives for each, one after the other. Stands after ``shuffle`` and
+    before ``batch``; what comes out is dealt with its row. How many there are is not known beforehand: see
+    ``filter``. Cursor: that of the row at hand, and how many of its rows are used up: a resume calls
+    the function again for that row, and passes over those. Costs a Python call a row; of what an iterator
+    gives, only some is held at a time.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        fn: function of one row that returns rows: a list, or anything that can be iterated, the same for
+            the same row. None of them is None.
+        version: names the function in checkpoints; see ``map``.
+
+    Raises:
+        DataError: the function returned a dict, a text or something else that is no series of rows; names
+            the row.
+
+    >>> import trainpipes as tp
+    >>> texts = tp.from_dataset(["a b", "", "c"])
+    >>> list(texts.flat_map(str.split))
+    ['a', 'b', 'c']
+    """
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        fn: Callable[[Any], Iterable[Any]] | None = None,
+        *,
+        version: str | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise ConfigError(f"flat_map(fn) takes a function of one row, got {fn!r}")
+        super().__init__(source, fn=fn, version=version)
+        self._fn = fn
+
+    def identity(self) -> dict[str, Any]:
+        return named(super().identity(), self.options["version"])
+
+    def rows_of(self, row: Any) -> Iterable[Any]:
+        found = self._fn(row)
+        if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
+            raise DataError(
+                f"{self}: the function returns rows, as a list or something else that can be iterated, got "
+                f"{type(found).__name__}; for one row return [row], for none []"
+            )
+        return found
+
+
+class Unbatch(_Several):
+    """Takes rows that are batches apart.
+
+    In: rows that are lists, tuples, arrays or tensors; or dicts of these, equally long. Out: their
+    elements, one after the other, as dicts where they were dicts. Stands as ``flat_map`` does, whose cursor
+    it has. Costs Python for each row.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        level: how deep lists in lists are taken apart.
+
+    Raises:
+        DataError: a row is none of these, or its columns are not equally long; names the row.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> list(tp.from_dataset([[1, 2], [3]]).unbatch())
+    [1, 2, 3]
+    >>> list(tp.from_arrow(pa.table({"x": [[1, 2]], "y": [["a", "b"]]})).unbatch())
+    [{'x': 1, 'y': 'a'}, {'x': 2, 'y': 'b'}]
+    """
+
+    def __init__(self, source: BaseNode[Any] | None = None, level: int = 1) -> None:
+        whole_number(level, 1, "unbatch(level)", "how deep lists are taken apart")
+        super().__init__(source, level=level)
+
+    def rows_of(self, row: Any) -> Iterable[Any]:
+        found = self._apart(row)
+        for _ in range(self.options["level"] - 1):
+            found = [part for one in found for part in self._apart(one)]
+        return found
+
+    def _apart(self, row: Any) -> Sequence[Any]:
+        if isinstance(row, Mapping):
+            columns = {name: self._apart(value) for name, value in row.items()}
+            sizes = {name: len(values) for name, values in columns.items()}
+            if len(set(sizes.values())) > 1:
+                raise DataError(
+                    f"{self}: columns of a row are equally long, got "
+                    + ", ".join(f"{size} in {name!r}" for name, size in sizes.items())
+                    + "; select() those that are"
+                )
+            return [
+                dict(zip(columns, values, strict=True))
+                for values in zip(*columns.values(), strict=True)
+            ]
+        if isinstance(row, torch.Tensor | np.ndarray) and row.ndim:
+            return list(row)
+        if isinstance(row, list | tuple):
+            return row
+        raise DataError(
+            f"{self}: a row is a list, a tuple, an array, or a dict of these, got {type(row).__name__}; "
+            "drop other columns with select(), or use flat_map()"
+        )
+
+
+class _Rows:
+    """The rows made of those below, in runs."""
+
+    def __init__(self, stage: _Several, below: RunSource, used: int) -> None:
+        self._stage = stage
+        self._below = below
+        self._run: Run | None = None
+        self._rows: list[Any] = []
+        self._number = 0  # of the row at hand in its run
+        self._used = 0  # of what is made of it
+        self._skip = used
+        self._made: Iterator[Any] | None = None
+        self._epochs: set[int] = set()
+
+    def next_run(self) -> Run:
+        while True:
+            if self._run is None:
+                self._run = self._below.next_run()
+                self._rows = list(self._run.unroll())
+                self._number = self._used = 0
+            found = self._lot(self._run)
+            if found is not None:
+                self._epochs.clear()
+                return found
+            self._epochs.add(innermost(self._run.cursors.state(0)).get("epoch", 0))
+            self._run = None
+            if len(self._epochs) > MOST_DRY_EPOCHS + 1:
+                raise DataError(
+                    f"{self._stage} made nothing of the rows of {MOST_DRY_EPOCHS} whole epochs, and under "
+                    "repeat() would wait for some for ever",
+                    stage=str(self._stage),
+                )
+
+    def _lot(self, run: Run) -> Run | None:
+        """The next rows made of a run's; None where there are no more."""
+        rows: list[Any] = []
+        whose: list[int] = []
+        counts: list[int] = []
+        while self._number < len(self._rows) and len(rows) < RUN_ROWS:
+            number = self._number
+            if self._made is None:
+                self._open(run, number)
+            got = self._take(run, number, RUN_ROWS - len(rows))
+            rows += got
+            whose += [number] * len(got)
+            counts += range(self._used + 1, self._used + 1 + len(got))
+            self._used += len(got)
+            if len(rows) < RUN_ROWS:  # there are no more of this one
+                self._made, self._used = None, 0
+                self._number += 1
+        if not rows:
+            return None
+        places = [(whose[0], counts[0] - 1), *zip(whose, counts, strict=True)]
+        if self._made is None:  # all that is made of the last row is given
+            places[-1] = self._number, 0
+        return self._as_run(run, rows, whose, counts, places)
+
+    def _as_run(
+        self,
+        run: Run,
+        rows: list[Any],
+        whose: list[int],
+        counts: list[int],
+        places: list[tuple[int, int]],
+    ) -> Run:
+        below = run.block.take(np.array(whose, dtype=np.int64))
+        part = below.part + (np.array(counts, dtype=np.int64) << PLACE_BITS)
+        numbers, used = (np.array(column, dtype=np.int64) for column in zip(*places, strict=True))
+        bases, which = np.unique(numbers, return_inverse=True)
+        states = tuple({"below": run.cursors.state(k)} for k in bases.tolist())
+        cursors = Cursors(states, which.reshape(-1).astype(np.int64), used)
+        return Run(Block(rows, below.ids, epoch=below.epoch, part=part), cursors)
+
+    def _open(self, run: Run, number: int) -> None:
+        """Begin with a row, after what a state says is used up of it."""
+        try:
+            self._made = iter(self._stage.rows_of(self._rows[number]))
+            self._used, self._skip = self._skip, 0
+            passed = sum(1 for _ in islice(self._made, self._used))
+        except Exception as error:
+            self._failed(error, run, number)
+        if passed < self._used:
+            raise StateError(
+                f"{self._stage}: the state is from after {self._used} rows made of one that gives "
+                f"{passed}; the function gives others now, or the state was edited or is damaged"
+            )
+
+    def _take(self, run: Run, number: int, most: int) -> list[Any]:
+        assert self._made is not None
+        try:
+            found = list(islice(self._made, most))
+            if any(row is None for row in found):
+                raise DataError(f"{self._stage}: a row is None; leave it out instead")
+        except Exception as error:
+            self._failed(error, run, number)
+        return found
+
+    def _failed(self, error: Exception, run: Run, number: int) -> None:
+        ids = run.row_ids(number)
+        blame(error, self._stage, int(ids[0]) if len(ids) else None)
+        raise error

@@ -1,0 +1,79 @@
+"""What a stage leaves out by choice: counted, and said."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+
+from trainpipes.order import IntArray
+
+__all__ = ["LeftOut"]
+
+log = logging.getLogger("trainpipes")
+
+
+class LeftOut:
+    """Counts the documents that a stage leaves out in this process, read ahead or delivered.
+
+    Says so by the logger ``trainpipes``: of the first, with its file and row, the 10th, the 100th, …, so
+    that worker processes report too.
+
+    Args:
+        stage: which leaves them out; its attribute ``plan`` says where rows are from.
+        why: in words.
+    """
+
+    def __init__(self, stage: Any, why: str) -> None:
+        self._stage = stage
+        self._why = why
+        self._next = 1
+        self._lock = threading.Lock()
+        self.seen = 0
+        self.documents = 0
+        self.tokens = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()
+
+    def add(self, ids: IntArray, dropped: IntArray | None) -> None:
+        """Count some documents that are used up.
+
+        Args:
+            ids: their rows' numbers, int64 ``[documents]``.
+            dropped: tokens of each that is left out, 0 for the others, int64 ``[documents]``; None where
+                there is none.
+        """
+        lost = np.empty(0, dtype=np.int64) if dropped is None else np.flatnonzero(dropped)
+        with self._lock:
+            self.seen += len(ids)
+            if not len(lost):
+                return
+            self.documents += len(lost)
+            self.tokens += int(dropped.sum())  # type: ignore[union-attr]
+            if self.documents < self._next:
+                return
+            while self.documents >= self._next:
+                self._next *= 10
+            said = str(self)
+        assert dropped is not None
+        place = int(lost[-1])
+        where = (
+            "" if self._stage.plan is None else f" at {self._stage.plan.place_of(int(ids[place]))}"
+        )
+        log.warning(
+            "%s: %s; the last one has %s%s", self._stage, said, f"{dropped[place]:,}", where
+        )
+
+    def __str__(self) -> str:
+        many = "" if self.seen == 1 else "s"
+        return (
+            f"{self.documents:,} of {self.seen:,} document{many} left out: {self._why} "
+            f"({self.tokens:,} tokens)"
+        )

@@ -1,0 +1,263 @@
+"""``mask_tokens``: tokens hidden for a model to guess, by BERT's rule."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torchdata.nodes import BaseNode
+
+from trainpipes.checks import whole_number
+from trainpipes.errors import ConfigError
+from trainpipes.order import IntArray, random_key
+from trainpipes.runtime.block import Block
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+from trainpipes.stages.naming import need_columns
+from trainpipes.stages.ragged_column import as_lists, refuse_taken, row_table
+from trainpipes.stages.row_hash import HashArray, mix, unit
+from trainpipes.stages.token_columns import numbers_of
+from trainpipes.stages.tokenize import Tokenize
+from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.load import load
+from trainpipes.tokenizers.pieces import MASKS, begins_word
+
+__all__ = ["MaskTokens"]
+
+IGNORED = -100  # what torch's cross_entropy leaves out
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_SECOND = np.uint64(0xD1B54A32D192ED03)
+_THIRD = np.uint64(0xABC98388FB8FAC03)
+
+
+class MaskTokens(Stage):
+    """Hides some tokens, and makes labels of them: masked language modelling.
+
+    In: rows with a column of token ids. Out: the same rows; of the tokens that are chosen, 80 % are the mask
+    token now, 10 % a random one, 10 % as they were, and a column "labels" has their ids, and -100 elsewhere.
+    Each token (or each whole word) is chosen by itself, special tokens never (Devlin et al., "BERT",
+    2019, section 3.1). Cursor: none of its own. Costs about 40 ns a token.
+
+    What is chosen is a function of seed, epoch, row and place: another choice in every epoch, and the same
+    after a resume and on any topology.
+
+    Args:
+        source: the node below, or None as a step of a pipeline.
+        probability: that a token, or a word, is chosen.
+        column: the token ids.
+        whole_words: choose words, all of whose tokens are hidden then. Where words begin is told by the
+            tokenizer's vocabulary: "##" goes on, "Ġ" and "▁" begin.
+        tokenizer: says which its special tokens and its mask are, as ``tokenize`` takes it; by default that
+            of the ``tokenize`` below.
+        mask_id: the mask token; by default the tokenizer's.
+        special_ids: tokens that are never chosen; by default the tokenizer's special ones.
+        vocab_size: random tokens are from 0 to this; by default the tokenizer's.
+        random: part of the chosen tokens that become random ones.
+        keep: part of the chosen tokens that stay as they are.
+        seed: of the choice.
+
+    Raises:
+        ConfigError: the tokenizer has no mask token, or no vocabulary to tell words by.
+        DataError: a null; names the row.
+        SchemaError: the column is not there, or holds no lists of numbers; or "labels" is there.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 8, 9, 10, 11, 12, 13, 0]]}))
+    >>> pipe = rows.mask_tokens(0.3, mask_id=99, special_ids=[0], vocab_size=90)
+    >>> row = next(iter(pipe))
+    >>> row["input_ids"]
+    [5, 99, 7, 8, 9, 99, 11, 99, 99, 0]
+    >>> row["labels"]
+    [-100, 6, -100, -100, -100, 10, -100, 12, 13, -100]
+    """
+
+    role = "rows"
+    by_row = True
+    by_epoch = True
+
+    def __init__(
+        self,
+        source: BaseNode[Any] | None = None,
+        probability: float = 0.15,
+        *,
+        column: str = "input_ids",
+        whole_words: bool = False,
+        tokenizer: Any = None,
+        mask_id: int | None = None,
+        special_ids: Sequence[int] | None = None,
+        vocab_size: int | None = None,
+        random: float = 0.1,
+        keep: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        for name, part in (("probability", probability), ("random", random), ("keep", keep)):
+            if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
+                raise ConfigError(f"mask_tokens({name}) is a number from 0 to 1, got {part!r}")
+        if random + keep > 1:
+            raise ConfigError(
+                f"mask_tokens(random, keep) are parts of the chosen tokens, at most 1 together, got {random} "
+                f"and {keep}"
+            )
+        if not isinstance(whole_words, bool):
+            raise ConfigError(f"mask_tokens(whole_words) is True or False, got {whole_words!r}")
+        if not isinstance(column, str):
+            raise ConfigError(f"mask_tokens(column) is the name of a column, got {column!r}")
+        if mask_id is not None:
+            whole_number(mask_id, 0, "mask_tokens(mask_id)", "a token id")
+        if vocab_size is not None:
+            whole_number(vocab_size, 1, "mask_tokens(vocab_size)", "how many tokens there are")
+        if special_ids is not None:
+            for token in special_ids:
+                whole_number(token, 0, "mask_tokens(special_ids)", "token ids")
+            special_ids = list(special_ids)
+        whole_number(seed, None, "mask_tokens(seed)", "a seed")
+        self._engine: Engine | None = None if tokenizer is None else load(tokenizer)
+        super().__init__(
+            source, probability=probability, column=column, whole_words=whole_words,
+            tokenizer=tokenizer, mask_id=mask_id, special_ids=special_ids, vocab_size=vocab_size,
+            random=random, keep=keep, seed=seed,
+        )  # fmt: skip
+        self._salt = random_key(seed, "mask_tokens")[:1]
+
+    @property
+    def runs_user_code(self) -> bool:
+        return False
+
+    def bind(self, below: Sequence[Stage]) -> None:
+        tokenize = [stage for stage in below if isinstance(stage, Tokenize)]
+        if self._engine is None and tokenize:
+            self._engine = tokenize[-1].maker
+        lacking = [n for n in ("mask_id", "special_ids", "vocab_size") if self.options[n] is None]
+        if self.options["whole_words"]:
+            lacking.append("whole_words")
+        if self._engine is None and lacking:
+            raise ConfigError(
+                f"{self} needs a tokenizer to tell {', '.join(lacking)}, and no tokenize() stands below: "
+                "pass tokenizer=..., or say them"
+            )
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        for name in ("tokenizer", "special_ids"):
+            found.pop(name, None)
+        known = self._special.tobytes() + (
+            b"" if self._begins is None else np.packbits(self._begins).tobytes()
+        )
+        tokens = hashlib.sha256(known).hexdigest()[:16]
+        return {**found, "mask_id": self._mask, "vocab_size": self._size, "tokens": tokens}
+
+    # What the tokenizer says
+
+    @cached_property
+    def _mask(self) -> int:
+        if self.options["mask_id"] is not None:
+            return int(self.options["mask_id"])
+        assert self._engine is not None
+        found = [i for i in map(self._engine.token_id, MASKS) if i is not None]
+        if not found:
+            raise ConfigError(
+                f"{self} needs the mask token, and {self._engine} has none of {', '.join(MASKS)}: pass "
+                "mask_id=..."
+            )
+        return found[0]
+
+    @cached_property
+    def _pieces(self) -> dict[str, int]:
+        found = None if self._engine is None else self._engine.pieces()
+        if not found:
+            raise ConfigError(
+                f"{self} needs the tokenizer's vocabulary, and {self._engine} does not show any: pass "
+                "vocab_size and special_ids, and leave whole_words out"
+            )
+        return found
+
+    @cached_property
+    def _size(self) -> int:
+        given = self.options["vocab_size"]
+        return int(given) if given is not None else max(self._pieces.values()) + 1
+
+    @cached_property
+    def _special(self) -> IntArray:
+        given = self.options["special_ids"]
+        if given is None:
+            assert self._engine is not None
+            given = self._engine.special_ids()
+        return np.unique(np.array([*given, self._mask], dtype=np.int64))
+
+    @cached_property
+    def _begins(self) -> npt.NDArray[np.bool_] | None:
+        """Of each token, whether a word begins with it; None where that is not asked."""
+        if not self.options["whole_words"]:
+            return None
+        found = begins_word(self._pieces)
+        if found is None:
+            raise ConfigError(
+                f"{self} tells words by the names of tokens, and those of {self._engine} mark neither "
+                "where words begin nor where they go on: leave whole_words out"
+            )
+        return found
+
+    # The work
+
+    def process(self, run: Run) -> Run:
+        block, table = row_table(run, self)
+        name = self.options["column"]
+        need_columns(table.column_names, [name], self)
+        refuse_taken(table, ["labels"], self)
+        values, lengths = numbers_of(block, name, self)
+        ids, labels = self._hidden(block, values, lengths)
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, as_lists(ids, lengths))
+        return run.with_block(
+            block.with_data(table.append_column("labels", as_lists(labels, lengths)))
+        )
+
+    def _hidden(self, block: Block, values: Any, lengths: IntArray) -> tuple[Any, Any]:
+        """The ids with some hidden, and the labels."""
+        starts = np.cumsum(lengths) - lengths
+        place = np.arange(len(values), dtype=np.int64)
+        special = np.isin(values, self._special)
+        first = place
+        if self._begins is not None:
+            first = self._word_of(values, special, starts[lengths > 0])
+        key = np.repeat(self._keys(block), lengths)
+        own = (place - np.repeat(starts, lengths) + 1).astype(np.uint64) * _GOLDEN
+        draws = unit(mix(key ^ mix(own[first])))
+        chosen = np.flatnonzero((draws < self.options["probability"]) & ~special)
+        labels = np.full(
+            len(values), IGNORED, dtype=np.int32 if values.dtype.itemsize <= 4 else np.int64
+        )
+        labels[chosen] = values[chosen]
+        hashes = mix(key[chosen] ^ mix(own[chosen] ^ _SECOND))
+        kind = unit(hashes)
+        random, keep = self.options["random"], self.options["keep"]
+        found = values.copy()
+        found[chosen[kind >= random + keep]] = self._mask
+        other = kind < random
+        drawn = unit(mix(hashes[other] ^ _THIRD)) * self._size
+        found[chosen[other]] = drawn.astype(found.dtype)
+        return found, labels
+
+    def _word_of(self, values: Any, special: Any, starts: IntArray) -> IntArray:
+        """The first token of the word that each token is of."""
+        begins = self._begins
+        assert begins is not None
+        known = np.minimum(values, len(begins) - 1)
+        new = begins[known] | special
+        new[1:] |= special[:-1]
+        new[starts] = True
+        places = np.flatnonzero(new)
+        found: IntArray = places[np.cumsum(new) - 1]
+        return found
+
+    def _keys(self, block: Block) -> HashArray:
+        """A key for each row: of who it is, the epoch and the seed."""
+        rows = block.ids.astype(np.uint64) * _GOLDEN
+        for number in (block.epoch, block.part):
+            rows = mix(rows + self._salt) ^ np.asarray(number, dtype=np.int64).astype(np.uint64)
+        return mix(rows ^ self._salt)

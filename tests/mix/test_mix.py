@@ -1,0 +1,431 @@
+"""``mix``: shares, ends, columns, numbers of rows, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections import Counter
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torchdata.nodes import Loader as NodeLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import trainpipes as tp
+from trainpipes.nodes import Batch, Mix, ShardingFilter
+from trainpipes.testing import check_resume, digest
+
+
+def rows(name: str, count: int, length: int = 1, seed: int | None = None) -> tp.Pipeline:
+    """Rows named after their source, with so many tokens each."""
+    ids = pa.array([[n % 7] * length for n in range(count)], pa.list_(pa.int32()))
+    pipe = tp.from_arrow(pa.table({"who": [f"{name}{n}" for n in range(count)], "input_ids": ids}))
+    return pipe if seed is None else pipe.shuffle(10, seed=seed)
+
+
+def names(pipe: Any, count: int | None = None) -> list[str]:
+    return [row["who"] for row in islice(iter(pipe), count)]
+
+
+def first_letters(found: list[str]) -> Counter[str]:
+    return Counter(name[0] for name in found)
+
+
+# Shares
+
+
+@pytest.mark.parametrize("draws", [10**2, 10**4, 10**6])
+def test_shares_are_met_after_many_rows(draws: int) -> None:
+    weights = {"a": 0.7, "b": 0.2, "c": 0.1}
+    sources = {n: tp.from_tensors(source=torch.full((100_000,), i)) for i, n in enumerate(weights)}
+    pipe = tp.mix(sources, weights=weights, stop="repeat").batch(1000 if draws > 1000 else 100)
+    found = np.zeros(3, dtype=np.int64)
+    for batch in islice(iter(pipe.collate()), draws // (1000 if draws > 1000 else 100)):
+        found += np.bincount(batch["source"].numpy(), minlength=3)
+    assert found.sum() == draws
+    assert np.abs(found - draws * np.array([0.7, 0.2, 0.1])).max() < 1
+
+
+@pytest.mark.parametrize("draws", [10**2, 10**4, 10**5])
+def test_shares_of_tokens_are_met_with_rows_100_times_as_long(draws: int) -> None:
+    sources = {
+        "long": tp.from_tensors(length=torch.randint(50, 150, (5000,))),
+        "short": tp.from_tensors(length=torch.randint(0, 2, (20_000,))),
+    }
+    pipe = tp.mix(
+        sources, weights={"long": 0.8, "short": 0.2}, by="tokens", tokens="length", stop="repeat",
+    )  # fmt: skip
+    lengths = [
+        batch["length"].numpy() for batch in islice(iter(pipe.batch(100).collate()), draws // 100)
+    ]
+    found = np.maximum(1, np.concatenate(lengths))
+    long = found[found >= 50].sum()
+    assert abs(long - 0.8 * found.sum()) <= found.max()
+
+
+def test_weights_are_the_sources_sizes_if_left_out() -> None:
+    pipe = tp.mix({"a": rows("a", 60), "b": rows("b", 20)})
+    assert first_letters(names(pipe)) == {"a": 60, "b": 20}
+    flat = tp.mix({"a": rows("a", 6400), "b": rows("b", 100)}, temperature=2.0)
+    found = first_letters(names(flat, 900))
+    assert found["b"] == 100
+
+
+def test_fractions_and_numpy_numbers_are_weights_too() -> None:
+    for weights in (
+        {"a": Fraction(1, 3), "b": Fraction(2, 3)},
+        {"a": np.float32(1), "b": np.int64(2)},
+    ):
+        found = names(tp.mix({"a": rows("a", 9), "b": rows("b", 18)}, weights=weights))
+        assert first_letters(found) == {"a": 9, "b": 18}
+
+
+def test_each_shard_and_the_whole_keep_to_the_shares() -> None:
+    pipe = tp.mix(
+        {"a": rows("a", 4000, seed=1), "b": rows("b", 4000, seed=2)}, weights={"a": 0.9, "b": 0.1},
+        stop="repeat",
+    ).sharding_filter(12)  # fmt: skip
+    found = [name[0] == "b" for name in names(pipe.select("who"), 1200)]
+    for shard in range(12):
+        own = np.cumsum(found[shard::12])
+        assert np.abs(own - 0.1 * np.arange(1, 101)).max() < 1
+    assert np.abs(np.cumsum(found)[11::12] - 1.2 * np.arange(1, 101)).max() < 4
+
+
+def test_the_weights_follow_a_schedule() -> None:
+    sources = {"a": rows("a", 500), "b": rows("b", 500)}
+    steps = [(0, {"a": 1, "b": 0}), (40, {"a": 1, "b": 3}), (80, {"a": 0, "b": 1})]
+    found = names(tp.mix(sources, schedule=steps, stop="repeat").sharding_filter(4), 120)
+    assert first_letters(found[:40]) == {"a": 40}
+    assert first_letters(found[40:80]) == {"a": 10, "b": 30}
+    assert first_letters(found[80:]) == {"b": 40}
+    ramp = tp.mix(
+        sources, schedule=[steps[0], (400, {"a": 0, "b": 1})], interpolation="linear", stop="repeat"
+    )
+    found = names(ramp, 400)
+    for stop in (100, 200, 400):
+        assert abs(first_letters(found[:stop])["b"] - stop * stop / 800) < 2
+
+
+# Ends of an epoch
+
+
+def test_an_epoch_has_each_row_once_at_least() -> None:
+    pipe = tp.mix(
+        {"a": rows("a", 30, seed=1), "b": rows("b", 10, seed=2)}, weights={"a": 1, "b": 1}
+    )
+    for _ in range(2):
+        found = Counter(names(pipe))
+        assert len(found) == 40
+        assert {n: c for n, c in found.items() if n[0] == "a"} == {f"a{n}": 1 for n in range(30)}
+        assert {c for n, c in found.items() if n[0] == "b"} == {3}
+
+
+def test_an_epoch_may_end_with_the_first_source() -> None:
+    sources = {"a": rows("a", 30), "b": rows("b", 10)}
+    weights = {"a": 1, "b": 1}
+    found = Counter(names(tp.mix(sources, weights=weights, stop="first_exhausted")))
+    assert set(found.values()) == {1}
+    assert 19 <= len(found) <= 21
+    assert max(first_letters(list(found)).values()) <= 11
+    assert first_letters(list(found))["b"] == 10
+    twice = tp.mix(sources, weights=weights, stop="first_exhausted", repetitions={"b": 2})
+    found = Counter(names(twice))
+    assert {n: c for n, c in found.items() if n[0] == "b"} == {f"b{n}": 2 for n in range(10)}
+
+
+def test_a_source_leaves_after_its_repetitions_and_the_others_share() -> None:
+    sources = {"a": rows("a", 70), "b": rows("b", 5), "c": rows("c", 40)}
+    weights = {"a": 2, "b": 1, "c": 1}
+    found = names(tp.mix(sources, weights=weights, repetitions={"b": 2}))
+    assert first_letters(found)["b"] == 10
+    after = found[max(n for n, name in enumerate(found) if name[0] == "b") + 1 :]
+    share = first_letters(after)
+    assert abs(share["a"] - 2 / 3 * len(after)) <= 2
+    all_twice = names(tp.mix(sources, weights=weights, repetitions=2))
+    assert first_letters(all_twice)["b"] == 10
+    assert max(Counter(all_twice).values()) == 2
+
+
+def test_every_epoch_of_a_source_and_of_the_mix_has_another_order() -> None:
+    pipe = tp.mix(
+        {"a": rows("a", 40, seed=1), "b": rows("b", 10, seed=2)}, weights={"a": 4, "b": 4}
+    )
+    epochs = [names(pipe) for _ in range(2)]
+    b = [name for found in epochs for name in found if name[0] == "b"]
+    orders = {tuple(b[n : n + 10]) for n in range(0, len(b), 10)}
+    assert len(orders) == len(b) // 10 == 8
+
+
+def test_sources_smaller_than_the_shards_are_gone_through_too() -> None:
+    pipe = tp.mix(
+        {"a": rows("a", 100), "b": rows("b", 3)}, weights={"a": 3, "b": 1}
+    ).sharding_filter(12)
+    assert len(set(names(pipe))) == 103
+
+
+# Columns and rows
+
+
+def test_a_column_names_the_source_of_each_row() -> None:
+    pipe = tp.mix({"a": rows("a", 9), "b": rows("b", 9)}, column="from")
+    assert all(row["from"] == row["who"][0] for row in pipe)
+    plain = {n: tp.from_dataset([{"who": f"{n}{i}"} for i in range(5)]) for n in "ab"}
+    assert all(row["from"] == row["who"][0] for row in tp.mix(plain, column="from"))
+
+
+def test_columns_in_another_order_are_the_same_columns() -> None:
+    other = rows("b", 9).select("input_ids", "who")
+    batch = next(iter(tp.mix({"a": rows("a", 9), "b": other}).batch(18).collate(format="arrow")))
+    assert batch.column_names == ["who", "input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (rows("b", 9).select("who"), "'a' has column 'input_ids' as list<item: int32>, 'b' no column"),
+        (rows("b", 9).rename({"who": "x"}), "'a' has column 'who' as string, 'b' no column 'who'"),
+        (
+            tp.from_arrow(pa.table({"who": ["b"], "input_ids": pa.array([[1]], pa.list_(pa.int64()))})),
+            "'a' has column 'input_ids' as list<item: int32>, 'b' column 'input_ids' as list<item: int64>",
+        ),
+        (tp.from_dataset([{"who": "b"}]), "'a' has Arrow columns who, input_ids, 'b' Python dicts of who"),
+    ],
+)  # fmt: skip
+def test_other_columns_are_refused_and_both_sources_named(other: tp.Pipeline, said: str) -> None:
+    with pytest.raises(tp.SchemaError) as caught:
+        list(tp.mix({"a": rows("a", 9), "b": other}, weights={"a": 1, "b": 1}))
+    assert said in str(caught.value).replace("element", "item")
+
+
+def test_an_error_names_the_source_and_the_row(tmp_path: Path) -> None:
+    table = pa.table({"text": ["x"] * 7 + [None] + ["x"] * 2})
+    pq.write_table(table, tmp_path / "bad.parquet", row_group_size=5)
+    bad = tp.list_files(str(tmp_path / "bad.parquet")).read_parquet().tokenize("bytes")
+    good = tp.from_arrow(pa.table({"text": ["y"] * 30})).tokenize("bytes")
+    nested = tp.mix({"bad": bad, "good": good}, weights={"bad": 1, "good": 1})
+    for pipe, source in (
+        (nested, "bad"),
+        (tp.mix({"in": nested, "out": good}, weights={"in": 1, "out": 1}), "in/bad"),
+    ):
+        with pytest.raises(
+            tp.DataError, match=f"source '{source}', .*bad.parquet, row group 1, row 7"
+        ) as caught:
+            list(pipe.batch(2))
+        assert caught.value.row == 7
+        assert str(caught.value.path).endswith("bad.parquet")
+
+
+def fails(row: dict[str, Any]) -> dict[str, Any]:
+    if row["who"] == "b5":
+        raise KeyError("this one")
+    return row
+
+
+def test_an_error_of_a_function_names_the_source_and_the_row() -> None:
+    pipe = tp.mix({"a": rows("a", 9).map(dict), "b": rows("b", 9).map(fails)})
+    with pytest.raises(KeyError) as caught:
+        list(pipe)
+    assert "source 'b', row 5" in caught.value.__notes__[0]
+
+
+def test_rows_keep_their_numbers_when_sources_come_and_go() -> None:
+    def seen(sources: dict[str, tp.Pipeline]) -> dict[str, str]:
+        pipe = tp.mix(sources, weights=dict.fromkeys(sources, 1)).split({"p": 0.5, "q": 0.5})
+        return {name: part for part in "pq" for name in names(pipe[part])}
+
+    small = seen({"a": rows("a", 40), "b": rows("b", 40)})
+    large = seen({"a": rows("a", 40), "b": rows("b", 40), "0": rows("z", 40)})
+    assert small.items() <= large.items()
+    assert len(large) == 120
+    alone = names(rows("a", 40).split({"p": 0.5, "q": 0.5})["p"])
+    assert alone == [name for name, part in small.items() if part == "p" and name[0] == "a"]
+
+
+# Where it runs
+
+
+def mixed(shards: int = 4) -> tp.Pipeline:
+    sources = {
+        "a": rows("a", 60, seed=1).filter(pc.field("who") != "a3"),
+        "b": rows("b", 20, 3, seed=2),
+    }
+    pipe = tp.mix(
+        sources, weights={"a": 0.6, "b": 0.4}, by="tokens", stop="repeat", column="source"
+    )
+    return pipe.sharding_filter(shards).batch(4).pad_collate()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_give_the_same_and_resume_one_another(
+    workers: int, no_processes_left: None
+) -> None:
+    expected = [digest(batch) for batch in islice(iter(mixed()), 40)]
+    loader = tp.Loader(mixed(), num_workers=workers)
+    iterator = iter(loader)
+    assert [digest(batch) for batch in islice(iterator, 21)] == expected[:21]
+    state = json.loads(json.dumps(loader.state_dict()))
+    del iterator
+    other = tp.Loader(mixed(), num_workers=2 - workers)
+    other.load_state_dict(state)
+    assert [digest(batch) for batch in islice(iter(other), 19)] == expected[21:]
+    stateful: Any = StatefulDataLoader(mixed(), batch_size=None, num_workers=workers)
+    assert [digest(batch) for batch in islice(iter(stateful), 20)] == expected[:20]
+
+
+def test_it_is_a_node_too() -> None:
+    def node() -> Batch:
+        sources = {"a": rows("a", 20, seed=1), "b": rows("b", 12, seed=2)}
+        return Batch(ShardingFilter(Mix(sources=sources), 4), 3)
+
+    loader: Any = NodeLoader(node())
+    sources = {"a": rows("a", 20, seed=1), "b": rows("b", 12, seed=2)}
+    assert list(loader) == list(tp.mix(sources).sharding_filter(4).batch(3))
+    check_resume(node, processes=0, epochs=2)
+
+
+def test_it_is_a_record() -> None:
+    pipe = mixed()
+    assert pipe == mixed()
+    assert pickle.loads(pickle.dumps(pipe)) == pipe
+    assert pipe != mixed(8)
+    text = repr(pipe)
+    assert text.startswith("mix({'a': from_arrow(60 rows of who, input_ids).shuffle(10, seed=1 ...")
+    assert "weights={'a': 0.6, 'b': 0.4}, by='tokens', stop='repeat'" in text
+    assert "tokens='input_ids'" not in text
+
+
+def test_explain_says_how_often_each_source_is_gone_through() -> None:
+    said = str(tp.mix({"a": rows("a", 90), "b": rows("b", 10)}, weights={"a": 3, "b": 1}).explain())
+    assert "75.0%, 90 rows, gone through 1.00 times" in said
+    assert "25.0%, 10 rows, gone through 3.00 times" in said
+
+
+# What is refused
+
+A, B = rows("a", 5), rows("b", 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sources": [A, B]}, r"mix\(sources\) is a dict of pipelines by name, one or more, got \["),
+        ({"sources": {}}, "is a dict of pipelines by name, one or more"),
+        ({"sources": {"a": A, 3: B}}, "names are strings, got 3"),
+        ({"sources": {"a": A, "b": [1]}}, r"'b' is a pipeline, such as .*, got \[1\]"),
+        ({"sources": {"a": A.batch(2)}}, r"'a' has batch\(2\): put it after mix"),
+        ({"sources": {"a": A.sharding_filter(2)}}, r"'a' has sharding_filter\(2\): put it after mix"),
+        ({"sources": {"a": A.repeat()}}, r"'a' has repeat\(\): leave it out"),
+        ({"sources": {"a": A.pin()}}, r"'a' has pin\(\): put it at the end"),
+        ({"sources": {"a": A.distributed(rank=0, world_size=2)}}, r"'a' is distributed\(\)"),
+        ({"weights": [0.5, 0.5]}, r"mix\(weights\) is a dict with a number for each source"),
+        ({"weights": {"a": 1}}, "'b' has none"),
+        ({"weights": {"a": 1, "b": 1, "c": 1}}, "there is no source 'c'"),
+        ({"weights": {"a": 1, "b": -1}}, "each is a number of 0 or more, got -1 for 'b'"),
+        ({"weights": {"a": 1, "b": math.nan}}, "got nan for 'b'"),
+        ({"weights": {"a": math.inf, "b": 1}}, "got inf for 'a'"),
+        ({"weights": {"a": True, "b": 1}}, "got True for 'a'"),
+        ({"weights": {"a": [1], "b": 1}}, r"got \[1\] for 'a'"),
+        ({"weights": {"a": 0, "b": 0}}, "at least one is more than 0"),
+        ({"by": "bytes"}, "is one of 'rows', 'tokens', got 'bytes'"),
+        ({"stop": "never"}, "is one of 'all_exhausted', 'first_exhausted', 'repeat'"),
+        ({"temperature": 0}, "is a number above 0, got 0"),
+        ({"temperature": 2, "weights": {"a": 1, "b": 1}}, "leave it out, or weights"),
+        ({"repetitions": 0}, "is an integer of 1 or more, .* or None; got 0"),
+        ({"repetitions": {"c": 1}}, "there is no source 'c'"),
+        ({"repetitions": 2, "stop": "repeat"}, "no limit of repetitions"),
+        ({"schedule": []}, r"is a list of \(draws, weights\)"),
+        ({"schedule": [(0, {"a": 1, "b": 1}), (0, {"a": 1, "b": 1})]}, "got 0 after 0"),
+        ({"schedule": [(0, {"a": 1})]}, r"mix\(schedule\) at 0 .*'b' has none"),
+        ({"schedule": [(5, {"a": 1, "b": 1})]}, "starts at 0, or later and"),
+        ({"interpolation": "linear"}, "and there is none"),
+        ({"column": ""}, "is the name of a column, got ''"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(tp.ConfigError, match=said):
+        tp.mix(**{"sources": {"a": A, "b": B}, **options})
+
+
+@pytest.mark.parametrize(
+    ("above", "said"),
+    [
+        (lambda p: p.shuffle(5), "give each source its own"),
+        (lambda p: p.cache(), "give each source its own"),
+        (lambda p: p.sharding_filter(4).take(9), "take"),
+    ],
+)
+def test_what_cannot_stand_above_is_refused(above: Any, said: str) -> None:
+    with pytest.raises(tp.ConfigError, match=said):
+        above(tp.mix({"a": A, "b": B}))
+    with pytest.raises(tp.ConfigError, match="counts epochs, and mix"):
+        tp.mix({"a": A, "b": B}, stop="repeat").repeat(2)
+
+
+def test_a_mix_without_an_end_cannot_be_waited_for() -> None:
+    endless = tp.mix({"a": A, "b": B}, stop="repeat")
+    with pytest.raises(tp.ConfigError, match="'x' is a mix without an end"):
+        tp.mix({"x": endless, "b": B})
+    assert (
+        len(names(tp.mix({"x": endless, "b": B}, weights={"x": 1, "b": 1}, stop="repeat"), 99))
+        == 99
+    )
+
+
+def test_sources_without_rows_are_refused_and_never_waited_for() -> None:
+    empty = tp.from_arrow(pa.table({"who": pa.array([], pa.string())}))
+    with pytest.raises(tp.DataError, match=r"mix\(sources\): 'b': .* has no rows"):
+        list(tp.mix({"a": A.select("who"), "b": empty}, weights={"a": 1, "b": 1}))
+    nothing = rows("b", 50).filter(pc.field("who") == "c")
+    with pytest.raises(tp.DataError, match="source 'b' of a mix"):
+        list(tp.mix({"a": A, "b": nothing}, weights={"a": 1, "b": 1}))
+    with pytest.raises(
+        tp.DataError, match="source 'a' has 5 rows, so that some of 12 shards have none"
+    ):
+        list(tp.mix({"a": A, "b": B}, stop="first_exhausted").sharding_filter(12))
+    above = tp.mix({"a": A, "b": B}, stop="repeat").filter(pc.field("who") == "c")
+    with pytest.raises(tp.DataError, match="let no row of 16 whole epochs through"):
+        next(iter(above))
+
+
+def test_sizes_that_are_not_known_are_asked_for() -> None:
+    with pytest.raises(
+        tp.ConfigError, match=r"how many rows 'b' has is not known .* weights=\{'a': ..., 'b'"
+    ):
+        list(tp.mix({"a": A, "b": rows("b", 9).filter(pc.field("who") != "b2")}))
+    with pytest.raises(tp.ConfigError, match="how many tokens the sources have is not known"):
+        list(tp.mix({"a": A, "b": B}, by="tokens"))
+
+
+def test_tokens_are_counted_in_a_column_that_is_there() -> None:
+    with pytest.raises(tp.SchemaError, match="ids"):
+        list(tp.mix({"a": A, "b": B}, by="tokens", tokens="ids", weights={"a": 1, "b": 1}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"ahead": [0]}, {"ahead": "x"}, {"sources": [1]}, {"sources": {"c": {}}},
+        {"sources": {"a": {"at": 1}}}, {"window": 2}, {"tokens": "x"},
+        {"sources": {"a": {"epoch": 1 << 21, "window": 0, "row": 0, "at": 0}}},
+    ],
+)  # fmt: skip
+def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
+    pipe = tp.mix({"a": rows("a", 30), "b": rows("b", 30)}).batch(4)
+    iterator = iter(pipe)
+    next(iterator)
+    state = iterator.state_dict()
+    cursor = {**json.loads(state["shard-0000"]), **damage}
+    with pytest.raises(tp.StateError, match="shard-0000"):
+        tp.mix({"a": rows("a", 30), "b": rows("b", 30)}).batch(4).load_state_dict(
+            {**state, "shard-0000": json.dumps(cursor)}
+        )

@@ -1,0 +1,218 @@
+"""concat: several sources as one, in file order."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import trainpipes as tp
+from trainpipes.testing import check_resume
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Two folders of files of the same names: 0 to 99 and 100 to 149."""
+    for name, start, stop, group in (("a", 0, 100, 13), ("b", 100, 150, 20)):
+        (tmp_path / name).mkdir()
+        table = pa.table(
+            {"x": range(start, stop), "text": [f"row {n}" for n in range(start, stop)]}
+        )
+        pq.write_table(table, tmp_path / name / "rows.parquet", row_group_size=group)
+    return tmp_path / "a", tmp_path / "b"
+
+
+def both(folders: tuple[Path, Path]) -> tp.Pipeline:
+    return tp.concat(*(tp.list_files(folder).read_parquet() for folder in folders))
+
+
+def numbers(pipe: tp.Pipeline) -> list[int]:
+    return [row["x"] for row in pipe]
+
+
+def test_rows_come_one_source_after_the_other(folders: tuple[Path, Path]) -> None:
+    pipe = both(folders)
+    assert numbers(pipe) == list(range(150))
+    assert len(pipe.batch(32)) == 5
+    assert numbers(pipe.skip(95).take(10)) == list(range(95, 105))
+    nested = tp.concat(pipe, both(folders).select("x", "text"))
+    assert numbers(nested) == [*range(150)] * 2
+
+
+def test_it_is_one_plan_for_all(folders: tuple[Path, Path]) -> None:
+    table = pa.concat_tables([pq.read_table(folder) for folder in folders])
+    whole = both(folders).sharding_filter(6).shuffle(64, seed=2).batch(5)
+    found = [[row["x"] for row in batch] for batch in whole]
+    assert sorted(x for batch in found for x in batch) == table["x"].to_pylist()
+    assert sum(min(b) < 100 <= max(b) for b in found) > 5  # mixed with each other
+    fresh = both(folders).sharding_filter(6).shuffle(64, seed=2).batch(5)
+    loader = tp.Loader(fresh, num_workers=2)
+    assert [[row["x"] for row in batch] for batch in loader] == found
+
+
+def test_sources_of_different_kinds_give_the_same_columns(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    tp.write_memmap(tmp_path / "c.memmap", {"x": np.arange(150, 160)})
+    pipe = tp.concat(
+        tp.list_files(folders[0]).read_parquet(["x"]),
+        tp.from_arrow(pa.table({"y": range(100, 120)})).rename({"y": "x"}),
+        tp.list_files(folders[1]).read_parquet().select("x"),
+    )
+    assert numbers(pipe) == [*range(100), *range(100, 120), *range(100, 150)]
+    tensors = tp.concat(
+        tp.from_tensors(x=torch.arange(5)), tp.from_tensors(x=torch.arange(5, 9))
+    ).shuffle(scope="global", seed=1)
+    assert sorted(int(row["x"]) for row in tensors) == list(range(9))
+    maps = tp.concat(tp.from_memmap(tmp_path / "c.memmap"), tp.from_memmap(tmp_path / "c.memmap"))
+    drawn = maps.draw(tp.samplers.SubsetRandomSampler([3, 12], seed=0)).batch(2).collate()
+    assert sorted(next(iter(drawn))["x"].tolist()) == [152, 153]
+    assert [
+        row["x"] for row in tp.concat(*[tp.from_dataset([{"x": 1}, {"x": 2}]).map(_twice)] * 2)
+    ] == [2, 4, 2, 4]  # fmt: skip
+
+
+def _twice(row: dict[str, int]) -> dict[str, int]:
+    return {"x": row["x"] * 2}
+
+
+def test_columns_in_another_order_are_put_in_one() -> None:
+    one = tp.from_arrow(pa.table({"x": [1], "y": ["a"]}))
+    other = tp.from_arrow(pa.table({"y": ["b"], "x": [2]}))
+    assert list(tp.concat(one, other)) == [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]
+    batch = next(iter(tp.concat(one, other).shuffle(9).batch(2).collate(format="arrow")))
+    assert batch.column_names == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (pa.table({"x": ["a"]}), "column 'x' is int64 in source 0 and string in 1"),
+        (pa.table({"z": [1]}), "rows are columns x in source 0 and columns z in 1"),
+        (pa.table({"x": [1], "z": [1]}), "rows are columns x in source 0 and columns x, z in 1"),
+    ],
+)
+def test_columns_that_differ_are_refused_with_both(other: pa.Table, message: str) -> None:
+    empty = tp.from_arrow(pa.table({"q": pa.array([], pa.int64())}))  # has no say
+    first = tp.from_arrow(pa.table({"x": [1]}))
+    pipe = tp.concat(first, tp.from_arrow(other), empty)
+    with pytest.raises(tp.SchemaError, match=message):
+        list(pipe)
+    with pytest.raises(tp.SchemaError, match=message):
+        list(pipe.shuffle(scope="global"))
+    with pytest.raises(tp.SchemaError, match="Python objects"):
+        list(tp.concat(first, tp.from_dataset([1])))
+    with pytest.raises(tp.SchemaError, match="tensors"):
+        list(tp.concat(tp.from_tensors(torch.zeros(2, 3)), tp.from_tensors(torch.zeros(2, 4))))
+
+
+def test_errors_name_the_file_and_row_of_the_source(folders: tuple[Path, Path]) -> None:
+    rows = both(folders)
+
+    def fails(row: dict[str, Any]) -> dict[str, Any]:
+        if row["x"] == 127:
+            raise ValueError("no")
+        return row
+
+    parts = [tp.list_files(folder).read_parquet().map(fails) for folder in folders]
+    for pipe in (rows.map(fails), tp.concat(*parts), tp.concat(*parts).shuffle(20)):
+        with pytest.raises(ValueError, match="no") as caught:
+            list(pipe)
+        assert f"{folders[1]}/rows.parquet, row group 1, row 27" in caught.value.__notes__[0]
+
+
+def test_parts_never_leak_over_sources_of_the_same_names(folders: tuple[Path, Path]) -> None:
+    parts = both(folders).split({"a": 0.5, "b": 0.5})
+    found = [numbers(part) for part in parts.values()]
+    assert sorted(found[0] + found[1]) == list(range(150))
+    more = tp.concat(both(folders), tp.list_files(folders[0]).read_parquet())
+    alone = numbers(tp.concat(tp.list_files(folders[0]).read_parquet()).sample(0.4))
+    assert [x for x in numbers(both(folders).sample(0.4)) if x < 100] == alone
+    assert len(numbers(more.sample(0.4))) > len(alone)
+
+
+def test_numbers_are_those_over_all(folders: tuple[Path, Path]) -> None:
+    assert all(row["x"] == row["index"] for row in both(folders).enumerate())
+    own = tp.concat(*(tp.list_files(folder).read_parquet().enumerate() for folder in folders))
+    assert [row["index"] for row in own] == [*range(100), *range(50)]
+
+
+def test_what_is_cached_is_known_by_its_source(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    def make(*order: int) -> tp.Pipeline:
+        parts = [tp.list_files(folders[n]).read_parquet() for n in order]
+        return tp.concat(*parts).tokenize("bytes").cache(tmp_path / "kept").shuffle(40, seed=1)
+
+    first = [row["input_ids"] for row in make(0, 1)]
+    kept = set((tmp_path / "kept").rglob("*.arrow"))
+    assert kept
+    assert [row["input_ids"] for row in make(0, 1)] == first
+    assert sorted(row["input_ids"] for row in make(1, 0)) == sorted(first)
+
+
+def test_a_state_names_the_source_that_differs(folders: tuple[Path, Path]) -> None:
+    state = both(folders).batch(4).state_dict()
+    other = tp.concat(*(tp.list_files(f).read_parquet() for f in reversed(folders))).batch(4)
+    with pytest.raises(tp.StateError, match="data/sources/0"):
+        other.load_state_dict(state or {})
+    fewer = tp.concat(tp.list_files(folders[0]).read_parquet()).batch(4)
+    with pytest.raises(tp.StateError, match="data/sources/1"):
+        fewer.load_state_dict(state or {})
+    renamed = tp.concat(
+        tp.list_files(folders[0]).read_parquet(), tp.list_files(folders[1]).read_parquet().rename({"x": "x"})
+    ).batch(4)  # fmt: skip
+    with pytest.raises(tp.StateError, match="stages/concat/sources/1"):
+        renamed.load_state_dict(state or {})
+
+
+def test_it_is_a_record_like_others(folders: tuple[Path, Path]) -> None:
+    pipe = both(folders).shuffle(30).batch(4)
+    assert pipe == pickle.loads(pickle.dumps(pipe))
+    assert repr(pipe).startswith("concat(list_files(")
+    assert "2, one after the other" in str(pipe.explain())
+    assert "1: rows" in str(pipe.explain())
+
+
+def test_it_resumes_from_spawned_processes_too(folders: tuple[Path, Path]) -> None:
+    check_resume(
+        both(folders).sharding_filter(2).shuffle(30).batch(9),
+        every=7,
+        epochs=2,
+        start_method="spawn",
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda rows: tp.concat(), "takes pipelines, got none"),
+        (lambda rows: tp.concat(rows, [1]), "takes pipelines, got list"),
+        (
+            lambda rows: tp.concat(rows, rows.shuffle(3)),
+            r"shuffle\(3\) in source 1 .* put shuffle\(\) after",
+        ),
+        (lambda rows: tp.concat(rows.filter(pc.field("x") > 1)), "does not keep each row"),
+        (lambda rows: tp.concat(rows.batch(2)), r"put batch\(\) after concat"),
+        (lambda rows: tp.concat(rows.sharding_filter(2)), r"put sharding_filter\(\) after"),
+        (lambda rows: tp.concat(rows.take(2)), r"put take\(\) after concat"),
+        (
+            lambda rows: tp.concat(
+                rows.mask_tokens(column="x", mask_id=1, special_ids=[], vocab_size=9)
+            ),
+            "in every epoch",
+        ),
+        (
+            lambda rows: list(tp.concat(rows, tp.from_iterable(list))),
+            "source 1, from_iterable.* is a stream",
+        ),
+    ],
+)
+def test_what_cannot_be_one_of_several_is_refused(made: Any, message: str) -> None:
+    with pytest.raises(tp.ConfigError, match=message):
+        made(tp.from_arrow(pa.table({"x": [1, 2]})))

@@ -1,0 +1,168 @@
+"""chat_template: conversations as the tokenizer writes them, and labels on just what the assistant says."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from every_stage import chat_tokenizer
+from trainpipes.testing import digest
+
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+FORGETS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{{ m['content'] if loop.last or m['role'] == 'user' else '…' }}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def messages(*contents: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant") * len(contents)
+    return [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
+
+
+CONVERSATIONS = [
+    messages("hi there", "return 4"),
+    messages(
+        "a", "first answer", "more?", "second\nanswer  \n", "and", "  third, with </s> and é🙂"
+    ),
+    [{"role": "system", "content": "be brief"}, *messages("x", "")],
+    messages("only a question"),
+]
+
+
+def rows(*conversations: Any) -> tp.Pipeline:
+    return tp.from_arrow(
+        pa.table({"n": range(len(conversations)), "messages": list(conversations)})
+    )
+
+
+def spoken(row: dict[str, Any]) -> list[str]:
+    """What the labels of a row say, stretch by stretch."""
+    tokenizer, found, stretch = chat_tokenizer(), [], []
+    for label in [*row["labels"], -100]:
+        if label != -100:
+            stretch.append(label)
+        elif stretch:
+            found.append(tokenizer.decode(stretch, clean_up_tokenization_spaces=False))
+            stretch = []
+    return found
+
+
+@pytest.mark.parametrize("template", [None, MARKED])
+def test_labels_are_what_the_assistant_says_and_the_mark_after_it(template: Any) -> None:
+    pipe = rows(*CONVERSATIONS).chat_template(chat_tokenizer(), template=template)
+    for row, told in zip(pipe, CONVERSATIONS, strict=True):
+        tokenizer = chat_tokenizer()
+        text = tokenizer.apply_chat_template(told, tokenize=False)
+        assert row["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
+        said = [m["content"] + "<|im_end|>" for m in told if m["role"] == "assistant"]
+        assert spoken(row) == said
+        pairs = zip(row["labels"], row["input_ids"], strict=True)
+        assert all(label in (-100, i) for label, i in pairs)
+        assert list(row) == ["n", "input_ids", "labels"]
+
+
+def test_marks_of_the_template_and_its_prompt_tell_the_same() -> None:
+    plain = list(rows(*CONVERSATIONS).chat_template(chat_tokenizer()))
+    assert plain == list(rows(*CONVERSATIONS).chat_template(chat_tokenizer(), template=MARKED))
+
+
+def test_a_directory_is_loaded_and_known_by_its_content(tmp_path: Path) -> None:
+    chat_tokenizer().save_pretrained(tmp_path)
+    plain = rows(*CONVERSATIONS).chat_template(chat_tokenizer())
+    loaded = rows(*CONVERSATIONS).chat_template(str(tmp_path))
+    assert list(loaded) == list(plain)
+    one, other = (json.loads(p.state_dict()["pipeline"])["stages"][-1] for p in (plain, loaded))  # type: ignore[index]
+    assert one["template"] == other["template"]
+    marked = rows(*CONVERSATIONS).chat_template(chat_tokenizer(), template=MARKED)
+    with pytest.raises(tp.StateError, match="stages/chat_template/template"):
+        marked.load_state_dict(plain.state_dict() or {})
+
+
+def test_it_is_cut_padded_and_packed_as_tokenized_text_is() -> None:
+    cut = list(rows(*CONVERSATIONS).chat_template(chat_tokenizer(), max_length=7))
+    assert all(len(row["input_ids"]) == len(row["labels"]) == 7 for row in cut)
+    pad = chat_tokenizer().pad_token_id
+    batch = next(iter(rows(*CONVERSATIONS).chat_template(chat_tokenizer()).batch(4).pad_collate()))
+    assert batch["input_ids"][3, -1] == pad
+    assert batch["labels"][3].tolist() == [-100] * batch["labels"].shape[1]
+    packed = rows(*CONVERSATIONS).chat_template(chat_tokenizer()).pack(64)
+    assert sum(label != -100 for row in packed for label in row["labels"]) > 20
+    bare = next(iter(rows(*CONVERSATIONS).chat_template(chat_tokenizer(), labels=False)))
+    assert list(bare) == ["n", "input_ids"]
+
+
+def test_threads_and_workers_give_the_same() -> None:
+    pipe = rows(*CONVERSATIONS * 20).sharding_filter(4).shuffle(9)
+    pipe = pipe.chat_template(chat_tokenizer(), template=MARKED).batch(4).pad_collate()
+    expected = [digest(batch) for batch in tp.Loader(pipe, threads=0)]
+    for options in ({"threads": 3}, {"num_workers": 2}):
+        fresh = tp.Pipeline(pipe._steps)
+        assert [digest(batch) for batch in tp.Loader(fresh, **options)] == expected  # type: ignore[arg-type]
+
+
+def test_keys_that_are_null_are_left_out() -> None:
+    told = [{"role": "user", "content": "x", "name": "me"}, {"role": "assistant", "content": "y"}]
+    named = (
+        "{% for m in messages %}{{ m.name if m.name is defined else m.role }}: {{ m.content }}\n"
+        "{% endfor %}"
+    )
+    row = next(iter(rows(told).chat_template(chat_tokenizer(), template=named, labels=False)))
+    assert chat_tokenizer().decode(row["input_ids"]) == "me: x\nassistant: y\n"
+
+
+def test_a_template_that_writes_earlier_turns_otherwise_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"messages": [CONVERSATIONS[0], CONVERSATIONS[1]]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    source = tp.list_files(tmp_path).read_parquet()
+    with pytest.raises(
+        tp.DataError, match=r"mark them in the template by \{% generation %\}"
+    ) as caught:
+        list(source.chat_template(chat_tokenizer(), template=FORGETS))
+    assert caught.value.row == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([], "a list of messages, one or more, got list of none"),
+        (None, "got NoneType"),
+        ([{"role": None, "content": "x"}], 'message 0 of a conversation is a dict with "role"'),
+    ],
+)
+def test_what_is_no_conversation_names_its_row(bad: Any, message: str) -> None:
+    kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+    table = pa.table({"messages": pa.array([CONVERSATIONS[0], bad], kind)})
+    with pytest.raises(tp.DataError, match=message) as caught:
+        list(tp.from_arrow(table).chat_template(chat_tokenizer()))
+    assert caught.value.row == 1
+
+
+def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
+    bare = copy.deepcopy(chat_tokenizer())
+    bare.chat_template = None
+    with pytest.raises(tp.ConfigError, match=r"no chat template of its own .*pass chat_template"):
+        list(rows(CONVERSATIONS[0]).chat_template(bare))
+    for bad in ("bytes", str(tmp_path / "no.json"), len):
+        with pytest.raises(
+            tp.ConfigError, match="is a transformers tokenizer or a local directory"
+        ):
+            rows(CONVERSATIONS[0]).chat_template(bad)
+    for options in ({"column": 5}, {"labels": 1}, {"max_length": 0}, {"template": 5}):
+        with pytest.raises(tp.ConfigError, match=next(iter(options))):
+            rows(CONVERSATIONS[0]).chat_template(chat_tokenizer(), **options)  # type: ignore[arg-type]
+    with pytest.raises(tp.SchemaError, match="messages"):
+        list(tp.from_arrow(pa.table({"x": [1]})).chat_template(chat_tokenizer()))

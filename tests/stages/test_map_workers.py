@@ -1,0 +1,484 @@
+"""``map(num_workers=)``: the same rows in the same order, made by threads or processes; nothing hangs, and
+nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from torch.utils.data import DataLoader
+
+import map_functions as fn
+import trainpipes as tp
+from trainpipes.runtime import crew, hands
+from trainpipes.testing import check_resume, digest
+
+METHODS = pytest.mark.parametrize("method", ["thread", "process"])
+TESTS = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("no_processes_left")
+
+
+def source(rows: int = 120) -> tp.Pipeline:
+    return tp.from_arrow(pa.table({"x": range(rows)}))
+
+
+def sharded(rows: int = 120) -> tp.Pipeline:
+    return source(rows).sharding_filter(4).shuffle(30, seed=1)
+
+
+def digests(items: Any) -> list[str]:
+    return [digest(item) for item in items]
+
+
+def user_batch(rows: list[Any]) -> Any:
+    return rows
+
+
+CHAINS: dict[str, Callable[..., tp.Pipeline]] = {
+    "rows": lambda **how: sharded().map(fn.noisy, rng=True, **how),
+    "batches": lambda **how: sharded().map(fn.noisy, rng=True, **how).batch(7).collate(),
+    "a function of yours above": lambda **how: (
+        sharded().map(fn.noisy, rng=True, **how).batch(7).collate(user_batch)
+    ),
+    "functions of yours around": lambda **how: (
+        tp.from_dataset([{"x": x} for x in range(99)]).shuffle(20).map(fn.plain)
+        .map(fn.noisy, rng=True, **how).batch(7).map(list, **how)
+    ),
+    "before a filter and a shuffle": lambda **how: (
+        source().map(fn.noisy, rng=True, **how).filter(lambda row: row["x"] % 3 > 0).shuffle(30).batch(7)
+    ),
+    "below a filter": lambda **how: (
+        source().shuffle(30).map(fn.plain, **how).filter(lambda row: row["x"] % 3 > 0).batch(7)
+    ),
+    "endless": lambda **how: sharded().map(fn.noisy, rng=True, **how).repeat(2).batch(7),
+}  # fmt: skip
+
+
+@METHODS
+@pytest.mark.parametrize("name", CHAINS)
+def test_rows_and_order_are_those_without_workers(name: str, method: str) -> None:
+    make = CHAINS[name]
+    expected = [digests(tp.Loader(make(), threads=0)) for _ in range(1)]
+    for threads in (None, 0, 2):
+        pipe = make(num_workers=2, method=method)
+        assert digests(tp.Loader(pipe, threads=threads)) == expected[0]
+
+
+@METHODS
+def test_what_comes_back_is_what_was_returned(method: str) -> None:
+    rows = list(source(40).map(fn.every_kind))
+    again = list(source(40).map(fn.every_kind, num_workers=2, method=method))
+    for a, b in zip(rows, again, strict=True):
+        assert digest(a) == digest(b)
+        assert b["big"].flags.writeable
+        assert b["tensor"].dtype == a["tensor"].dtype
+        b["tensor"] += 1
+        b["small"] += 1
+
+
+@METHODS
+def test_a_state_loads_with_any_number_of_workers(method: str) -> None:
+    def pipe(workers: int) -> tp.Pipeline:
+        return sharded().map(fn.noisy, rng=True, num_workers=workers, method=method).batch(7)
+
+    whole = digests(pipe(0))
+    for before, after, stop in ((0, 2, 3), (2, 0, 5), (2, 3, 0)):
+        first = tp.Loader(pipe(before))
+        taken = digests(islice(first, stop))
+        state = json.loads(json.dumps(first.state_dict()))
+        then = tp.Loader(pipe(after))
+        then.load_state_dict(state)
+        assert taken + digests(then) == whole
+
+
+def test_it_resumes_exactly() -> None:
+    def make() -> tp.Pipeline:
+        mapped = sharded(40).map(fn.noisy, rng=True, num_workers=2, method="process")
+        return mapped.batch(4).map(user_batch)
+
+    report = check_resume(make, processes=0, every=5, epochs=2)
+    assert report.items == (10, 10)
+
+
+def test_processes_stay_for_several_epochs_and_are_shared_by_iterators() -> None:
+    pipe = sharded().map(fn.where, num_workers=2, method="process")
+    made = {row["process"] for _ in range(3) for row in pipe}
+    one, other = iter(pipe), iter(pipe)
+    pairs = [(next(one), next(other)) for _ in range(120)]
+    made |= {row["process"] for pair in pairs for row in pair}
+    assert os.getpid() not in made
+    assert len(made) <= 2
+    assert sorted(a["x"] for a, _ in pairs) == sorted(b["x"] for _, b in pairs) == list(range(120))
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
+def test_processes_can_be_started_in_any_way(start_method: Any) -> None:
+    pipe = sharded().map(
+        fn.noisy, rng=True, num_workers=2, method="process", start_method=start_method
+    )
+    assert digests(pipe.batch(7)) == digests(sharded().map(fn.noisy, rng=True).batch(7))
+
+
+def test_a_fork_needs_no_pickle() -> None:
+    add = 5
+    pipe = source().map(
+        lambda row: {"x": row["x"] + add}, num_workers=2, method="process", start_method="fork"
+    )
+    assert [row["x"] for row in pipe] == list(range(5, 125))
+
+
+def test_rows_are_made_ahead_and_not_without_end(tmp_path: Path) -> None:
+    pipe = source(4000).map(fn.Counts(tmp_path), num_workers=2)
+    batches = iter(pipe.batch(8).collate(user_batch))
+    next(batches)
+    time.sleep(0.5)
+    assert 8 < len(list(tmp_path.iterdir())) <= 8 * 5
+    del batches
+    time.sleep(0.1)
+    begun = len(list(tmp_path.iterdir()))
+    time.sleep(0.3)
+    assert len(list(tmp_path.iterdir())) == begun
+
+
+# What a function raises
+
+
+def files(folder: Path) -> tp.Pipeline:
+    for number in range(2):
+        table = pa.table({"x": range(40 * number, 40 * number + 40)})
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=10)
+    return tp.list_files(folder).read_parquet()
+
+
+WORKERS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 2},
+    {"num_workers": 2, "method": "process"},
+    {"num_workers": 2, "method": "process", "start_method": "fork"},
+]
+
+
+@pytest.mark.parametrize("how", WORKERS)
+@pytest.mark.parametrize("threads", [None, 0])
+def test_an_error_is_the_functions_own_and_names_the_row(
+    how: dict[str, Any], threads: int | None, tmp_path: Path
+) -> None:
+    pipe = files(tmp_path).map(fn.refuse_57, **how).batch(4)
+    batches = iter(tp.Loader(pipe, threads=threads))
+    assert len(list(islice(batches, 14))) == 14
+    for _ in range(2):  # asked again, it fails again
+        with pytest.raises(ValueError, match=r"^57 is not wanted") as caught:
+            next(batches)
+        notes = " ".join(caught.value.__notes__)
+        assert "part-1.parquet, row group 1, row 17" in notes
+        if how.get("method") == "process":
+            assert 'raise ValueError("57 is not wanted")' in notes
+
+
+@pytest.mark.parametrize("how", WORKERS)
+def test_none_is_refused(how: dict[str, Any]) -> None:
+    with pytest.raises(tp.DataError, match=r"returned None; .*\(at row 57\)"):
+        list(source().map(fn.forget_57, **how))
+
+
+@pytest.mark.parametrize("how", WORKERS)
+def test_stop_iteration_does_not_end_the_epoch(how: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(source().map(fn.stop, **how))
+
+
+@pytest.mark.parametrize("how", WORKERS)
+def test_a_function_may_end_the_program(how: dict[str, Any]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        list(source().map(fn.leave_57, **how))
+    assert caught.value.code == 7
+
+
+def test_an_error_that_does_not_pickle_still_says_what_it_was() -> None:
+    pipe = source().map(fn.refuse_in_own_words, num_workers=2, method="process")
+    with pytest.raises(
+        tp.WorkerError, match="raised OwnError, which does not pickle: 57: not wanted"
+    ) as c:
+        list(pipe)
+    assert "refuse_in_own_words" in " ".join(c.value.__notes__)
+
+
+# Workers that die
+
+
+@pytest.mark.parametrize(
+    ("function", "how"),
+    [
+        (fn.exit_57, "has ended with exit code 3"),
+        (fn.killed_57, r"was ended by signal 9 \(SIGKILL\), as"),
+    ],
+)
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
+def test_a_worker_that_dies_is_noticed_at_once_and_the_row_is_named(
+    function: Any, how: str, start_method: Any, tmp_path: Path
+) -> None:
+    pipe = files(tmp_path).map(function, num_workers=2, method="process", start_method=start_method)
+    batches = iter(pipe.batch(4))
+    next(batches)
+    start = time.monotonic()
+    assert len(list(islice(batches, 13))) == 13
+    with pytest.raises(tp.WorkerError, match=rf"worker process \d+ {how}") as caught:
+        next(batches)
+    assert time.monotonic() - start < 10
+    assert (caught.value.path or "").endswith("part-1.parquet")
+    assert (caught.value.row_group, caught.value.row) == (1, 17)
+    with pytest.raises(tp.WorkerError, match="row group 1, row 17"):
+        next(batches)
+
+
+def test_asked_again_after_a_death_it_goes_on_and_no_row_is_lost(tmp_path: Path) -> None:
+    function = fn.ExitsOnce(tmp_path / "mark")
+    pipe = source().map(function, num_workers=1, method="process").batch(4)
+    batches, found = iter(pipe), []
+    while True:
+        try:
+            found.append(next(batches))
+        except tp.WorkerError:
+            continue
+        except StopIteration:
+            break
+    assert [row["x"] for batch in found for row in batch] == list(range(120))
+
+
+def test_a_worker_killed_from_outside_is_noticed_while_it_works() -> None:
+    pipe = source().map(fn.very_slow, num_workers=2, method="process")
+    batches = iter(pipe.batch(8))
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            next(batches)
+        except tp.WorkerError as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    for worker in workers(2):
+        worker.kill()
+    waiting.join(20)
+    assert failed
+
+
+def workers(count: int) -> list[psutil.Process]:
+    """Worker processes below this one, once there are so many that are ready."""
+    for _ in range(300):
+        below = psutil.Process().children(recursive=True)
+        found = [
+            p for p in below if p.num_threads() > 1 and "resource_tracker" not in str(p.cmdline())
+        ]
+        if len(found) >= count:
+            return found[-count:]
+        time.sleep(0.1)
+    raise AssertionError("no workers came")
+
+
+# What cannot be sent
+
+
+def test_a_function_that_does_not_pickle_is_refused_with_a_way_out() -> None:
+    pipe = source().map(lambda row: row, num_workers=2, method="process")
+    with pytest.raises(tp.ConfigError, match=r'the function must pickle .*or use method="thread"'):
+        next(iter(pipe))
+    assert len(list(source().map(lambda row: row, num_workers=2))) == 120
+
+
+def test_rows_and_results_that_do_not_pickle_are_refused_with_the_row() -> None:
+    rows = tp.from_iterable(lambda: ((lambda: 1) for _ in range(9)))
+    with pytest.raises(
+        tp.ConfigError, match=r'rows must pickle .*and a function does not.*method="thread"'
+    ):
+        list(rows.map(fn.where, num_workers=2, method="process"))
+    with pytest.raises(tp.DataError, match=r"the function returns must pickle.*\(at row 57\)"):
+        list(source().map(fn.a_lambda, num_workers=2, method="process"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"num_workers": -1},
+            "map(num_workers) is an integer of 0 or more, threads or processes that call the function; "
+            "got -1",
+        ),
+        ({"method": "fork"}, 'map(method) is "thread" or "process", got \'fork\''),
+        ({"start_method": "magic"}, "map(start_method) is one of ['fork', 'spawn', 'forkserver'] here, got "
+         "'magic'"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(tp.ConfigError) as caught:
+        source().map(fn.plain, **options)
+    assert str(caught.value) == message
+
+
+# In workers of a loader
+
+
+@METHODS
+@pytest.mark.filterwarnings("ignore:map.* a worker process may not start others:UserWarning")
+def test_in_workers_of_a_loader_the_rows_are_the_same(method: str) -> None:
+    pipe = sharded().map(fn.noisy, rng=True, num_workers=2, method=method).batch(7)
+    expected = digests(sharded().map(fn.noisy, rng=True).batch(7))
+    assert digests(tp.Loader(pipe, num_workers=2)) == expected
+    again = sharded().map(fn.noisy, rng=True, num_workers=2, method=method).batch(7)
+    assert digests(DataLoader(again, batch_size=None, num_workers=2)) == expected
+
+
+def test_a_fork_beside_a_run_waits_for_nothing() -> None:
+    pipe = sharded(4000).map(fn.slow, num_workers=2).batch(8)
+    batches = iter(tp.Loader(pipe, threads=2))
+    next(batches)
+    start = time.monotonic()
+    assert len(list(DataLoader(sharded().batch(7), batch_size=None, num_workers=2))) == 18
+    assert time.monotonic() - start < 10
+    next(batches)
+
+
+# The end
+
+
+def processes_below(parent: int) -> list[psutil.Process]:
+    return psutil.Process(parent).children(recursive=True)
+
+
+def test_a_run_that_is_broken_off_leaves_nothing_once_its_pipeline_is_gone() -> None:
+    for _ in range(2):
+        pipe = source().map(fn.slow, num_workers=2, method="process").batch(4)
+        for _ in islice(pipe, 3):
+            pass
+    del pipe  # and no_processes_left looks
+
+
+def test_workers_end_where_nothing_is_to_do_and_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "IDLE", 0.3)
+    pipe = source().map(fn.where, num_workers=2, method="process")
+    first = {row["process"] for row in pipe}
+    gone = [psutil.Process(pid) for pid in first if psutil.pid_exists(pid)]
+    psutil.wait_procs(gone, timeout=10)
+    assert not any(process.is_running() for process in gone)
+    assert not first & {row["process"] for row in pipe}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a program that runs a pipeline with worker processes."""
+    started = []
+
+    def start(body: str, *, guard: bool = True, function: str = "slow") -> subprocess.Popen[str]:
+        lines = ["import os, sys, time, trainpipes as tp, pyarrow as pa, map_functions as fn"]
+        lines += ["def main():" if guard else "if True:"]
+        lines += [
+            "    rows = tp.from_arrow(pa.table({'x': range(2000)}))",
+            f"    pipe = rows.map(fn.{function}, num_workers=2, method='process').batch(4)",
+            *(f"    {line}" for line in body.splitlines()),
+        ]
+        lines += ["if __name__ == '__main__':", "    main()"] if guard else []
+        path = tmp_path / "script.py"
+        path.write_text("\n".join(lines))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
+        run = subprocess.Popen(
+            [sys.executable, str(path)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        started.append(run)
+        return run
+
+    yield start
+    for run in started:
+        run.kill()
+        run.communicate()
+
+
+def test_a_script_that_ends_in_mid_epoch_ends_well(script: Any) -> None:
+    run = script("next(iter(pipe)); kept = iter(pipe); next(kept); print('done')")
+    assert run.communicate(timeout=60) == ("done\n", "")
+    assert run.returncode == 0
+
+
+def test_no_worker_outlives_a_parent_that_is_killed(script: Any) -> None:
+    run = script("for batch in pipe: print('on', flush=True)")
+    assert run.stdout.readline() == "on\n"
+    below = processes_below(run.pid)
+    assert len(below) >= 3
+    run.kill()
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert not alive
+
+
+def test_an_interrupt_ends_it_at_once_with_one_traceback(script: Any) -> None:
+    run = script("print('on', flush=True)\nfor batch in pipe: pass", function="very_slow")
+    assert run.stdout.readline() == "on\n"
+    for _ in range(300):
+        below = processes_below(run.pid)
+        if len([p for p in below if p.num_threads() > 1]) >= 2:
+            break
+        time.sleep(0.1)
+    time.sleep(0.3)
+    os.killpg(run.pid, signal.SIGINT)
+    start = time.monotonic()
+    _, said = run.communicate(timeout=30)
+    assert time.monotonic() - start < 10
+    assert said.count("Traceback") == 1
+    assert said.rstrip().endswith("KeyboardInterrupt")
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert not alive
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_of_it(script: Any) -> None:
+    run = script("list(pipe)", guard=False)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 1
+    told = next(line for line in said.splitlines() if "trainpipes.errors.WorkerError" in line)
+    assert "ended with exit code 1 before it was ready" in told
+    assert told.endswith('below `if __name__ == "__main__":`, since workers import the script')
+
+
+@pytest.mark.slow
+def test_a_function_that_is_nowhere_to_be_imported_from_is_refused() -> None:
+    code = (
+        "import trainpipes as tp\n"
+        "def double(x): return 2 * x\n"
+        "list(tp.from_iterable(lambda: range(9)).map(double, num_workers=2, method='process'))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    last = run.stderr.rstrip().splitlines()[-1]
+    assert "the function does not load in a worker process (AttributeError" in last
+    assert 'or use method="thread"' in last
+
+
+def test_few_rows_are_spread_over_all_workers() -> None:
+    asked: list[int] = []
+
+    class Hands:
+        process = 0
+
+        def submit(self, items: Any, words: Any) -> Any:
+            asked.append(len(items))
+            return self
+
+        def result(self) -> Any:
+            return [0] * asked[-1], None
+
+    for rows, expected in ((1, [1]), (5, [2, 2, 1]), (8, [2, 2, 2, 2]), (9, [3, 3, 3])):
+        asked.clear()
+        hands.spread(Hands(), 2, list(range(rows)), None)  # type: ignore[arg-type]
+        assert asked == expected

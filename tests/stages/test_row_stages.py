@@ -1,0 +1,285 @@
+"""truncate, add_labels, enumerate, flat_map and unbatch: what they give, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from drawn import examples
+
+IDS = [[1, 2, 3, 4, 5], [], [6], [7, 8]]
+
+
+def ids(**columns: Any) -> tp.Pipeline:
+    return tp.from_arrow(pa.table({"input_ids": pa.array(IDS, pa.list_(pa.int32())), **columns}))
+
+
+# truncate
+
+
+@examples(60)
+@given(
+    st.lists(st.lists(st.integers(0, 99), max_size=9), max_size=20),
+    st.integers(0, 10), st.sampled_from(["left", "right"]),
+)  # fmt: skip
+def test_lists_are_cut_as_slices_are(rows: list[list[int]], length: int, side: Any) -> None:
+    table = pa.table({"input_ids": pa.array(rows, pa.list_(pa.int64())), "n": range(len(rows))})
+    found = list(tp.from_arrow(table).truncate(length, side=side)) if rows else []
+    cut = [row[:length] if side == "right" else row[max(0, len(row) - length) :] for row in rows]
+    assert [row["input_ids"] for row in found] == cut
+    assert [row["n"] for row in found] == list(range(len(rows)))
+
+
+def test_the_usual_columns_are_cut_together_and_others_where_they_are_named() -> None:
+    rows = ids(labels=[[0] * len(i) for i in IDS], other=[[0.5] * len(i) for i in IDS])
+    first = next(iter(rows.truncate(2)))
+    assert first == {"input_ids": [1, 2], "labels": [0, 0], "other": [0.5] * 5}
+    first = next(iter(rows.truncate(2, columns="other")))
+    assert (len(first["input_ids"]), first["other"]) == (5, [0.5, 0.5])
+
+
+def test_rows_that_are_dicts_or_tensors_are_cut_too() -> None:
+    rows = [{"input_ids": row} for row in IDS]
+    assert [r["input_ids"] for r in tp.from_dataset(rows).truncate(1)] == [[1], [], [6], [7]]
+    tensors = tp.from_tensors(input_ids=torch.arange(6).reshape(2, 3)).truncate(2)
+    assert [r["input_ids"] for r in tensors] == [[0, 1], [3, 4]]
+
+
+# add_labels
+
+
+def test_labels_are_the_ids_where_asked() -> None:
+    rows = ids(mask=[[0, 1, 1, 0, 1], [], [0], [1, 1]])
+    labels = [row["labels"] for row in rows.add_labels(where="mask", ignore=[3, 8])]
+    assert labels == [[-100, 2, -100, -100, 5], [], [-100], [7, -100]]
+    assert [row["labels"] for row in rows.add_labels()] == IDS
+    batch = next(iter(rows.add_labels().batch(2).pad_collate()))
+    assert batch["labels"].tolist() == [[1, 2, 3, 4, 5], [-100] * 5]
+
+
+def test_a_mask_of_another_length_names_its_row(tmp_path: Path) -> None:
+    table = pa.table({"input_ids": IDS, "mask": [[1] * 5, [], [1], [1]]})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)
+    with pytest.raises(tp.DataError, match="got 1 where 'input_ids' has 2") as caught:
+        list(tp.list_files(tmp_path).read_parquet().add_labels(where="mask"))
+    assert (caught.value.row_group, caught.value.row) == (1, 3)
+
+
+# enumerate
+
+
+def test_numbers_are_those_of_file_order_wherever_rows_come(tmp_path: Path) -> None:
+    for number, start in enumerate((0, 30, 50)):
+        table = pa.table({"x": range(start, (30, 50, 90)[number])})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=7)
+    rows = tp.list_files(tmp_path).read_parquet()
+    assert list(rows.enumerate()) == [{"x": n, "index": n} for n in range(90)]
+    mixed = rows.enumerate(column="n").sharding_filter(4).shuffle(20).batch(4)
+    for _ in range(2):
+        found = [row for batch in mixed for row in batch]
+        assert sorted(row["n"] for row in found) == list(range(90))
+        assert all(row["n"] == row["x"] for row in found)
+    later = rows.skip(4).take(9).enumerate(10)
+    assert list(later) == [{"x": n + 4, "index": n + 10} for n in range(9)]
+
+
+def test_rows_without_names_come_as_pairs() -> None:
+    assert list(tp.from_tensors(torch.tensor([5, 6])).enumerate()) == [
+        (0, (torch.tensor(5),)),
+        (1, (torch.tensor(6),)),
+    ]
+    assert list(tp.from_dataset("ab").enumerate(1)) == [(1, "a"), (2, "b")]
+    assert list(tp.from_iterable(lambda: "ab").enumerate().batch(2)) == [[(0, "a"), (1, "b")]]
+    assert list(tp.from_tensors(x=torch.tensor([5])).enumerate()) == [{"x": 5, "index": 0}]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda rows: rows.shuffle(3),
+        lambda rows: rows.batch(2),
+        lambda rows: rows.filter(bool),
+        lambda rows: rows.flat_map(lambda row: [row]),
+        lambda rows: rows.sample(0.5),
+    ],
+)
+def test_what_would_give_other_numbers_is_refused_below(made: Any) -> None:
+    with pytest.raises(tp.ConfigError, match=r"numbers rows in file order: put it before .*\(\)"):
+        made(ids()).enumerate()
+
+
+# flat_map and unbatch
+
+
+def several(row: dict[str, Any]) -> Iterator[dict[str, int]]:
+    return ({"x": row["x"], "k": k} for k in range(row["x"] % 5 * 100))
+
+
+def test_rows_are_those_of_a_plain_loop_in_its_order() -> None:
+    rows = tp.from_arrow(pa.table({"x": range(23)}))
+    expected = [made for x in range(23) for made in several({"x": x})]
+    assert list(rows.flat_map(several)) == expected
+    assert list(rows.repeat(2).flat_map(several).batch(7)) == [
+        (expected * 2)[k : k + 7] for k in range(0, 2 * len(expected), 7)
+    ]
+    shared = rows.sharding_filter(4).shuffle(9).flat_map(several)
+    assert sorted((r["x"], r["k"]) for r in shared) == [(r["x"], r["k"]) for r in expected]
+
+
+def test_a_resume_goes_on_within_one_rows_rows() -> None:
+    calls = []
+
+    def long(row: int) -> Iterator[int]:
+        calls.append(row)
+        return iter(range(row * 1000, row * 1000 + 900))
+
+    def make() -> tp.Pipeline:
+        return tp.from_dataset([1, 2, 3]).flat_map(long, version="1")
+
+    iterator = iter(make())
+    list(islice(iterator, 1300))
+    state = json.loads(json.dumps(iterator.state_dict()))
+    assert json.loads(state["shard-0000"])["row"] == 400
+    calls.clear()
+    pipe = make()
+    pipe.load_state_dict(state)
+    assert list(pipe) == [*range(2400, 2900), *range(3000, 3900)]
+    assert calls == [2, 3]
+
+
+def test_a_series_without_an_end_is_asked_for_a_few_at_a_time() -> None:
+    from itertools import count
+
+    pipe = tp.from_dataset([7]).flat_map(count).batch(4)
+    assert list(islice(iter(pipe), 2)) == [[7, 8, 9, 10], [11, 12, 13, 14]]
+
+
+def test_one_that_gives_fewer_than_a_state_says_is_refused() -> None:
+    pipe = tp.from_dataset([5]).flat_map(range, version="1")
+    iterator = iter(pipe)
+    list(islice(iterator, 4))
+    fewer = tp.from_dataset([5]).flat_map(lambda n: range(n - 2), version="1")
+    fewer.load_state_dict(iterator.state_dict())
+    with pytest.raises(tp.StateError, match="after 4 rows made of one that gives 3"):
+        next(iter(fewer))
+
+
+@pytest.mark.parametrize("bad", ["text", {"a": 1}, None, 5])
+def test_what_is_no_series_of_rows_is_refused_with_its_row(bad: Any, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": range(9)}), tmp_path / "x.parquet", row_group_size=4)
+    rows = tp.list_files(tmp_path).read_parquet()
+    pipe = rows.flat_map(lambda row: bad if row["x"] == 6 else [row])
+    with pytest.raises(tp.DataError, match="the function returns rows") as caught:
+        list(pipe)
+    assert (caught.value.row_group, caught.value.row) == (1, 6)
+
+
+def test_a_function_that_fails_names_the_row() -> None:
+    def fails(row: int) -> Iterator[int]:
+        yield row
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as caught:
+        list(tp.from_dataset([3, 4]).flat_map(fails))
+    assert "row 0" in caught.value.__notes__[0]
+    with pytest.raises(tp.DataError, match="a row is None"):
+        list(tp.from_dataset([3]).flat_map(lambda row: [None]))
+
+
+def test_nothing_at_all_for_whole_epochs_is_refused_under_repeat() -> None:
+    assert list(tp.from_dataset([1, 2]).flat_map(lambda row: []).batch(2)) == []
+    with pytest.raises(tp.DataError, match="repeat"):
+        next(iter(tp.from_dataset([1, 2]).repeat().flat_map(lambda row: [])))
+    with pytest.raises(tp.DataError, match="repeat"):
+        next(iter(tp.from_dataset([1, 2]).flat_map(lambda row: []).repeat()))
+
+
+def test_batches_are_taken_apart() -> None:
+    assert list(tp.from_dataset([[1, 2], (3,), []]).unbatch()) == [1, 2, 3]
+    assert list(tp.from_dataset([[[1], [2, 3]]]).unbatch(2)) == [1, 2, 3]
+    assert [int(x) for x in tp.from_tensors(torch.arange(4).reshape(2, 2)).unbatch(2)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert list(tp.from_dataset([np.arange(2)]).unbatch()) == [0, 1]
+    columns = tp.from_arrow(pa.table({"x": [[1, 2], []], "y": [["a", "b"], []]}))
+    assert list(columns.unbatch()) == [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (5, "a row is a list, a tuple, an array, or a dict of these, got int"),
+        ({"x": [1], "y": [1, 2]}, "equally long, got 1 in 'x', 2 in 'y'"),
+        ({"x": [1], "y": 5}, "got int; drop other columns"),
+    ],
+)
+def test_what_is_no_batch_is_refused(row: Any, message: str) -> None:
+    with pytest.raises(tp.DataError, match=message):
+        list(tp.from_dataset([row]).unbatch())
+
+
+def test_rows_made_of_one_are_told_apart_by_later_stages() -> None:
+    pipe = tp.from_arrow(pa.table({"x": range(9)})).flat_map(several).batch(50)
+    with pytest.raises(tp.ConfigError, match=r"put it before flat_map\(\)"):
+        pipe.sample(0.5)
+    with pytest.raises(
+        tp.ConfigError, match=r"rows of rows .* are dealt: put shuffle\(\) before it"
+    ):
+        tp.from_dataset([1]).flat_map(range).shuffle(4)
+    with pytest.raises(tp.ConfigError, match=r"put it before batch\(\)"):
+        tp.from_dataset([1]).batch(2).unbatch()
+
+
+# All
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda rows: rows.truncate(-1), "truncate"),
+        (lambda rows: rows.truncate(2, side="up"), '"right" or "left", got \'up\''),
+        (lambda rows: rows.truncate(2, columns=[]), "a column name or several"),
+        (lambda rows: rows.add_labels(ignore="x"), "a token id, or several"),
+        (lambda rows: rows.add_labels(ignore=[-1]), "add_labels"),
+        (lambda rows: rows.add_labels(5), "the name of a column, got 5"),
+        (lambda rows: rows.enumerate("x"), "enumerate"),
+        (lambda rows: rows.enumerate(column=""), "the name of a column"),
+        (lambda rows: rows.flat_map(None), "takes a function of one row"),
+        (lambda rows: rows.unbatch(0), "unbatch"),
+    ],
+)
+def test_bad_options_are_refused(made: Any, message: str) -> None:
+    with pytest.raises(tp.ConfigError, match=message):
+        made(ids())
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda rows: rows.truncate(2, columns="inputs"), "did you mean 'input_ids'"),
+        (lambda rows: rows.truncate(2, columns="text"), "to hold a list of numbers"),
+        (lambda rows: rows.add_labels(where="mask"), "mask"),
+        (lambda rows: rows.add_labels().add_labels(), "a column 'labels' already"),
+        (lambda rows: rows.enumerate(column="text"), "a column 'text' already"),
+        (lambda rows: tp.from_dataset([1, 2]).truncate(2), "each row must be a dict"),
+        (lambda rows: rows.batch(2).pad_collate().truncate(2), "stands below pad_collate"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(made: Any, message: str) -> None:
+    with pytest.raises((tp.SchemaError, tp.ConfigError), match=message):
+        list(made(ids(text=["a", "b", "c", "d"])))

@@ -1,0 +1,229 @@
+"""to: batches are copied ahead of use, and the state is that of what was given."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, _utils
+
+import trainpipes as tp
+from trainpipes.runtime.iterator import _warned
+from trainpipes.stages.to import To
+from trainpipes.testing import check_resume
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def batches(rows: int = 40, shards: int = 4) -> tp.Pipeline:
+    table = tp.from_tensors(x=torch.arange(rows)).sharding_filter(shards).shuffle(7, seed=1)
+    return table.batch(2).collate()
+
+
+class Noted(To):
+    """Notes when copies begin and when batches are given."""
+
+    notes: list[tuple[str, int]] = []  # noqa: RUF012
+
+    def begun(self, item: Any) -> Any:
+        number = int(item["x"].sum())
+        self.notes.append(("begun", number))
+        ready = super().begun(item)
+
+        def given() -> Any:
+            self.notes.append(("given", number))
+            return ready()
+
+        return given
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_copies_begin_so_many_batches_ahead(depth: int) -> None:
+    Noted.notes = []
+    expected = [int(batch["x"].sum()) for batch in batches()]
+    found = [int(batch["x"].sum()) for batch in batches().then(Noted(device="cpu", depth=depth))]
+    assert found == expected
+    begun = [n for what, n in Noted.notes if what == "begun"]
+    given = [n for what, n in Noted.notes if what == "given"]
+    assert begun == given == expected
+    ahead, most = 0, []
+    for what, _ in Noted.notes:
+        ahead += 1 if what == "begun" else -1
+        most.append(ahead)
+    assert max(most) == depth + 1
+    middle = [n for n, (what, _) in zip(most, Noted.notes, strict=True) if what == "given"][
+        depth : -depth - 1
+    ]
+    assert set(middle) == {depth}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("depth", [1, 4])
+def test_a_state_is_of_what_was_given(depth: int, workers: int) -> None:
+    def make() -> tp.Loader:
+        return tp.Loader(batches().to("cpu", depth=depth), num_workers=workers)
+
+    plain = [batch["x"].tolist() for batch in batches()]
+    states = []
+    loader = make()
+    for k, batch in enumerate(loader):
+        assert batch["x"].tolist() == plain[k]
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    for k in (0, 1, 7, len(plain) - 2):
+        resumed = make()
+        resumed.load_state_dict(states[k])
+        assert [batch["x"].tolist() for batch in resumed] == plain[k + 1 :]
+        untouched = tp.Loader(batches())
+        iterator = iter(untouched)
+        list(islice(iterator, k + 1))
+        assert states[k] == json.loads(json.dumps(untouched.state_dict()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_break_the_state_is_that_of_the_last_batch(workers: int) -> None:
+    loader = tp.Loader(batches().to("cpu", depth=3), num_workers=workers)
+    plain = [batch["x"].tolist() for batch in batches()]
+    for k, _ in enumerate(loader):
+        if k == 4:
+            break
+    resumed = tp.Loader(batches().to("cpu"))
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch["x"].tolist() for batch in resumed] == plain[5:]
+
+
+@pytest.mark.parametrize("kind", ["known", "filtered", "endless"])
+def test_it_resumes_exactly(kind: str) -> None:
+    pipe = batches(30)
+    if kind == "filtered":
+        rows = tp.from_tensors(x=torch.arange(40)).sharding_filter(4).shuffle(7)
+        pipe = rows.filter(lambda row: bool(row["x"] % 3)).batch(2).collate()
+    if kind == "endless":
+        pipe = pipe.repeat()
+    check_resume(pipe.to("cpu", depth=3), limit=25 if kind == "endless" else None, processes=0)
+
+
+def test_an_error_comes_where_it_would_have_come() -> None:
+    def fails(row: dict[str, Any]) -> dict[str, Any]:
+        if row["x"] == 13:
+            raise ValueError("no")
+        return row
+
+    pipe = tp.from_tensors(x=torch.arange(20)).map(fails).batch(2).collate().to("cpu", depth=4)
+    iterator = iter(pipe)
+    assert [batch["x"].tolist() for batch in islice(iterator, 6)] == [
+        [2 * k, 2 * k + 1] for k in range(6)
+    ]
+    state = iterator.state_dict()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            next(iterator)
+    assert iterator.state_dict() == state
+
+
+def test_tensors_are_moved_wherever_they_are_nested() -> None:
+    pipe = tp.from_dataset([{"a": [torch.zeros(2), 5], "b": "text"}] * 3).to("meta")
+    first = next(iter(pipe))
+    assert first["a"][0].device.type == "meta"
+    assert (first["a"][1], first["b"]) == (5, "text")
+
+
+def test_workers_of_a_plain_loader_pass_it_over_with_one_notice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _warned.clear()
+    pipe = batches().to("meta")
+    info = _utils.worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=pipe)
+    with monkeypatch.context() as patched:  # in a worker, its warnings would be its own
+        patched.setattr(_utils.worker, "_worker_info", info)
+        iterator = iter(pipe)
+        with pytest.warns(
+            UserWarning, match=r"to\('meta'\) is carried out by the process that trains"
+        ):
+            first = next(iterator)
+    assert first["x"].device.type == "cpu"
+    loader: DataLoader[Any] = DataLoader(batches().to("meta"), batch_size=None, num_workers=0)
+    assert next(iter(loader))["x"].device.type == "meta"
+
+
+def test_nodes_place_batches_too() -> None:
+    from torchdata.nodes import Loader as NodeLoader
+
+    from trainpipes.nodes import Batch, Collate, FromTensors
+
+    node = To(Collate(Batch(FromTensors(tensors=(torch.arange(4),)), 2)), "meta")
+    assert all(batch[0].device.type == "meta" for batch in NodeLoader(node))
+
+
+def test_pin_and_to_without_an_accelerator_say_so(recwarn: pytest.WarningsRecorder) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    _warned.clear()
+    for _ in range(2):
+        list(batches().pin().to("cpu"))
+    notices = [str(w.message) for w in recwarn if "pin()" in str(w.message)]
+    assert notices == ["pin() does nothing here: there is no accelerator to copy to"]
+    with pytest.raises(tp.ConfigError, match=r"there is no device 'cuda' here; .*leave to\(\) out"):
+        next(iter(batches().to("cuda")))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: batches().to("gpu"), 'such as "cuda" or "cuda:1", got \'gpu\''),
+        (lambda: batches().to(None), "got None"),
+        (lambda: batches().to("cpu", depth=-1), "depth"),
+        (lambda: batches().to("cpu", non_blocking=1), "True or False, got 1"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused(made: Any, message: str) -> None:
+    with pytest.raises(tp.ConfigError, match=message):
+        made()
+
+
+def test_it_is_no_part_of_a_state() -> None:
+    state = batches().state_dict()
+    pipe = batches().to("cpu", depth=1)
+    pipe.load_state_dict(state or {})
+    assert pipe.state_dict() == state
+
+
+@needs_gpu
+def test_what_is_computed_on_a_device_waits_for_its_copy() -> None:
+    rows = torch.arange(64 * 512 * 1024, dtype=torch.float32).reshape(64, 512 * 1024)
+    pipe = tp.from_tensors(x=rows).batch(4).collate().pin().to("cuda", depth=3)
+    busy = torch.ones(2048, 2048, device="cuda")
+    sums = []
+    for batch in pipe:
+        for _ in range(20):
+            busy = busy @ busy / 2048
+        sums.append(batch["x"].double().sum())
+        del batch
+    found = torch.stack(sums).cpu().numpy()
+    assert np.array_equal(found, rows.double().reshape(16, -1).sum(dim=1).numpy())
+
+
+@needs_gpu
+def test_copies_run_beside_the_work_on_earlier_batches() -> None:
+    rows = torch.zeros(24, 16 << 20)
+    busy = torch.ones(4096, 4096, device="cuda")
+
+    def seconds(depth: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        loader = iter(tp.from_tensors(x=rows).batch(2).collate().pin().to("cuda", depth=depth))
+        next(loader)
+        torch.cuda.synchronize()
+        start.record()
+        for batch in loader:
+            for _ in range(8):
+                torch.mm(busy, busy)
+            batch["x"].sum().item()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    seconds(2)
+    assert min(seconds(2) for _ in range(3)) < min(seconds(0) for _ in range(3)) * 1.05

@@ -1,0 +1,162 @@
+"""What threads do before it is asked for: the same items, whenever they are made."""
+
+import gc
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import trainpipes as tp
+from trainpipes.runtime.late_items import LateItems
+from trainpipes.runtime.windows import ListedWindows
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> tp.Pipeline:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 1000, n).tolist() for n in rng.integers(1, 40, 6000)]
+    pq.write_table(pa.table({"input_ids": rows}), tmp_path / "ids.parquet", row_group_size=250)
+    files = tp.list_files(str(tmp_path / "*.parquet"))
+    return files.read_parquet().sharding_filter(6).shuffle(500, seed=3).batch(8).pad_collate()
+
+
+def same(found: list[Any], expected: list[Any]) -> bool:
+    return len(found) == len(expected) and all(
+        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+class TestLateItems:
+    def test_are_made_once_and_let_go(self) -> None:
+        made: list[int] = []
+
+        def make(k: int) -> str:
+            made.append(k)
+            return f"item {k}"
+
+        items = LateItems(make, 3)
+        assert len(items) == 3
+        assert items[1] == items[1] == "item 1"
+        assert made == [1]
+        items[1] = None
+        assert items._items == [None] * 3
+        assert items[1] == "item 1"  # made again, and not kept
+        assert items._items == [None] * 3
+        assert list(items) == ["item 0", "item 1", "item 2"] == items[0:3]
+        items[0] = "another"
+        assert items[0] == "another"
+
+    def test_have_a_fixed_number(self) -> None:
+        items = LateItems(str, 2)
+        with pytest.raises(TypeError, match="not taken out"):
+            del items[0]
+        with pytest.raises(TypeError, match="nothing is put between"):
+            items.append("x")
+
+    def test_a_batch_that_is_kept_does_not_change(self, pipe: tp.Pipeline) -> None:
+        expected = list(tp.Loader(pipe, threads=0))
+        pipe.load_state_dict(pipe.state_at(0, epoch=0))
+        kept = []
+        for batch in tp.Loader(pipe, threads=0):
+            kept.append({k: v.clone() for k, v in batch.items()})
+            batch["input_ids"].fill_(-7)
+        assert same(kept, expected)
+
+
+class TestATrainerAtWork:
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_gets_the_same_batches_and_states(self, pipe: tp.Pipeline, threads: int) -> None:
+        expected = list(tp.Loader(pipe, threads=0))
+        pipe.load_state_dict(pipe.state_at(0, epoch=0))
+        loader = tp.Loader(pipe, threads=threads)
+        found, states = [], []
+        for number, batch in enumerate(loader):
+            found.append(batch)
+            if number % 100 == 50:
+                states.append((number, loader.state_dict()))
+            time.sleep(0.0003)
+        assert same(found, expected)
+        for number, state in states:
+            assert state == pipe.state_at(number + 1, epoch=0)
+            other = tp.Loader(pipe, threads=threads)
+            other.load_state_dict(state)
+            assert same(list(other), expected[number + 1 :])
+
+    def test_has_them_made_by_another_thread(
+        self, pipe: tp.Pipeline, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from trainpipes.stages import pad_collate
+
+        by: list[str] = []
+        written = pad_collate._written
+
+        def note(*given: Any) -> Any:
+            by.append(threading.current_thread().name)
+            return written(*given)
+
+        monkeypatch.setattr(pad_collate, "_written", note)
+        for _ in tp.Loader(pipe, threads=1):
+            time.sleep(0.001)
+        assert sum(name.startswith("trainpipes") for name in by) > len(by) / 2
+        assert len(by) < 1.2 * len(pipe)  # hardly any was made twice
+
+
+class TestPassesThatFollowEachOther:
+    def test_give_what_they_give_alone(self, pipe: tp.Pipeline) -> None:
+        loader = tp.Loader(pipe, threads=2)
+        passes = [list(loader) for _ in range(5)]
+        for number, found in enumerate(passes):
+            pipe.load_state_dict(pipe.state_at(0, epoch=number))
+            assert same(found, list(tp.Loader(pipe, threads=0)))
+
+    def test_from_the_second_on_the_next_ones_windows_are_read_ahead(
+        self, pipe: tp.Pipeline, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read: list[tuple[int, int, int]] = []
+        original = ListedWindows._read
+
+        def note(self: Any, held: Any, epoch: int, span: int, window: int) -> Any:
+            read.append((epoch, span, window))
+            return original(self, held, epoch, span, window)
+
+        monkeypatch.setattr(ListedWindows, "_read", note)
+        loader = tp.Loader(pipe, threads=2)
+        list(loader)
+        assert {epoch for epoch, _, _ in read} == {0}  # it may have been the only one
+        list(loader)
+        deadline = time.monotonic() + 10
+        while not any(epoch == 2 for epoch, _, _ in read) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert any(epoch == 2 for epoch, _, _ in read)
+        list(loader)
+        assert len(read) == len(set(read))  # none twice
+
+    def test_what_was_read_ahead_is_let_go_when_another_pass_comes(self, pipe: tp.Pipeline) -> None:
+        loader = tp.Loader(pipe, threads=2)
+        passes = [list(loader) for _ in range(3)]
+        plan = pipe._runner.plan
+        assert plan.kept is not None
+        loader.load_state_dict(pipe.state_at(10, epoch=1))
+        assert same(list(loader), passes[1][10:])
+        assert plan.kept is None or plan.kept.number == 2
+        assert same(list(loader), passes[2])
+
+    def test_threads_go_with_the_pipeline(self, pipe: tp.Pipeline) -> None:
+        before = set(threading.enumerate())
+        loader = tp.Loader(pipe, threads=2)
+        for _ in range(3):
+            list(loader)
+        assert set(threading.enumerate()) - before
+        del loader, pipe._runner  # nobody holds its plan
+        gc.collect()
+        deadline = time.monotonic() + 10
+        while set(threading.enumerate()) - before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not set(threading.enumerate()) - before

@@ -1,0 +1,90 @@
+"""How many items an epoch has, where that is known at its end only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import trainpipes as tp
+
+LENGTHS = np.random.default_rng(5).lognormal(3, 1, 6000).astype(int).clip(1, 500)
+TABLE = pa.table({"input_ids": [[1] * n for n in LENGTHS], "row": range(6000)})
+ODD = pc.bit_wise_and(pc.field("row"), pa.scalar(1, pa.int64())) == 1
+
+
+def rows() -> tp.Pipeline:
+    return tp.from_arrow(TABLE).sharding_filter(4)
+
+
+MADE: dict[str, Callable[[], tp.Pipeline]] = {
+    "sample": lambda: rows().sample(0.3).batch(8),
+    "sample before a shuffle": lambda: rows().sample(0.3).shuffle(500).batch(8),
+    "split": lambda: rows().split({"a": 0.85, "b": 0.15})["b"].shuffle(500).batch(8),
+    "the last part": lambda: rows().split({"a": 0.25, "b": 0.75})["b"].batch(8),
+    "sample of a split": lambda: rows().split({"a": 0.5, "b": 0.5})["a"].sample(0.5).batch(8),
+    "sample, by row": lambda: rows().sample(0.3, key="row"),
+    "sample, drawn": lambda: rows().sample(0.3).shuffle(scope="global").batch(8),
+    "pack": lambda: rows().shuffle(500).pack(128).batch(4),
+    "pack of a sample": lambda: rows().sample(0.5).shuffle(500).pack(128).batch(4),
+    "pack of a part": lambda: rows().shuffle(500).split({"a": 0.4, "b": 0.6})["a"].pack(128),
+    "pack of what a filter leaves": lambda: rows().filter(ODD).shuffle(500).pack(128).batch(4),
+    "pack of some": lambda: rows().take(4000).shuffle(500).sample(0.5).pack(128),
+    "filtered packs": lambda: rows().pack(128, window=64).filter(_starts_odd).batch(2),
+    "budget": lambda: rows().shuffle(500).batch(max_tokens=2048),
+    "budget of a sample": lambda: rows().sample(0.5).shuffle(500).batch(max_tokens=2048),
+    "buckets": lambda: rows().shuffle(500).bucket_by_length(8, drop_last=True),
+    "buckets of a sample": lambda: rows().shuffle(500).sample(0.5).bucket_by_length(max_tokens=2048),
+    "budget of packs": lambda: rows().pack(128, window=64).batch(max_tokens=600),
+    "several epochs": lambda: rows().sample(0.5).shuffle(500).pack(128).batch(4).repeat(2),
+}  # fmt: skip
+
+
+def _starts_odd(row: dict[str, Any]) -> bool:
+    return len(set(row["segment_ids"])) % 2 == 1
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_it_is_close(name: str) -> None:
+    pipe = MADE[name]()
+    there = sum(1 for _ in pipe)
+    assert abs(pipe.estimate_len() / there - 1) < 0.1, (pipe.estimate_len(), there)
+
+
+def test_it_is_exact_where_all_rows_are_read() -> None:
+    few = tp.from_arrow(TABLE.slice(0, 900))
+    for pipe in (
+        few.filter(ODD).pack(128).batch(4),
+        few.pack(128).take(40).batch(3),
+        few.shuffle(99).filter(ODD).skip(7).take(300).pack(128).skip(3).batch(2).take(11),
+        few.batch(max_tokens=900).skip(2),
+        few.skip(100).take(500).bucket_by_length(8, num_buckets=4).take(1000),
+        few.take(0).pack(128),
+    ):
+        assert pipe.estimate_len() == len(list(pipe)), pipe
+
+
+def test_counted_items_bound_it() -> None:
+    assert rows().sample(0.5).batch(8).take(10).estimate_len() == 10
+    assert tp.from_arrow(TABLE).sample(0.5).take(100).batch(8).estimate_len() == 13
+    assert rows().sample(0.5).batch(8).skip(1000).estimate_len() == 0
+    assert tp.from_arrow(TABLE).shuffle(50).skip(10).sample(0.5).estimate_len() == 2995
+
+
+def test_a_filter_by_itself_counts_as_if_it_let_all_through() -> None:
+    assert rows().filter(ODD).batch(8).estimate_len() == 750
+    assert rows().sample(0.5).filter(ODD).batch(8).estimate_len() == 375
+
+
+def test_nothing_is_put_below_a_cache(tmp_path: Path) -> None:
+    pipe = tp.from_arrow(TABLE).sample(0.5).filter(ODD).cache(tmp_path).shuffle(500).pack(128)
+    there = sum(1 for _ in pipe)
+    kept = sorted(tmp_path.rglob("*.arrow"))
+    assert kept
+    assert 0.9 < pipe.estimate_len() / there < 2.2
+    assert sorted(tmp_path.rglob("*.arrow")) == kept

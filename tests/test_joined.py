@@ -1,0 +1,107 @@
+"""Tables joined in memory of large pages are what Arrow joins."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from trainpipes.runtime import joined
+from trainpipes.runtime.large_memory import LargeMemory
+
+COLUMNS: dict[str, Any] = {
+    "ints": pa.array(range(50), pa.int16()),
+    "floats": pa.array([n / 3 for n in range(50)]),
+    "lists": pa.array([list(range(n % 4)) for n in range(50)], pa.list_(pa.int32())),
+    "long lists": pa.array([[0.5] * (n % 3) for n in range(50)], pa.large_list(pa.float32())),
+    "texts": pa.array([f"täxt {n}" * (n % 3) for n in range(50)]),
+    "long texts": pa.array([f"{n}" for n in range(50)], pa.large_string()),
+    "bytes": pa.array([bytes([n]) * 3 for n in range(50)], pa.binary()),
+    "empty": pa.array([""] * 50),
+    "nothing in lists": pa.array([[]] * 50, pa.list_(pa.int64())),
+    "nulls": pa.array([None if n % 7 == 0 else n for n in range(50)]),
+    "null lists": pa.array([None if n % 5 == 0 else [n] for n in range(50)]),
+    "nulls in lists": pa.array([[n, None] for n in range(50)]),
+    "bools": pa.array([n % 2 == 0 for n in range(50)]),
+    "nested": pa.array([[[n], [n, n]] for n in range(50)]),
+    "structs": pa.array([{"a": n, "b": [n]} for n in range(50)]),
+    "times": pa.array(range(50), pa.timestamp("s")),
+    "fixed": pa.array([[n, n + 1] for n in range(50)], pa.list_(pa.int32(), 2)),
+    "words": pa.array(["a", "b"] * 25).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_as_arrow_joins_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(joined, "LARGE", 0)
+    schema = pa.schema([pa.field(name, COLUMNS[name].type, metadata={"k": "v"})], {"about": "rows"})
+    table = pa.table([COLUMNS[name]], schema=schema)
+    # Parts that start in the middle of an array, and one without rows.
+    parts = [table.slice(3, 20), table.slice(0, 0), table.slice(23, 1), table.slice(30)]
+    expected = pa.concat_tables(parts)
+    found = joined.joined_tables(parts)
+    assert found.equals(expected, check_metadata=True)
+    found.validate(full=True)
+    assert found.column(0).num_chunks == 1
+    assert joined.joined_tables(parts[1:2]).equals(parts[1])
+    # What it holds is its own: rows can be had from it in any order.
+    assert found.take(pa.array([40, 0])).to_pylist() == [expected.to_pylist()[i] for i in (40, 0)]
+
+
+def test_more_than_offsets_can_count_stays_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "LARGE", 0)
+    lists = pa.array([[1], [2, 3]], pa.list_(pa.int8()))
+    column = pa.chunked_array([lists, lists])
+
+    class Narrow:
+        max = 3
+
+    monkeypatch.setattr(joined.np, "iinfo", lambda _: Narrow)
+    assert joined._joined(column, LargeMemory()).to_pylist() == [[1], [2, 3]] * 2
+
+
+class TestLargeMemory:
+    def test_is_given_out_again_when_nothing_looks_into_it(self) -> None:
+        memory = LargeMemory()
+        first = memory.take(5_000_000)
+        first[:] = 7
+        view = first.view("<i8")[10:20]
+        place = first.ctypes.data
+        del first
+        other = memory.take(5_000_000)
+        assert other.ctypes.data != place  # a view keeps it
+        assert (view == view[0]).all()
+        del view
+        again = memory.take(4_500_000)
+        assert again.ctypes.data == place
+        assert len(again) == 4_500_000
+
+    def test_a_piece_much_too_large_is_not_taken(self) -> None:
+        memory = LargeMemory()
+        place = memory.take(40_000_000).ctypes.data
+        small = memory.take(5_000_000)
+        assert small.ctypes.data != place
+        assert memory.take(30_000_000).ctypes.data == place
+
+    def test_outlives_what_gave_it(self) -> None:
+        memory = LargeMemory()
+        found = memory.take(5_000_000)
+        found[:] = 3
+        del memory
+        assert int(found.sum()) == 15_000_000
+        del found
+
+    def test_arrow_keeps_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(joined, "LARGE", 0)
+        memory = LargeMemory()
+        table = pa.table({"a": range(1000)})
+        found = joined.joined_tables([table, table], memory)
+        column = found.column("a").chunk(0)[5:]
+        del found
+        memory.take(16_000)[:] = 255
+        assert column.to_pylist() == [*range(5, 1000), *range(1000)]
+
+    def test_pieces_of_all_sizes_do_not_pile_up(self) -> None:
+        memory = LargeMemory()
+        for size in range(1, 60):
+            memory.take(size * 1_000_000)[:1] = 1
+        assert len(memory._free) <= 10

@@ -1,0 +1,141 @@
+"""Rectangles of rows, against what they are cell by cell."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from trainpipes.byte_rows import cut_rows, gather_rows
+from trainpipes.rectangles import Rectangles
+
+KINDS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "float16", "float32"]
+sides = st.sampled_from(["pre", "post"])
+
+
+def alone(rows: list[Any], width: int, value: Any, dtype: Any, side: str) -> Any:
+    inner = rows[0].shape[1:]
+    cells = np.full((len(rows), width, *inner), value, dtype)
+    for cell, row in zip(cells, rows, strict=True):
+        if len(row):
+            cell[slice(width - len(row), None) if side == "pre" else slice(len(row))] = row
+    return cells
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=3), min_size=1, max_size=4),
+    st.sampled_from(KINDS),
+    st.sampled_from(["int64", "float64", "int32"]),
+    st.integers(-128, 127),
+    st.sampled_from([(), (2,), (2, 3)]),
+    sides,
+    st.sampled_from([None, "bool", "int64", "int32"]),
+    st.data(),
+)
+def test_are_what_they_are_cell_by_cell(
+    batches: Any, kind: str, dtype: str, value: int, inner: Any, side: Any, mask: Any, data: Any
+) -> None:
+    lengths = np.array([n for batch in batches for n in batch], dtype=np.int64)
+    numbers = st.integers(0, 100)
+    values = data.draw(
+        arrays.arrays(np.dtype(kind), (int(lengths.sum()), *inner), elements=numbers)
+    )
+    bounds = np.cumsum([0, *map(len, batches)])
+    found = Rectangles(values, lengths, bounds, value, dtype=dtype, padding=side, mask=mask)
+    rows = np.split(values, np.cumsum(lengths)[:-1])
+    assert len(found) == len(batches)
+    size = 0
+    order = data.draw(st.permutations(range(len(batches))))  # whoever asks first
+    for k in order:
+        (start, stop), (cells, real) = list(pairwise(bounds.tolist()))[k], found[k]
+        width = int(lengths[start:stop].max())
+        np.testing.assert_array_equal(cells, alone(rows[start:stop], width, value, dtype, side))
+        assert cells.dtype == np.dtype(dtype)
+        assert cells.flags.owndata or cells.base is not None
+        assert cells.flags.writeable
+        assert cells.flags.c_contiguous
+        size += cells.nbytes
+        if mask is None:
+            assert real is None
+            continue
+        assert real.dtype == np.dtype(mask)
+        ones = [np.ones(n, dtype=mask) for n in lengths[start:stop]]
+        np.testing.assert_array_equal(real, alone(ones, width, 0, mask, side))
+        size += real.nbytes
+    assert found.nbytes == size
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "value"),
+    [
+        ("uint16", "int64", -100),  # which the rows' own type cannot hold
+        ("int32", "float32", float("nan")),
+        ("float32", "float64", 0.1),
+        ("float16", "float16", -0.0),
+        ("bool", "bool", True),
+        ("float64", "float64", float("-inf")),
+        ("int64", "int64", -(2**63)),
+        ("complex64", "complex64", 1j),  # not plain bits
+    ],
+)
+def test_are_filled_with_any_value_of_their_type(kind: str, dtype: str, value: Any) -> None:
+    values = np.array([1, 0, 1, 1, 0, 1], dtype=kind)
+    lengths = np.array([1, 3, 0, 2])
+    found = Rectangles(values, lengths, np.array([0, 2, 4]), value, dtype=dtype)
+    rows = np.split(values, np.cumsum(lengths)[:-1])
+    for k, width in enumerate((3, 2)):
+        expected = alone(rows[2 * k : 2 * k + 2], width, value, dtype, "post")
+        assert found[k][0].tobytes() == expected.tobytes()
+
+
+def test_values_beside_a_row_do_not_show() -> None:
+    values = np.array([np.nan, 1.0, np.inf, np.nan])
+    lengths, bounds = np.array([1, 1, 2]), np.array([0, 2, 3])
+    for side, expected in (("post", [[np.nan, 0], [1.0, 0]]), ("pre", [[0, np.nan], [0, 1.0]])):
+        found = Rectangles(values, lengths, bounds, 0.0, dtype="float64", multiple=2, padding=side)
+        np.testing.assert_array_equal(found[0][0], expected)
+
+
+def test_each_can_be_kept_and_written_to_without_the_others() -> None:
+    values = np.arange(6)
+    found = Rectangles(
+        values, np.array([2, 1, 3]), np.array([0, 2, 3]), 0, dtype="int64", mask="int64"
+    )
+    first, again = found[0], found[0]
+    first[0][:] = -1
+    first[1][:] = -1  # type: ignore[index]
+    np.testing.assert_array_equal(again[0], [[0, 1], [2, 0]])
+    np.testing.assert_array_equal(found[0][1], [[1, 1], [1, 0]])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(values, np.arange(6))
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    st.sampled_from([*KINDS, "bool", "float64"]),
+    st.sampled_from([(), (3,)]),
+    st.integers(0, 6),
+    sides,
+    st.data(),
+)
+def test_rows_are_gathered_and_cut_as_bytes(
+    lengths: list[int], kind: str, inner: Any, most: int, side: Any, data: Any
+) -> None:
+    offsets = np.cumsum([2, *lengths])  # rows need not start where the values do
+    values = np.arange(int(offsets[-1] + 1) * int(np.prod(inner, dtype=int))) % 2 == 1
+    values = values.astype(kind).reshape(-1, *inner)
+    rows = [values[a:b] for a, b in pairwise(offsets.tolist())]
+    index = np.array(
+        data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8)), dtype=np.int64
+    )
+    found, sizes = gather_rows(values, offsets.astype(np.int32), index)
+    expected = [rows[i] for i in index.tolist()]
+    assert sizes.tolist() == list(map(len, expected))
+    np.testing.assert_array_equal(found, np.concatenate([values[:0], *expected]))
+    assert found.dtype == values.dtype
+    found, sizes = cut_rows(values, offsets, most, side)
+    expected = [row[max(0, len(row) - most) :] if side == "pre" else row[:most] for row in rows]
+    assert sizes.tolist() == list(map(len, expected))
+    np.testing.assert_array_equal(found, np.concatenate([values[:0], *expected]))
