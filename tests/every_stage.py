@@ -257,7 +257,7 @@ FINITE: dict[str, Make] = {
     ),
     "mix / filtered": lambda f: (
         tp.mix(
-            {"a": part(f, 40).filter(pc.field("x") > 20), "b": part(f, 61, 30).filter(odd)},
+            {"a": part(f, 40).filter(odd), "b": part(f, 40, 30).filter(pc.field("x") > 33)},
             weights={"a": 1, "b": 3},
         )
         .sharding_filter(4).batch(4)

@@ -15,6 +15,7 @@ import torch
 import trainpipes as tp
 from trainpipes.runtime.late_items import LateItems
 from trainpipes.runtime.windows import ListedWindows
+from trainpipes.stages.column_writers import RaggedWriter
 
 
 @pytest.fixture
@@ -92,16 +93,14 @@ class TestATrainerAtWork:
     def test_has_them_made_by_another_thread(
         self, pipe: tp.Pipeline, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from trainpipes.stages import pad_collate
-
         by: list[str] = []
-        written = pad_collate._written
+        written = RaggedWriter.write
 
         def note(*given: Any) -> Any:
             by.append(threading.current_thread().name)
             return written(*given)
 
-        monkeypatch.setattr(pad_collate, "_written", note)
+        monkeypatch.setattr(RaggedWriter, "write", note)
         for _ in tp.Loader(pipe, threads=1):
             time.sleep(0.001)
         assert sum(name.startswith("trainpipes") for name in by) > len(by) / 2

@@ -24,6 +24,8 @@ FLOORS = {
     "state": 0,
     "merge": 0,
     "topology": 0,
+    "byte_rows": 0,
+    "rectangles": 0,
     "padding": 0,
     "runtime": 1,
     "tokenizers": 2,

@@ -41,6 +41,7 @@ class TrainpipesError(Exception):
         row_group: row group within ``path``, counted from 0, if known.
         row: row within ``path``, counted from 0, if known.
         stage: the stage that raised, as it prints in the pipeline.
+        source: of several that are mixed, the one that ``path`` belongs to, by name.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class TrainpipesError(Exception):
         row_group: int | None = None,
         row: int | None = None,
         stage: str | None = None,
+        source: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -58,6 +60,7 @@ class TrainpipesError(Exception):
         self.row_group = row_group
         self.row = row
         self.stage = stage
+        self.source = source
 
     def __str__(self) -> str:
         return self.message

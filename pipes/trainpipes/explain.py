@@ -73,12 +73,10 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
         batches = slots_before(int(plan.last_slot(world_size)), 0, world_size)
     lines.append(("an epoch", _epoch_text(plan, batches, world_size)))
     spans, shards = layout.num_spans, plan.num_shards
-    lines.append(
-        (
-            "order",
-            f"{shards} shard{'s' * (shards > 1)} over {spans} span{'s' * (spans > 1)} of rows",
-        )
-    )
+    over = f"over {spans} span{'s' * (spans > 1)} of rows"
+    if plan.mixed:
+        over = "each with its part of every source" if shards > 1 else "with all sources"
+    lines.append(("order", f"{shards} shard{'s' * (shards > 1)} {over}"))
     window_rows = window_bytes = None
     processes = shares(plan, world_size, num_workers)
     if world_size > 1 or num_workers:
@@ -103,6 +101,12 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
                     f"each {'worker' if num_workers else 'rank'}",
                 )
             )
+    window_bytes = _mixed_bytes(plan, processes) or window_bytes
+    if plan.mixed and window_bytes:
+        who = "worker" if num_workers else "rank"
+        lines.append(
+            ("memory", f"about {_size(window_bytes)} in all sources' windows for each {who}")
+        )
     if plan.cache is not None:
         cached = plan.cached_blocks
         lines.append(("cache", "off" if cached is None else cached.describe()))
@@ -121,7 +125,7 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
 def _epoch_text(plan: Plan, batches: int | None, world_size: int) -> str:
     what = "rows" if plan.batch is None else "micro-batches"
     if plan.endless:
-        return "no end: repeat()"
+        return "no end: repeat()" if plan.repeat is not None else 'no end: mix(stop="repeat")'
     if batches is None:
         if any(map(cuts_by_length, plan.after)):
             return f"how many {what} is known only at the end; estimate_len() says about how many"
@@ -129,6 +133,19 @@ def _epoch_text(plan: Plan, batches: int | None, world_size: int) -> str:
         return f"{known}how many is known only at the end"
     each = f" for each of {world_size} ranks" if world_size > 1 else ""
     return f"{batches:,} {what}{each}"
+
+
+def _mixed_bytes(plan: Plan, processes: list[Share]) -> int:
+    """Bytes of the windows of all sources of a mix for one process, as far as they are known."""
+    found = 0
+    for source in plan.mixed.values():
+        layout, row_bytes = source.layout, source.window_row_bytes
+        found += _mixed_bytes(source, processes)
+        if row_bytes and isinstance(layout, Layout) and source.shuffle and source.drawn is None:
+            spans = max(len({s % layout.num_spans for s in own.shards}) for own in processes)
+            rows = max(_largest(layout, span) for span in {0, layout.num_spans - 1})
+            found += math.ceil(row_bytes * rows * spans)
+    return found
 
 
 def _largest(layout: Layout, span: int) -> int:

@@ -200,6 +200,7 @@ def _rows(
         deadline[i] = -((-now[i] - total) // weights[i])
         place[i] = ((now[i] + total) * PLACES - phases[i] * total) // weights[i]
     found: list[int] = []
+    tight = 0  # up to which every row is spoken for
     for t in range(rows):
         first = chosen = -1
         soonest = earliest = within = NEVER
@@ -212,11 +213,14 @@ def _rows(
                     chosen, earliest = i, p
         if first < 0:  # what is owed to sources that have left
             first = chosen = min(sources, key=deadline.__getitem__)
-        if chosen != first and not (
-            deadline[chosen] == soonest
-            or _fits(weights, now, total, t, soonest, deadline[chosen], sources)
-        ):
-            chosen = first
+        if chosen != first and deadline[chosen] > soonest:
+            if t < tight < deadline[chosen]:
+                chosen = first
+            else:
+                late = deadline[chosen]
+                missed = _tight(weights, now, total, t, soonest, late, sources)
+                if missed < late:
+                    chosen, tight = first, missed
         found.append(chosen)
         weight = weights[chosen]
         given = now[chosen] = now[chosen] + total
@@ -230,7 +234,7 @@ def _rows(
     return found, tuple(a - w * taken for a, w in zip(now, weights, strict=True))
 
 
-def _fits(
+def _tight(
     weights: Sequence[int],
     now: Sequence[int],
     total: int,
@@ -238,10 +242,11 @@ def _fits(
     soonest: int,
     late: int,
     sources: Sequence[int],
-) -> bool:
-    """Whether every deadline before ``late`` can be met if the row at ``t`` has that one."""
+) -> int:
+    """The first deadline that would be missed if the row at ``t`` went to a source with the deadline
+    ``late``; ``late`` if none would."""
     if late - soonest > FARTHEST:
-        return False
+        return t
     for d in range(soonest, late):
         due = d - t
         for i in sources:
@@ -249,8 +254,8 @@ def _fits(
             if owed >= total:
                 due -= owed // total
         if due < 1:
-            return False
-    return True
+            return d
+    return late
 
 
 def by_tokens(
@@ -273,7 +278,7 @@ def by_tokens(
         tokens: after so many it ends.
 
     >>> by_tokens([1, 1], [0, 0], None, [[5] * 2, [1] * 9], 9)
-    ([1, 0, 1, 1, 1, 1, 1, 0, 1], (3, -3))
+    ([1, 0, 1, 1, 1, 1, 1, 0], (4, -4))
     """
     total = sum(weights)
     now = list(ahead)

@@ -25,6 +25,7 @@ from trainpipes.runtime.consumer import Consumer
 from trainpipes.runtime.iterator import PipelineIterator, Runner
 from trainpipes.runtime.parcels import Slots
 from trainpipes.runtime.rounds import Message, Rounds, unpacked
+from trainpipes.runtime.stage import Stage
 from trainpipes.sources.packed_list import packed
 from trainpipes.stages.pin import Pin
 from trainpipes.state import Position
@@ -254,10 +255,21 @@ class Loader:
             method = torch.multiprocessing.get_start_method()
         if method == "fork":
             return
-        for stage in self.pipeline.stages:
+        for stage in stages_within(self.pipeline):
             for name, value in stage.options.items():
                 if callable(value):
                     check_pickles(stage, name, value)
+
+
+def stages_within(pipeline: Pipeline) -> Iterator[Stage]:
+    """A pipeline's stages, and those of the pipelines that it is made of."""
+    for stage in pipeline.stages:
+        yield stage
+        for value in stage.options.values():
+            several = value.values() if isinstance(value, dict) else value
+            for inner in several if isinstance(value, dict | tuple) else ():
+                if isinstance(inner, Pipeline):
+                    yield from stages_within(inner)
 
 
 def _begin_worker(own: Callable[[int], None] | None, worker: int) -> None:

@@ -94,32 +94,16 @@ class Rectangles(Sequence[Rectangle]):
         truncating: PadSide = "post",
         mask: npt.DTypeLike | None = None,
     ) -> None:
-        self._dtype = np.dtype(dtype)
-        self._mask = None if mask is None else np.dtype(mask)
-        self._side: PadSide = padding
-        self._value = value
         if max_length is not None and int(lengths.max(initial=0)) > max_length:
             values, lengths = _cut(values, lengths, max_length, truncating)
-        values = np.ascontiguousarray(values, self._dtype)
-        self._plain = _is_plain(self._dtype)
-        if self._plain:
-            # In bits: what is blanked out with zeros becomes the value when some are turned over.
-            bits = np.dtype(f"u{self._dtype.itemsize}")
-            self._flip = np.array(value, self._dtype).view(bits)
-            values = values.view(bits) ^ self._flip if self._flip else values.view(bits)
-        self._values = values
-        self._within = (1,) * (values.ndim - 1)
-        self._lengths = lengths
-        self._offsets = _offsets(lengths)
         self._edges: list[int] = bounds.tolist()
         widths = widths_of(lengths, bounds, max_length, multiple)
         self._widths: list[int] = widths.tolist()
-        widest = int(widths.max(initial=0))
-        self._ones = _Ones(widest, padding, values.dtype if self._plain else np.dtype(np.bool_))
-        self._asked: _Ones | None = None
-        if self._mask is not None:
-            alike = self._mask.kind in "iu" and self._mask.itemsize == self._ones.dtype.itemsize
-            self._asked = self._ones if alike else _Ones(widest, padding, self._mask)
+        self._cutter = _Cutter(
+            padding, np.dtype(dtype), value, None if mask is None else np.dtype(mask)
+        )
+        self._values = self._cutter.ready(values)
+        self._offsets = _offsets(lengths)
 
     def __len__(self) -> int:
         return len(self._widths)
@@ -130,8 +114,8 @@ class Rectangles(Sequence[Rectangle]):
         rows = np.diff(self._edges)
         cells = int(rows @ np.array(self._widths, dtype=np.int64))
         inner = int(np.prod(self._values.shape[1:], dtype=np.int64))
-        mask = 0 if self._mask is None else self._mask.itemsize
-        return cells * (self._dtype.itemsize * inner + mask)
+        mask = 0 if self._cutter.mask is None else self._cutter.mask.itemsize
+        return cells * (self._cutter.dtype.itemsize * inner + mask)
 
     @overload
     def __getitem__(self, k: int) -> Rectangle: ...
@@ -140,54 +124,84 @@ class Rectangles(Sequence[Rectangle]):
     def __getitem__(self, k: int | slice) -> Rectangle | list[Rectangle]:
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
-        first, last, width = self._edges[k], self._edges[k + 1], self._widths[k]
-        lengths = self._lengths[first:last]
-        ones = self._ones.rows(lengths, width)
-        cells = self._cells(first, last, width, ones)
-        if self._asked is None or self._mask is None:
-            return cells, None
-        if self._asked is self._ones:
-            return cells, ones.view(self._mask)
-        return cells, self._asked.rows(lengths, width)
+        offsets = self._offsets[self._edges[k] : self._edges[k + 1] + 1]
+        return self._cutter.cut(self._values, offsets, self._widths[k])
 
-    def _cells(self, first: int, last: int, width: int, ones: Array) -> Array:
-        values = self._values
+
+class _Cutter:
+    """How a rectangle is cut out of values.
+
+    Args:
+        side: that is filled up.
+        dtype: of the cells.
+        value: what fills those that are not real.
+        mask: dtype of what says which are; None if nobody asks.
+    """
+
+    def __init__(
+        self, side: PadSide, dtype: np.dtype[Any], value: Any, mask: np.dtype[Any] | None
+    ) -> None:
+        self.side, self.dtype, self.value, self.mask = side, dtype, value, mask
+        self._plain = _is_plain(dtype)
+        self._bits = np.dtype(f"u{dtype.itemsize}") if self._plain else np.dtype(np.bool_)
+        # What is blanked out with zeros becomes the value when some bits are turned over.
+        self._flip = np.array(value, dtype).view(self._bits) if self._plain else None
+        alike = mask is not None and mask.kind in "iu" and mask.itemsize == self._bits.itemsize
+        self._mask_is_ones = alike
+
+    def ready(self, values: Array) -> Array:
+        """Values as ``cut`` takes them, ``[values, ...]``: as bits where they are plain."""
+        values = np.ascontiguousarray(values, self.dtype)
         if not self._plain:
-            filled = np.full((last - first, width, *values.shape[1:]), self._value, self._dtype)
-            filled[ones] = values[self._offsets[first] : self._offsets[last]]
+            return values
+        return values.view(self._bits) ^ self._flip if self._flip else values.view(self._bits)
+
+    def cut(self, values: Array, offsets: IntArray, width: int) -> Rectangle:
+        """A rectangle of some rows.
+
+        Args:
+            values: that are ready.
+            offsets: where each row starts among them, and the end, int64 ``[B + 1]``.
+            width: L.
+        """
+        lengths = np.diff(offsets)
+        ones = _ones(lengths, width, self.side, self._bits)
+        cells = self._cells(values, offsets, width, ones)
+        if self.mask is None:
+            return cells, None
+        if self._mask_is_ones:
+            return cells, ones.view(self.mask)
+        return cells, _ones(lengths, width, self.side, self.mask)
+
+    def _cells(self, values: Array, offsets: IntArray, width: int, ones: Array) -> Array:
+        inner = values.shape[1:]
+        starts = offsets[1:] - width if self.side == "pre" else offsets[:-1]
+        if not self._plain:
+            filled = np.full((len(starts), width, *inner), self.value, self.dtype)
+            filled[ones] = values[offsets[0] : offsets[-1]]
             return filled
-        starts = self._offsets[first:last]
-        if self._side == "pre":
-            starts = self._offsets[first + 1 : last + 1] - width
         if not len(starts) or starts[0] < 0 or starts[-1] + width > len(values):
-            cells = np.zeros((last - first, width, *values.shape[1:]), values.dtype)
-            cells[ones != 0] = values[self._offsets[first] : self._offsets[last]]
+            cells = np.zeros((len(starts), width, *inner), values.dtype)
+            cells[ones != 0] = values[offsets[0] : offsets[-1]]
         else:
             cells = _stretches(values, starts, width)
-            cells *= ones if values.ndim == 1 else ones.reshape(*ones.shape, *self._within)
+            cells *= ones if values.ndim == 1 else ones.reshape(*ones.shape, *(1,) * len(inner))
         if self._flip:
             cells ^= self._flip
-        return cells.view(self._dtype)
+        return cells.view(self.dtype)
 
 
-class _Ones:
-    """Rows of ones and zeros, cut from one strip that stays in the processor's cache."""
-
-    def __init__(self, widest: int, side: PadSide, dtype: np.dtype[Any]) -> None:
-        self._pre, self.dtype = side == "pre", dtype
-        self._widest = 1 << max(0, widest - 1).bit_length()
-        self._strip = _strip(self._widest, self._pre, dtype)
-
-    def rows(self, lengths: IntArray, width: int) -> Array:
-        """``[rows, width]``, as many ones in each row as its length says."""
-        if self._pre:
-            return _stretches(self._strip, self._widest - width + lengths, width)
-        return _stretches(self._strip, self._widest - lengths, width)
+def _ones(lengths: IntArray, width: int, side: PadSide, dtype: np.dtype[Any]) -> Array:
+    """``[rows, width]``, as many ones in each row as its length says."""
+    half = 1 << max(0, width - 1).bit_length()
+    strip = _strip(half, side == "pre", dtype)
+    return _stretches(strip, half - width + lengths if side == "pre" else half - lengths, width)
 
 
 @lru_cache(maxsize=16)
 def _strip(half: int, pre: bool, dtype: np.dtype[Any]) -> Array:
-    """As many ones as zeros, the zeros first if what comes before rows is filled up."""
+    """As many ones as zeros, the zeros first if what comes before rows is filled up; it stays in the
+    processor's cache."""
     strip = np.zeros(2 * half, dtype)
     strip[slice(half, None) if pre else slice(half)] = 1
     return strip

@@ -67,6 +67,32 @@ def test_the_order_does_not_depend_on_how_many_rows_are_asked_for_at_a_time(
     assert drawn(weights, shard, 200, step) == drawn(weights, shard, 200)
 
 
+@examples(100)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([0, 1, 5, 50, 500]), min_size=3, max_size=3).filter(any),
+            st.integers(1, 60),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    shard=SHARDS,
+)
+def test_weights_that_change_carry_over_what_is_owed(
+    steps: list[tuple[list[int], int]], shard: int
+) -> None:
+    total, ahead = 1000, (0, 0, 0)
+    for step, rows in steps:
+        weights = whole_weights(step, total)
+        for source in by_rows(weights, ahead, phases_of(shard, 3), [999] * 3, rows).tolist():
+            ahead = tuple(
+                a + total * (i == source) - w
+                for i, (a, w) in enumerate(zip(ahead, weights, strict=True))
+            )
+            assert max(map(abs, ahead)) < 2 * total
+
+
 def by_the_rule(weights: list[int], shard: int, rows: int) -> list[int]:
     """The rule of ``by_rows`` with fractions, looking at every deadline."""
     total, k = sum(weights), len(weights)

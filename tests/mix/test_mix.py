@@ -308,6 +308,22 @@ def test_explain_says_how_often_each_source_is_gone_through() -> None:
     said = str(tp.mix({"a": rows("a", 90), "b": rows("b", 10)}, weights={"a": 3, "b": 1}).explain())
     assert "75.0%, 90 rows, gone through 1.00 times" in said
     assert "25.0%, 10 rows, gone through 3.00 times" in said
+    long = [rows(name, 5000, seed=1) for name in "ab"]
+    one, four = (
+        tp.mix(dict(zip("ab", long, strict=True))).sharding_filter(4).explain(num_workers=workers)
+        for workers in (0, 4)
+    )
+    assert one.window_bytes
+    assert four.window_bytes
+    assert one.window_bytes > 3 * four.window_bytes
+    assert "in all sources' windows for each rank" in str(one)
+
+
+def test_a_function_in_a_source_must_pickle_for_spawned_workers() -> None:
+    sources = {"a": rows("a", 20).map(lambda row: row), "b": rows("b", 20).map(dict)}
+    loader = tp.Loader(tp.mix(sources), num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(tp.ConfigError, match="fn must pickle to reach a spawned worker"):
+        next(iter(loader))
 
 
 # What is refused

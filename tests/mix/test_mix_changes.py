@@ -166,3 +166,13 @@ def test_rows_that_a_stage_above_holds_forbid_a_change() -> None:
     state = iterator.state_dict()
     with pytest.raises(tp.StateError, match=r"a stage above mix\(\) holds rows"):
         make({"a": 2, "b": 1}).load_state_dict(state, allow_changes=["mix"])
+
+
+def test_the_batch_size_may_change_with_the_mix() -> None:
+    before, state = saved(mixed(OLD), 8)
+    new = {"a": 1, "b": 1}
+    sources = {name: rows(name) for name in new}
+    pipe = tp.mix(sources, weights=new, stop="repeat").sharding_filter(4).batch(3)
+    after = go_on(pipe, state, 30, "mix", "batch_size")
+    assert len(after) == 90
+    assert len(set(before + after)) == len(before + after)

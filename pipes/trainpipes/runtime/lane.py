@@ -180,6 +180,7 @@ def say_where(error: Exception, plan: Plan) -> None:
         error.row_group = place.row_group if error.row_group is None else error.row_group
         error.row = place.row if error.row is None else error.row
         error.stage = error.stage or stage
+        error.source = error.source or place.source
         if row is not None:
             error.message = f"{error.message} (at {place})"
     else:

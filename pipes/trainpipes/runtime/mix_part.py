@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from trainpipes.errors import TrainpipesError
 from trainpipes.order import IntArray
 from trainpipes.runtime.block import Block
 from trainpipes.runtime.chains import Chains
-from trainpipes.runtime.making import Made, Maker
+from trainpipes.runtime.making import NOTHING, Made, Maker
+from trainpipes.runtime.run import Run
 
 if TYPE_CHECKING:
     from trainpipes.runtime.mix_windows import MixWindows
@@ -73,7 +74,9 @@ class Part:
         block.ids = self._windows.ids.of(self.name, block.ids)
         if self._windows.rules.lengths is not None:
             self.lengths = self._windows.rules.lengths(block).tolist()
-        self.made, self.block, self.used = made, block, made.first
+        # Positions outlive the rows: a run that is delivered keeps none of its sources'.
+        self.made = replace(made, run=Run(NOTHING, made.run.cursors))
+        self.block, self.used = block, made.first
         self.passes = self._maker.epoch - self._first_epoch
 
     def _name(self, error: Exception) -> None:
@@ -83,6 +86,7 @@ class Part:
             own = self._windows.ids.of(self.name, np.array([row], dtype=np.int64))
             error._trainpipes = stage, int(own[0])  # type: ignore[attr-defined]
         elif isinstance(error, TrainpipesError):
+            error.source = error.source or self.name
             error.message = f"{error.message} (in source {self.name!r} of a mix)"
         else:
             error.add_note(f"in source {self.name!r} of a mix")

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import SUPPORTED_NODES, tree_map
 
 __all__ = ["Parcel", "Slots", "pack", "unpack"]
 
@@ -112,6 +113,19 @@ def _travels_with_others(leaf: Any) -> bool:
     return leaf.device.type == "cpu" and leaf.layout == torch.strided
 
 
+def mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
+    """``tree_map`` at a third of its cost where all is made of dicts, lists and tuples."""
+    kind = type(tree)
+    if kind is dict:
+        return {key: mapped(value, leaf) for key, value in tree.items()}
+    if kind is list:
+        return [mapped(value, leaf) for value in tree]
+    if isinstance(tree, tuple):
+        parts = [mapped(value, leaf) for value in tree]
+        return kind(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    return tree_map(leaf, tree) if kind in SUPPORTED_NODES else leaf(tree)
+
+
 def pack(items: list[Any], slots: Slots | None, worker: int, message: int) -> Parcel:
     """Batches with their small tensors together, for the way through a queue.
 
@@ -137,7 +151,7 @@ def pack(items: list[Any], slots: Slots | None, worker: int, message: int) -> Pa
         sizes[leaf.dtype] = first + leaf.numel()
         return _Packed(leaf.dtype, tuple(leaf.shape), first)
 
-    skeleton = tree_map(gather, items)
+    skeleton = mapped(items, gather)
     return Parcel(skeleton, {dtype: torch.cat(parts) for dtype, parts in flat.items()}, worker)
 
 
@@ -157,7 +171,7 @@ def _into_slot(items: list[Any], slots: Slots, start: int) -> list[Any] | None:
         return packed
 
     try:
-        skeleton: list[Any] = tree_map(gather, items)
+        skeleton: list[Any] = mapped(items, gather)
     except _FullError:
         return None
     return skeleton
@@ -179,7 +193,7 @@ def unpack(parcel: Parcel, slots: Slots | None) -> list[Any]:
         assert slots is not None
         return slots.tensor(leaf).clone()
 
-    items: list[Any] = tree_map(restore, parcel.skeleton)
+    items: list[Any] = mapped(parcel.skeleton, restore)
     if slots is not None:
         slots.count(parcel.worker)
     return items

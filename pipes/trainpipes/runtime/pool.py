@@ -100,6 +100,7 @@ class Pool:
         self._alive: list[threading.Thread] = []
         self._idle = 0
         self._running = 0
+        self._at_later = 0
         self._paused = False
         self._closed = False
         _pools.add(self)
@@ -134,23 +135,31 @@ class Pool:
     def _work(self) -> None:
         while True:
             with self._lock:
-                while self._paused or not (self._tasks or self._later or self._closed):
+                while self._paused or not (self._tasks or self._may_do_later() or self._closed):
                     self._idle += 1
                     self._lock.wait()
                     self._idle -= 1
                 if self._closed:
                     return
-                ticket = self._tasks.popleft() if self._tasks else self._later.popleft()
+                is_later = not self._tasks
+                ticket = self._later.popleft() if is_later else self._tasks.popleft()
                 mine = not ticket.begun
                 ticket.begun = True
                 self._running += 1
+                self._at_later += is_later
             if mine:
                 ticket.run()
             del ticket  # and what it holds
             with self._lock:
                 self._running -= 1
+                self._at_later -= is_later
                 if self._paused:
                     self._lock.notify_all()
+
+    def _may_do_later(self) -> bool:
+        """Whether there is something that can wait, and a thread beside for what cannot: it may take
+        long."""
+        return bool(self._later) and self._at_later < max(1, self.threads - 1)
 
     def result(self, ticket: Ticket) -> Any:
         """What came of a task, once it is done; raises what it raised."""
@@ -189,7 +198,8 @@ class Pool:
     def forget(self) -> None:
         """In a child: the threads stayed behind."""
         self._lock = threading.Condition()
-        self._alive, self._idle, self._running, self._paused = [], 0, 0, False
+        self._alive, self._idle, self._running, self._at_later = [], 0, 0, 0
+        self._paused = False
 
     def join(self) -> None:
         """Close, and wait for the threads: one that comes back from native code when the interpreter is

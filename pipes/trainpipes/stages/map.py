@@ -113,7 +113,7 @@ class Map(Stage):
             method=method,
             start_method=start_method,
         )
-        self.by_row = self.by_epoch = rng
+        self.by_row, self.by_epoch = self.by_row or rng, self.by_epoch or rng
         self._fn = fn
         self._turn = 0
         self._call: RowCall | None = None

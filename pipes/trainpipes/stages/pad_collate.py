@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -16,10 +16,17 @@ from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.rectangles import PadSide, Rectangles
 from trainpipes.runtime.block import TensorRows
-from trainpipes.runtime.late_items import LateItems
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
+from trainpipes.stages.column_writers import (
+    EvenWriter,
+    ObjectWriter,
+    RaggedWriter,
+    SequencesWriter,
+    Writer,
+    late_batches,
+)
 from trainpipes.stages.naming import need_columns
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_columns import (
@@ -33,14 +40,11 @@ from trainpipes.stages.pad_columns import (
 )
 from trainpipes.stages.pad_rules import FIXED, Rule, asked_masks, column_rule, numpy_dtype
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.stages.varlen import add_sequences
 
 __all__ = ["PadCollate"]
 
 #: Bytes of a micro-batch up to which it is made when it is taken.
 LATE_BYTES = 1 << 19
-#: Puts something into a micro-batch, given its number.
-Writer = Callable[[dict[str, Any], int], None]
 
 
 class PadCollate(Stage):
@@ -239,55 +243,41 @@ class PadCollate(Stage):
                 stage=str(self),
             )
         writers: list[Writer] = []
-        size = 0
         for name, values in columns.items():
             try:
                 column: Column = read(values, name)
-                writer, nbytes = self._writer(name, column, bounds, masks.get(name))
+                writers.append(self._writer(name, column, bounds, masks.get(name)))
             except BadCell as bad:
                 kind = SchemaError if bad.row is None else DataError
                 error = kind(f"{self}: column {name!r} {bad}", stage=str(self))
                 if bad.row is not None:
                     blame(error, self, int(ids[bad.row]))
                 raise error from None
-            writers.append(writer)
-            size += nbytes
         if self._packed and "segment_ids" in present:
-            writers.append(lambda batch, _: add_sequences(batch))
+            writers.append(SequencesWriter())
         count = len(bounds) - 1
-        batches = LateItems(partial(_written, writers), count)
-        return batches if size <= count * LATE_BYTES else list(batches)
+        batches = late_batches(writers, count)
+        small = sum(writer.nbytes for writer in writers) <= count * LATE_BYTES
+        return batches if small else list(batches)
 
-    def _writer(
-        self, name: str, column: Column, bounds: IntArray, mask: str | None
-    ) -> tuple[Writer, int]:
-        """What puts one column, and its mask, into a micro-batch, and the bytes of them all."""
+    def _writer(self, name: str, column: Column, bounds: IntArray, mask: str | None) -> Writer:
+        """What puts one column, and its mask, into a micro-batch."""
         if isinstance(column, Ragged):
             return self._ragged_writer(name, column, bounds, mask)
         if mask is not None and name in self._asked_masks:
             raise BadCell(None, f"is to get the mask {mask!r}, and holds no lists that are padded")
         edges = bounds.tolist()
         if isinstance(column, Opaque):
-            objects = column.values
-
-            def write_objects(batch: dict[str, Any], k: int) -> None:
-                batch[name] = objects[edges[k] : edges[k + 1]]
-
-            return write_objects, 0
+            return ObjectWriter(name, column.values, edges)
         values = column.values
         dtype = self._even_dtype(name, values)
         size = values[:1].size
         check_fit(values, dtype, lambda place: place // size)
-
-        def write_even(batch: dict[str, Any], k: int) -> None:
-            cells = np.array(values[edges[k] : edges[k + 1]], dtype=dtype, order="C")
-            batch[name] = torch.from_numpy(cells)
-
-        return write_even, values.size * dtype.itemsize
+        return EvenWriter(name, values, dtype, edges)
 
     def _ragged_writer(
         self, name: str, column: Ragged, bounds: IntArray, mask: str | None
-    ) -> tuple[Writer, int]:
+    ) -> RaggedWriter:
         rule = self._rules.get(name, self._rule)
         values, lengths = column.values, column.lengths
         dtype = self._dtypes.get(name) or self._ragged_dtype(values.dtype)
@@ -305,14 +295,7 @@ class PadCollate(Stage):
             truncating=rule.truncating or "post",
             mask=None if mask is None else np.int64,
         )
-
-        def write(batch: dict[str, Any], k: int) -> None:
-            cells, real = rectangles[k]
-            batch[name] = torch.from_numpy(cells)
-            if mask is not None and real is not None:
-                batch[mask] = torch.from_numpy(real)
-
-        return write, rectangles.nbytes
+        return RaggedWriter(name, rectangles, mask)
 
     def _even_dtype(self, name: str, values: Any) -> np.dtype[Any]:
         found: np.dtype[Any] = values.dtype
@@ -350,10 +333,3 @@ class PadCollate(Stage):
                 f"columns={{{name!r}: {{'value': …}}}}"
             )
         return value
-
-
-def _written(writers: Sequence[Writer], k: int) -> dict[str, Any]:
-    batch: dict[str, Any] = {}
-    for write in writers:
-        write(batch, k)
-    return batch
