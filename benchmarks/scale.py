@@ -28,8 +28,8 @@ import pyarrow as pa
 
 import trainpipes as tp
 from trainpipes.order import Layout, even_cuts, segments
-from trainpipes.runtime.consumer import Consumer
-from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.iterating.consumer import Consumer
+from trainpipes.runtime.planning.plan import Plan
 from trainpipes.sources import parquet
 from trainpipes.sources.files import FileList
 from trainpipes.sources.index import ParquetIndex

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import trainpipes as tp
-from trainpipes.runtime.late_items import LateItems
-from trainpipes.runtime.windows import ListedWindows
+from trainpipes.runtime.reading.windows import ListedWindows
+from trainpipes.runtime.rows.late_items import LateItems
 from trainpipes.stages.column_writers import RaggedWriter
 
 

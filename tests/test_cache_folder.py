@@ -13,8 +13,8 @@ import pytest
 
 import trainpipes as tp
 from trainpipes import cache
-from trainpipes.runtime import sealed
-from trainpipes.runtime.file_lock import FileLock
+from trainpipes.runtime.caching import sealed
+from trainpipes.runtime.caching.file_lock import FileLock
 
 
 @pytest.fixture

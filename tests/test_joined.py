@@ -5,8 +5,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from trainpipes.runtime import joined
-from trainpipes.runtime.large_memory import LargeMemory
+from trainpipes.runtime.rows import joined
+from trainpipes.runtime.rows.large_memory import LargeMemory
 
 COLUMNS: dict[str, Any] = {
     "ints": pa.array(range(50), pa.int16()),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import trainpipes as tp
-from trainpipes.runtime.parcels import OWN_PASSAGE, SLOT_BYTES, Slots, pack, unpack
+from trainpipes.runtime.iterating.parcels import OWN_PASSAGE, SLOT_BYTES, Slots, pack, unpack
 from trainpipes.testing import digest
 
 BATCHES: list[Any] = [

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from trainpipes.runtime import windows
+from trainpipes.runtime.reading import windows
 
 
 def counted(monkeypatch):

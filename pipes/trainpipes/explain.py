@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from trainpipes.order import Layout, divisors, slots_before
-from trainpipes.runtime.estimate import cuts_by_length
-from trainpipes.runtime.plan import Plan
-from trainpipes.runtime.random_access import RandomAccessSource
-from trainpipes.runtime.shares import Share, reads_per_block, shares
+from trainpipes.runtime.planning.estimate import cuts_by_length
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.planning.shares import Share, reads_per_block, shares
+from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import RowSource
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.topology import Topology

@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.agreement import InStep, agreement_over
-from trainpipes.runtime.ahead import Ahead, ahead_of, placed
-from trainpipes.runtime.consumer import Consumer
-from trainpipes.runtime.iterator import PipelineIterator, Runner
-from trainpipes.runtime.parcels import Slots
-from trainpipes.runtime.rounds import Message, Rounds, unpacked
+from trainpipes.runtime.iterating.agreement import InStep, agreement_over
+from trainpipes.runtime.iterating.ahead import Ahead, ahead_of, placed
+from trainpipes.runtime.iterating.consumer import Consumer
+from trainpipes.runtime.iterating.iterator import PipelineIterator, Runner
+from trainpipes.runtime.iterating.parcels import Slots
+from trainpipes.runtime.iterating.rounds import Message, Rounds, unpacked
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.packed_list import packed
 from trainpipes.stages.pin import Pin

@@ -14,10 +14,10 @@ from torch.utils.data import Dataset
 
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.chains import Chains
-from trainpipes.runtime.columns import table_of
-from trainpipes.runtime.iterator import Runner
+from trainpipes.runtime.iterating.iterator import Runner
+from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
+from trainpipes.runtime.shards.chains import Chains
 
 __all__ = ["MapDataset", "to_map_dataset"]
 

@@ -14,9 +14,9 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.block import TensorRows
-from trainpipes.runtime.chains import Chains
-from trainpipes.runtime.plan import Plan
+from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.progress import Progress
+from trainpipes.runtime.shards.chains import Chains
 from trainpipes.sources.memmap_dataset import MemmapDataset
 from trainpipes.sources.memmap_rows import Part, of_arrays, of_rows, of_table, of_tensors
 from trainpipes.sources.memmap_writer import write_parts

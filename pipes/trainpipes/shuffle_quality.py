@@ -12,9 +12,9 @@ import numpy.typing as npt
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.chains import Chains
-from trainpipes.runtime.plan import Plan
-from trainpipes.runtime.random_access import RandomAccessSource
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.reading.random_access import RandomAccessSource
+from trainpipes.runtime.shards.chains import Chains
 from trainpipes.runtime.source import Reader, RowSource
 
 __all__ = ["ShuffleQuality", "shuffle_quality"]

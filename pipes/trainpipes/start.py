@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.mix_rules import Stop
+from trainpipes.runtime.mixing.mix_rules import Stop
 from trainpipes.runtime.stage import Stage
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.arrow import FromArrow

@@ -23,9 +23,9 @@ from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
 from trainpipes import loader as loader_module
-from trainpipes.runtime import iterator as iterator_module
-from trainpipes.runtime.plan import Plan
-from trainpipes.runtime.rounds import Message, Rounds, unpacked
+from trainpipes.runtime.iterating import iterator as iterator_module
+from trainpipes.runtime.iterating.rounds import Message, Rounds, unpacked
+from trainpipes.runtime.planning.plan import Plan
 
 __all__ = ["ENDED", "Leg", "Meeting", "OneProcessLoader", "Reads", "in_worker"]
 

@@ -28,8 +28,8 @@ import trainpipes as tp
 from elastic.interleaved import PIPELINES, RAGGED, long_filtered
 from elastic.launch import write_beside
 from trainpipes import loader as loader_module
-from trainpipes.runtime import iterator as iterator_module
-from trainpipes.runtime.agreement import agreement_over
+from trainpipes.runtime.iterating import iterator as iterator_module
+from trainpipes.runtime.iterating.agreement import agreement_over
 from trainpipes.testing import digest
 
 ENDED: Any = object()

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from trainpipes.fair_queue import by_rows, by_tokens, common_total, phases_of, whole_weights
-from trainpipes.runtime import chains, mix_feed
+from trainpipes.runtime.mixing import mix_feed
+from trainpipes.runtime.shards import chains
 
 ROWS = 150
 

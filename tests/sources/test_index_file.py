@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from trainpipes import ConfigError, DataChangedError, SchemaError, UnreadableError
-from trainpipes.runtime import sealed
+from trainpipes.runtime.caching import sealed
 from trainpipes.sources import index as index_module
 from trainpipes.sources import index_file as index_file_module
 from trainpipes.sources.files import ListFiles

@@ -23,9 +23,9 @@ import torch
 
 import trainpipes as tp
 from trainpipes import ConfigError, Pipeline, SchemaError
-from trainpipes.runtime import cached as cached_module
-from trainpipes.runtime import sealed
-from trainpipes.runtime.file_lock import FileLock
+from trainpipes.runtime.caching import cached as cached_module
+from trainpipes.runtime.caching import sealed
+from trainpipes.runtime.caching.file_lock import FileLock
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.testing import digest
@@ -673,7 +673,8 @@ def test_room_is_kept_under_max_bytes_at_every_moment(data: Path) -> None:
     pipe, found = batches(text(data).cache(max_bytes=most)).pad_collate(), []
     for _ in range(2):
         found.append([])
-        for batch in tp.Loader(pipe, threads=0):  # info() is no moment where threads write meanwhile
+        # No threads: what info() says is of no one moment where others write meanwhile.
+        for batch in tp.Loader(pipe, threads=0):
             assert tp.cache.info().block_bytes <= most
             found[-1].append(digest(batch))
     assert found == want

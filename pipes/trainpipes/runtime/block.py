@@ -19,9 +19,9 @@ import pyarrow as pa
 import torch
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.joined import joined_tables
-from trainpipes.runtime.large_memory import LargeMemory
-from trainpipes.runtime.lone_copy import gathered
+from trainpipes.runtime.rows.joined import joined_tables
+from trainpipes.runtime.rows.large_memory import LargeMemory
+from trainpipes.runtime.rows.lone_copy import gathered
 
 __all__ = ["Block", "Each", "Payload", "TensorRows"]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
-from trainpipes.runtime.random_access import RandomAccessSource
+from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import Place, Reader
 from trainpipes.runtime.stage import Stage
 

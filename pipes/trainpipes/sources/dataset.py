@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.runtime.block import Payload
-from trainpipes.runtime.random_access import RandomAccessSource, even_blocks
+from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import Place, Reader, RowSource, RowStream
 from trainpipes.runtime.stage import Stage

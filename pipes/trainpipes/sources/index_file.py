@@ -23,7 +23,7 @@ import pyarrow as pa
 from trainpipes.cache import SUFFIX, folder, index_path
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
-from trainpipes.runtime import sealed
+from trainpipes.runtime.caching import sealed
 from trainpipes.sources.files import FileList
 from trainpipes.sources.listing import is_local
 

@@ -13,8 +13,8 @@ import torch
 
 from trainpipes.order import IntArray
 from trainpipes.runtime.block import Payload, TensorRows
-from trainpipes.runtime.columns import from_columns
-from trainpipes.runtime.random_access import RandomAccessSource, even_blocks
+from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
+from trainpipes.runtime.rows.columns import from_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import Place, Reader
 from trainpipes.runtime.stage import Stage

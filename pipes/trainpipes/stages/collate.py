@@ -12,8 +12,8 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.block import Block, TensorRows
-from trainpipes.runtime.columns import table_of, to_columns
-from trainpipes.runtime.lone_copy import copied
+from trainpipes.runtime.rows.columns import table_of, to_columns
+from trainpipes.runtime.rows.lone_copy import copied
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame, each

@@ -9,10 +9,17 @@ import numpy as np
 import torch
 
 from trainpipes.rectangles import Rectangles
-from trainpipes.runtime.late_items import LateItems
+from trainpipes.runtime.rows.late_items import LateItems
 from trainpipes.stages.varlen import add_sequences
 
-__all__ = ["EvenWriter", "ObjectWriter", "RaggedWriter", "SequencesWriter", "Writer", "late_batches"]
+__all__ = [
+    "EvenWriter",
+    "ObjectWriter",
+    "RaggedWriter",
+    "SequencesWriter",
+    "Writer",
+    "late_batches",
+]
 
 
 class Writer(Protocol):

@@ -10,7 +10,7 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.block import Block
-from trainpipes.runtime.columns import table_of
+from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.naming import need_columns

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.runtime.columns import table_of
+from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import each

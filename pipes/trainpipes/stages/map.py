@@ -16,11 +16,11 @@ from torchdata.nodes import BaseNode
 from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import random_key
-from trainpipes.runtime.address import digest_of
-from trainpipes.runtime.hands import Hands, Kind, hands_for, spread
-from trainpipes.runtime.iterator import warn_once
-from trainpipes.runtime.row_call import RowCall
-from trainpipes.runtime.row_random import RowKey, words_of
+from trainpipes.runtime.caching.address import digest_of
+from trainpipes.runtime.calling.hands import Hands, Kind, hands_for, spread
+from trainpipes.runtime.calling.row_call import RowCall
+from trainpipes.runtime.calling.row_random import RowKey, words_of
+from trainpipes.runtime.iterating.iterator import warn_once
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame

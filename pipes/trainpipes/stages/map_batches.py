@@ -9,7 +9,7 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.runtime.block import Payload
-from trainpipes.runtime.columns import from_columns, table_of, to_columns
+from trainpipes.runtime.rows.columns import from_columns, table_of, to_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame

@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_map
 from torchdata.nodes import BaseNode
 
-from trainpipes.runtime.iterator import warn_once
+from trainpipes.runtime.iterating.iterator import warn_once
 from trainpipes.runtime.stage import Stage
 
 __all__ = ["Pin"]

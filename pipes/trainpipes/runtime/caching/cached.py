@@ -1,0 +1,376 @@
+"""Blocks as the stages below a ``cache()`` have made them: computed once, kept on disk, memory-mapped.
+
+An entry is a row group, or a part of a large one, so that what is computed at a time stays small. It
+is known by a digest of its data and of the stages. Whoever needs one that is not there makes it; one
+process at a time does, and others meanwhile make what else they need.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.cache import LOCK, entry_path, folder, make_room
+from trainpipes.errors import ConfigError
+from trainpipes.order import IntArray
+from trainpipes.runtime.block import Block
+from trainpipes.runtime.caching import sealed
+from trainpipes.runtime.caching.address import digest_of, stages_key
+from trainpipes.runtime.caching.file_lock import FileLock
+from trainpipes.runtime.caching.holes import with_holes
+from trainpipes.runtime.rows.arrow_rows import arrow_rows, join_tables
+from trainpipes.runtime.source import LooksAhead, Reader, RowSource
+from trainpipes.runtime.stage import Stage
+
+__all__ = ["CachedBlocks", "CachedReader"]
+
+#: Rows, and bytes of them as they are read, that an entry is made of, at most.
+ENTRY_ROWS, ENTRY_BYTES = 65_536, 16 << 20
+#: The same of what stages are given at a time.
+STEP_ROWS, STEP_BYTES = 8192, 8 << 20
+#: Entries that a reader keeps open.
+MOST_OPEN = 2
+#: Seconds between two looks at what another process makes, and how long one looks.
+GLANCE, PATIENCE = (0.002, 0.05), 120.0
+#: Of ``max_bytes``, what a process writes before it looks again what others have written.
+UNSEEN = 1 / 16
+
+#: A column of ours: which row of its entry each one is.
+NUMBER = "trainpipes:row"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows ``begin`` to ``end`` of a block, of which ``start`` to ``stop`` are wanted."""
+
+    block: int
+    begin: int
+    end: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What has become of some rows of a block.
+
+    Args:
+        table: the rows that are left.
+        numbers: which rows of the block they are, int64 ``[rows]``, ascending.
+    """
+
+    table: pa.Table
+    numbers: IntArray
+
+    def between(self, start: int, stop: int) -> _Rows:
+        low, high = np.searchsorted(self.numbers, (start, stop)).tolist()
+        return _Rows(self.table.slice(low, high - low), self.numbers[low:high])
+
+
+class CachedBlocks:
+    """What stages make of a source's blocks, kept on disk. Threads may share it.
+
+    Args:
+        source: gives the rows.
+        firsts: number of each block's first row in file order, int64 ``[blocks + 1]``.
+        stages: the reader or source, and the stages on rows below the cache.
+        asker: the ``cache()``, with its options.
+        apply: puts rows through these stages.
+        holes: whether rows that were dropped leave a hole, for ``DropHoles`` to close.
+        listed: what was listed, if files were: some stages tell rows by their files' names below it.
+    """
+
+    def __init__(
+        self,
+        source: RowSource,
+        firsts: IntArray,
+        stages: Sequence[Stage],
+        asker: Stage,
+        apply: Callable[[Block], Block],
+        holes: bool,
+        listed: Any = None,
+    ) -> None:
+        self.source = source
+        self.firsts = firsts
+        self.holes = holes
+        self._asker = asker
+        self._maker = str(stages[-1])
+        self._apply = apply
+        self._max_bytes: int | None = asker.options["max_bytes"]
+        self._root = folder(asker.options["path"])
+        schema = getattr(source, "schema", None)
+        text = None if schema is None else str(schema.remove_metadata())
+        self._stages = digest_of(stages_key(stages), asker.options["version"], text)
+        self._whole: set[tuple[str, int, int]] = set()  # files written here, or read in full
+        self._asks = any(hasattr(stage, "plan") or stage.by_row for stage in stages)
+        self._listed = listed
+        self._alone = any(stage.runs_user_code for stage in stages[1:])
+        self._renew()
+        self._kept: int | None = None  # bytes in the folder, when it was last looked at
+        self._unseen = 0  # bytes written since
+        self._off = self._root is None
+        self._too_large: set[str] = set()
+
+    def _renew(self) -> None:
+        """Locks of this process: a child's may have been taken by a thread that it has not."""
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._working = threading.Lock()
+
+    def reader(self) -> CachedReader:
+        if self._process != os.getpid():
+            self._renew()
+        return CachedReader(self)
+
+    def describe(self) -> str:
+        """Where the cache is, and how much of these rows is in it."""
+        if self._root is None:
+            return "off"
+        found = total = size = 0
+        for block, length in enumerate(self.source.lengths.tolist()):
+            for part in self.parts(block, 0, length):
+                total += 1
+                with suppress(OSError):
+                    size += self._path(part).stat().st_size
+                    found += 1
+        return f"{self._root}: {found:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
+
+    # Entries
+
+    def parts(self, block: int, start: int, stop: int) -> Iterator[_Part]:
+        """The entries that rows ``start`` to ``stop`` of a block lie in."""
+        length = int(self.source.lengths[block])
+        size = (self.source.row_bytes or 0.0) * length
+        if self.source.block_bytes is not None:
+            size = float(self.source.block_bytes[block])
+        count = min(length, max(-(-length // ENTRY_ROWS), int(-(-size // ENTRY_BYTES))))
+        edges = np.linspace(0, length, count + 1).astype(np.int64).tolist()
+        for begin, end in pairwise(edges):
+            if begin < stop and start < end:
+                yield _Part(block, begin, end, max(start, begin), min(stop, end))
+
+    def _digest(self, part: _Part) -> str:
+        key = self.source.block_key(part.block)
+        if key is None:
+            raise ConfigError(
+                f"{self._asker} keeps rows of data that can be told from other data, and "
+                f"{type(self.source).__name__} has no key for its blocks: leave it out"
+            )
+        where = None
+        if self._asks:  # some stage tells rows by where they are from, or by their numbers
+            place = str(self.source.place(part.block, part.begin))
+            where = [self._listed, place, int(self.firsts[part.block])]
+        return digest_of(self._stages, key, where, part.begin, part.end)
+
+    def _path(self, part: _Part) -> Path:
+        assert self._root is not None
+        return entry_path(self._root, self._digest(part))
+
+    def find(self, part: _Part) -> _Rows | None:
+        """An entry, if it is there and whole."""
+        if self._root is None:
+            return None
+        digest = self._digest(part)
+        path = entry_path(self._root, digest)
+        try:
+            mark = _mark(path)
+        except OSError:
+            return None
+        table = sealed.read(path, {"rows": digest}, trusted=mark in self._whole)
+        if table is None:
+            return None
+        with suppress(OSError):
+            os.utime(path)  # the least recently used ones go first
+        self._whole.add(mark)
+        numbers = np.arange(part.begin, part.end, dtype=np.int64)
+        if NUMBER in table.column_names:
+            numbers = part.begin + table.column(NUMBER).to_numpy().astype(np.int64)
+            table = table.drop_columns(NUMBER)
+        return _Rows(table, numbers) if len(table) == len(numbers) else None
+
+    def obtain(self, part: _Part, reader: Reader, wait: bool) -> _Rows | None:
+        """The wanted rows of an entry at least, made if it is not there; None if another is about to
+        make it and not to ``wait``."""
+        patience, glance = time.monotonic() + PATIENCE, GLANCE[0]
+        while True:
+            found = self.find(part)
+            if found is not None:
+                return found
+            if self._off or self._path(part).stem in self._too_large:
+                return self._compute(part.block, part.start, part.stop, reader)
+            lock = FileLock(self._path(part).with_suffix(LOCK))
+            try:
+                taken = lock.take()
+            except OSError as error:
+                self._go_without(error)
+                continue
+            if taken or time.monotonic() > patience:
+                try:
+                    return self.find(part) or self._make(part, reader)
+                finally:
+                    lock.leave()
+            if not wait:
+                return None
+            time.sleep(glance)
+            glance = min(2 * glance, GLANCE[1])
+
+    def _make(self, part: _Part, reader: Reader) -> _Rows:
+        rows = self._compute(part.block, part.begin, part.end, reader)
+        table = rows.table
+        if len(rows.numbers) < part.end - part.begin:
+            numbers = pa.array((rows.numbers - part.begin).astype(np.int32))
+            table = table.append_column(NUMBER, numbers)
+        path = self._path(part)
+        content = sealed.pack(table, {"rows": self._digest(part)})
+        try:
+            # With a limit one at a time, so that each sees what those before it have written.
+            with self._lock if self._max_bytes is not None else nullcontext():
+                if not self._room_for(len(content), path.stem):
+                    return rows
+                sealed.put(path, content)
+        except OSError as error:
+            self._go_without(error)
+            return rows
+        with suppress(OSError):  # removed already
+            self._whole.add(_mark(path))
+        return self.find(part) or rows  # in the file it takes no memory of ours
+
+    def _room_for(self, size: int, name: str) -> bool:
+        """Make room for an entry of this size; whether there is."""
+        most = self._max_bytes
+        if most is None:
+            return True
+        if size > most:
+            self._too_large.add(name)
+            _warn_once(
+                f"{self._asker}: max_bytes has room for one row group at least, got {most:,}, and one takes "
+                f"{size:,} here: such are made again every time; raise max_bytes",
+                ("too large", str(self._root), most),
+            )
+            return False
+        assert self._root is not None
+        known = None if self._kept is None else self._kept + self._unseen + size
+        if known is None or known > most or self._unseen > most * UNSEEN:
+            self._kept, self._unseen = make_room(self._root, most - size), 0
+        self._unseen += size
+        return True
+
+    def _go_without(self, error: OSError) -> None:
+        self._off = True
+        said = error.strerror or str(error)
+        _warn_once(
+            f"{self._asker}: rows cannot be kept in {self._root} ({said}); it goes on without, and makes "
+            "rows again in every epoch. Make room there, or name another folder by cache(path=...) or "
+            "TRAINPIPES_CACHE",
+            ("off", str(self._root)),
+        )
+
+    # The work
+
+    def _compute(self, block: int, start: int, stop: int, reader: Reader) -> _Rows:
+        """Rows of a block, put through the stages a few at a time."""
+        step = STEP_ROWS
+        if self.source.row_bytes:
+            step = int(np.clip(STEP_BYTES // self.source.row_bytes, 1, STEP_ROWS))
+        first = int(self.firsts[block])
+        tables, numbers = [], []
+        for low in range(start, stop, step):
+            high = min(stop, low + step)
+            data = reader.read(block, low, high)
+            ids = np.arange(first + low, first + high, dtype=np.int64)
+            with self._working if self._alone else nullcontext():
+                rows = self._apply(Block(data, ids))
+            tables.append(arrow_rows(rows, self._maker))
+            numbers.append(rows.ids - first)
+        return _Rows(join_tables(tables), np.concatenate(numbers))
+
+    def block_of(self, found: Sequence[tuple[_Part, _Rows]]) -> Block:
+        """The wanted rows of all parts."""
+        tables, ids = [], []
+        for part, rows in found:
+            cut = rows.between(part.start, part.stop)
+            first = int(self.firsts[part.block])
+            if self.holes:
+                tables.append(
+                    with_holes(cut.table, cut.numbers - part.start, part.stop - part.start)
+                )
+                ids.append(np.arange(first + part.start, first + part.stop, dtype=np.int64))
+            else:
+                tables.append(cut.table)
+                ids.append(first + cut.numbers)
+        return Block(join_tables(tables), np.concatenate(ids))
+
+
+class CachedReader:
+    """One place in cached blocks. Not for two threads at once.
+
+    Args:
+        blocks: the cached blocks.
+    """
+
+    def __init__(self, blocks: CachedBlocks) -> None:
+        self._blocks = blocks
+        self._reader: Reader | None = None
+        self._open: dict[tuple[int, int], _Rows] = {}
+
+    def gather(self, wanted: Iterable[tuple[int, int, int]]) -> Block:
+        """The rows that are left of rows ``start`` to ``stop`` of each block.
+
+        Args:
+            wanted: block, start and stop of each stretch.
+        """
+        if self._reader is None:
+            self._reader = self._blocks.source.reader()
+        parts = [part for stretch in wanted for part in self._blocks.parts(*stretch)]
+        found = {part: self._find(part) for part in parts}
+        missing = [part for part, rows in found.items() if rows is None]
+        if missing and isinstance(self._reader, LooksAhead):
+            self._reader.expect(list(dict.fromkeys(part.block for part in missing)))
+        for wait in (False, True):
+            for part in missing:
+                found[part] = found[part] or self._blocks.obtain(part, self._reader, wait)
+        return self._blocks.block_of([(part, rows) for part, rows in found.items() if rows])
+
+    def _find(self, part: _Part) -> _Rows | None:
+        """An entry that is there. The last ones stay open, for the rest of them is wanted next."""
+        key = (part.block, part.begin)
+        rows = self._open.pop(key, None) or self._blocks.find(part)
+        if rows is not None:
+            self._open[key] = rows
+        while len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
+        return rows
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        self._open.clear()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+def _mark(path: Path) -> tuple[str, int, int]:
+    """What tells a file from another one in its place."""
+    seen = os.stat(path)
+    return path.stem, seen.st_ino, seen.st_size
+
+
+_warned: set[tuple[object, ...]] = set()
+
+
+def _warn_once(message: str, key: tuple[object, ...]) -> None:
+    """Warn of something once in this process."""
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(message, UserWarning, stacklevel=2)

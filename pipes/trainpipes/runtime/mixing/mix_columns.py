@@ -1,0 +1,128 @@
+"""The columns of mixed rows: the same ones in all sources, and their names."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes.errors import SchemaError
+from trainpipes.order import IntArray
+from trainpipes.runtime.block import Block, Payload, TensorRows
+from trainpipes.runtime.mixing.mix_rules import MixRules
+
+__all__ = ["Columns", "with_names"]
+
+
+class Columns:
+    """What the rows of all sources must agree in: the columns of the first that is read.
+
+    Args:
+        asker: the stage, for messages.
+    """
+
+    def __init__(self, asker: object) -> None:
+        self._asker = asker
+        self._kind: tuple[str, Any] | None = None
+        self._lock = threading.Lock()
+
+    def alike(self, name: str, block: Block) -> Block:
+        """Rows of a source with columns in the order of the first source's.
+
+        Raises:
+            SchemaError: they have others.
+        """
+        data = block.gathered_from()[0]
+        kind = _kind_of(data)
+        with self._lock:
+            if self._kind is None:
+                self._kind = name, kind
+            first, wanted = self._kind
+        if isinstance(data, pa.Table) and isinstance(wanted, pa.Schema):
+            if data.schema.equals(wanted):
+                return block
+            unlike = _unlike(wanted, data.schema)
+            if unlike is None:
+                return block.with_columns(lambda t: t.select(wanted.names).cast(wanted))
+        elif kind == wanted:
+            return block
+        else:
+            unlike = _said(wanted), _said(kind)
+        raise SchemaError(
+            f"{self._asker}: rows of all sources have the same columns, and {first!r} has {unlike[0]}, "
+            f"{name!r} {unlike[1]}; bring them in line in the sources, by select(), rename() or "
+            "map_batches()",
+            stage=str(self._asker),
+        )
+
+
+def with_names(block: Block, source: IntArray, rules: MixRules) -> Block:
+    """Rows with a column that names the source of each.
+
+    Args:
+        block: the rows.
+        source: number of each row's source, int64 ``[rows]``.
+        rules: say which column.
+
+    Raises:
+        SchemaError: the rows have no columns, or this one already.
+    """
+    column = rules.column
+    assert column is not None
+    data = block.data
+    names = list(data.column_names) if isinstance(data, pa.Table) else []
+    if isinstance(data, list) and isinstance(data[0], dict):
+        names = list(data[0])
+    elif not isinstance(data, pa.Table):
+        raise SchemaError(
+            f"{rules.asker}: column={column!r} needs rows with columns, got {_said(_kind_of(data))}; make "
+            "dicts with map() in the sources",
+            stage=str(rules.asker),
+        )
+    if column in names:
+        raise SchemaError(
+            f"{rules.asker}: the rows have a column {column!r} already; give column another name",
+            stage=str(rules.asker),
+        )
+    if isinstance(data, list):
+        rows = zip(data, source.tolist(), strict=True)
+        return block.with_data([{**row, column: rules.names[i]} for row, i in rows])
+    added = pa.array(rules.names, pa.string()).take(pa.array(source))
+    return block.with_data(data.append_column(column, added))
+
+
+def _kind_of(data: Payload) -> Any:
+    """What rows of all sources must agree in."""
+    if isinstance(data, pa.Table):
+        return data.schema.remove_metadata()
+    if isinstance(data, TensorRows):
+        return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in data.tensors)
+    first = data[0] if data else None
+    return frozenset(first) if isinstance(first, dict) else type(first)
+
+
+def _unlike(wanted: pa.Schema, schema: pa.Schema) -> tuple[str, str] | None:
+    """The first column in which two schemas differ, as each has it; None where there is none."""
+    for name in [*wanted.names, *schema.names]:
+        kinds = [str(s.field(name).type) if name in s.names else None for s in (wanted, schema)]
+        if (
+            kinds[0] is None
+            or kinds[1] is None
+            or not schema.field(name).type.equals(wanted.field(name).type)
+        ):
+            said = [
+                f"no column {name!r}" if k is None else f"column {name!r} as {k}" for k in kinds
+            ]
+            return said[0], said[1]
+    return None
+
+
+def _said(kind: Any) -> str:
+    if isinstance(kind, pa.Schema):
+        return f"Arrow columns {', '.join(kind.names)}"
+    if isinstance(kind, frozenset):
+        return f"Python dicts of {', '.join(sorted(map(str, kind)))}"
+    if isinstance(kind, tuple):
+        return f"tensors {kind}"
+    return f"Python objects ({kind.__name__})"

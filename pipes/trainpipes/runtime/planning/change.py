@@ -1,0 +1,161 @@
+"""A state of a pipeline that differed in what may change, made one of the pipeline at hand.
+
+Of another batch size, what is promised: each row at most once in the epoch at hand, rows of each span in
+the order they would have had, and one new sequence from m on, the same on any topology. Spans then no
+longer end together: rows left over at that epoch's end are, for each span, at most the epoch's first batch
+size and the largest later one.
+
+Rows of another pack length begin where an epoch does: documents of one epoch are never packed to two
+lengths, and what was delivered before is as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.order import Layout
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.planning.remix import remixed
+from trainpipes.runtime.run import innermost
+from trainpipes.state import BatchSizes, parse, read_identity, render_sizes, shard_key
+
+__all__ = ["ALLOWED", "adapt"]
+
+#: What ``load_state_dict(state, allow_changes=...)`` may name.
+ALLOWED = ("batch_size", "mix", "pack_length")
+
+
+def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
+    """The state as ``plan`` would have it, if it differs only in what may change.
+
+    Args:
+        state: of a pipeline that differs in what may change, or of the same.
+        plan: of the pipeline that loads it.
+        allow_changes: what may differ.
+
+    Raises:
+        ConfigError: ``allow_changes`` names something else.
+        StateError: it cannot change where the state stands.
+    """
+    unknown = sorted(set(allow_changes) - set(ALLOWED))
+    if isinstance(allow_changes, str) or unknown:
+        raise ConfigError(
+            f"allow_changes is a list of some of {list(ALLOWED)}, got {allow_changes!r}; everything else "
+            "must be as it was saved"
+        )
+    if "mix" in allow_changes:
+        state = remixed(state, plan)
+    if "pack_length" in allow_changes:
+        state = _repacked(state, plan)
+    return _rebatched(state, plan) if "batch_size" in allow_changes else state
+
+
+def _repacked(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The state with the pack length of ``plan``."""
+    saved = read_identity(state["pipeline"])
+    packs = [s for s in saved["stages"] if s["stage"] == "pack"]
+    now = [int(s.options["length"]) for s in plan.stages if s.role == "pack" and s.name == "pack"]
+    changes = [
+        (stage, length)
+        for stage, length in zip(packs, now, strict=False)
+        if stage.get("length") != length
+    ]
+    if not changes or len(packs) != len(now):
+        return state
+    position = parse(state, state["pipeline"], plan.num_shards)
+    for shard, cursor in position.cursors.items():
+        if not _begins_epoch(cursor, shard, position.epoch, plan):
+            old, new = changes[0][0].get("length"), changes[0][1]
+            raise StateError(
+                f"pack/length: saved {old}, now {new}; it can change where an epoch starts, and "
+                f"{shard_key(shard)} stands within epoch {innermost(cursor)['epoch']} (m = {position.m}): "
+                f"load the state of an epoch's start or end, or go on with length={old} until there; a run "
+                "under repeat() without an end goes on with it, or is started anew"
+            )
+    for stage, length in changes:
+        stage["length"] = length
+    return {**state, "pipeline": json.dumps(saved, separators=(",", ":"))}
+
+
+def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -> bool:
+    """Whether a shard has used nothing of an epoch, or all of it, as far as its cursor tells."""
+    if cursor.get("ended"):
+        return True
+    here, place = cursor, innermost(cursor)
+    while "below" in here:
+        if here.get("row"):
+            return False
+        here = here["below"]
+    if place.get("row"):
+        return False
+    if not place.get("window"):
+        return True
+    layout = plan.layout_of(place["epoch"])
+    if not isinstance(layout, Layout):
+        return False
+    slot = plan.slot(shard, place["epoch"], plan.first_epoch(number))
+    return bool(place["window"] >= layout.num_windows(slot % layout.num_spans))
+
+
+def _rebatched(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The state with the batch size of ``plan``."""
+    saved = read_identity(state["pipeline"])
+    before = next((s for s in saved["stages"] if s["stage"] == "batch"), None)
+    if plan.batch is None or before is None:
+        return state
+    if "batch_size" not in before or not plan.batch.options["batch_size"]:  # it counts tokens
+        return state
+    old, new = before["batch_size"], plan.batch_size
+    if old == new:
+        return state
+    before["batch_size"] = new
+    changed = {**state, "pipeline": json.dumps(saved, separators=(",", ":"))}
+    if not plan.whole:
+        return changed
+    sizes = _sizes(state, plan, old)
+    changed["batch_sizes"] = "" if sizes is None else render_sizes(sizes)
+    if plan.num_shards == 1 or sizes is None:
+        return changed
+    if not plan.seekable:
+        raise StateError(
+            f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, "
+            "since the rows that come next do not follow from the number of micro-batches: load the "
+            "state of an epoch's start"
+        )
+    resized = plan.resized(sizes)  # a shard's next rows are others now
+    for key in [key for key in changed if key.startswith("shard-")]:
+        shard = int(key.removeprefix("shard-"))
+        cursor = resized.cursor_at(int(state["m"]), shard, int(state["epoch"]), onward=True)
+        changed[key] = json.dumps(cursor, separators=(",", ":"))
+    return changed
+
+
+def _sizes(state: dict[str, Any], plan: Plan, old: int) -> BatchSizes | None:
+    """The sizes of the epoch that the state stands in, the new one from there on."""
+    m, first_epoch = int(state["m"]), plan.first_epoch(int(state["epoch"]))
+    known = BatchSizes.parse(state["batch_sizes"]) if state.get("batch_sizes") else None
+    sizes = known or BatchSizes(first_epoch, 0, ((0, old),))
+    if not plan.rolling and plan.repeat is not None and plan.known:
+        sizes = _current(plan, sizes, old, first_epoch, m)
+    if m == sizes.start:
+        fresh = BatchSizes(sizes.epoch, m, ((0, plan.batch_size),))
+        return fresh if m else None
+    passed = m - sizes.start + (0 if plan.rolling else plan.skip_batches)
+    return replace(sizes, sizes=(*sizes.sizes, (passed, plan.batch_size)))
+
+
+def _current(plan: Plan, sizes: BatchSizes, old: int, first_epoch: int, m: int) -> BatchSizes:
+    """The sizes of the epoch in which ``m`` lies, where epochs follow each other in one pass."""
+    stages = [
+        type(s)(None, **{**s.options, "batch_size": old}) if s.role == "batch" else s
+        for s in plan.stages
+    ]
+    before = Plan(stages, plan.source).resized(sizes)
+    epoch = before.epoch_of(m, first_epoch)
+    if epoch == sizes.epoch:
+        return sizes
+    return BatchSizes(epoch, before.epoch_start(epoch, first_epoch), ((0, old),))

@@ -1,0 +1,145 @@
+"""About how many items an epoch has, where that follows from fractions, or from what rows hold: then some are
+read and put through the stages to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainpipes.order import count_batches
+from trainpipes.runtime.iterating.iterator import Pass
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.run import Run, RunSource
+from trainpipes.runtime.stage import OpenState, Stage
+from trainpipes.state import Position
+from trainpipes.topology import Topology
+
+__all__ = ["cuts_by_length", "estimated_items"]
+
+#: Rows that are read.
+SAMPLE_ROWS = 2048
+
+
+def cuts_by_length(stage: Stage) -> bool:
+    """Whether how many items a stage makes depends on what rows hold, on how long they are most of all."""
+    return stage.role in ("pack", "batch") and not stage.keeps_rows
+
+
+def estimated_items(plan: Plan) -> int:
+    """Items of an epoch, over all ranks: exact where all rows are read, else in proportion.
+
+    Stage by stage: ``sample`` and ``split`` let their fraction through, ``take`` and ``skip`` their count.
+    What ``pack``, budgets of tokens and buckets make of rows is measured on the first 2,048 that come to
+    the lowest of them, and what a ``filter`` lets through with it. Without any of these nothing is read,
+    and a filter counts as if it let all through.
+
+    Args:
+        plan: whose rows are counted before they are read.
+    """
+    assert plan.epoch_rows is not None
+    stages = [s for s in plan.stages if s.role not in ("shard", "repeat", "place")]
+    made = _measured(plan, stages)
+    items: float = plan.epoch_rows
+    in_file_order = True  # where take() and skip() are counted in the plan's rows
+    for stage in stages[len(plan.file_stages) + 1 :]:
+        if stage.role in ("take", "skip"):
+            count = 0 if in_file_order else int(stage.options["count"])
+            if stage.role == "skip":
+                items = max(0, items - count)
+            elif not in_file_order:
+                items = min(items, count)
+            continue
+        if stage in made:
+            items *= made[stage]
+        elif stage.role == "batch":
+            items = count_batches(round(items), plan.batch_size, plan.drop_last)
+        elif stage.share is not None:
+            items *= stage.share
+        ordered = stage.role in ("shuffle", "batch", "pack")
+        in_file_order = in_file_order and stage.keeps_rows and not ordered
+    return round(items)
+
+
+def _measured(plan: Plan, stages: Sequence[Stage]) -> dict[Stage, float]:
+    """Items that come out of stages for each that goes in, of those for which rows must be read."""
+    place = next((n for n, stage in enumerate(stages) if cuts_by_length(stage)), None)
+    if place is None:
+        return {}
+    # What a cache() keeps is known by the stages below it: none is put among them.
+    cached = next((n for n, stage in enumerate(stages) if stage.role == "cache"), 0)
+    chain: list[Stage] = []
+    tallies: dict[Stage, tuple[_Tally, _Tally]] = {}
+    for number, stage in enumerate(stages):
+        if stage.role in ("take", "skip") and number > place:
+            continue
+        fresh = type(stage)(None, **stage.options)
+        drops = not stage.keeps_rows and stage.share is None and stage.role not in ("take", "skip")
+        if not drops or number < cached:
+            chain.append(fresh)
+            continue
+        tallies[stage] = _Tally(SAMPLE_ROWS if number == place else None), _Tally()
+        chain += [tallies[stage][0], fresh, tallies[stage][1]]
+    for _ in _pass(Plan([*chain, _Uncollated()], plan.source)):
+        pass
+    return {stage: out.items / max(1, into.items) for stage, (into, out) in tallies.items()}
+
+
+def _pass(plan: Plan) -> Iterator[Any]:
+    run = Pass(plan, Topology(), Position(0, 0, 1), 0, go_on=False)
+    while True:
+        try:
+            yield next(run)
+        except StopIteration:
+            return
+
+
+class _Tally(Stage):
+    """Counts items that pass, and lets only the first through.
+
+    Args:
+        most: items that are let through; None for all.
+    """
+
+    role = "rows"
+    keeps_rows = False
+
+    def __init__(self, most: int | None = None) -> None:
+        super().__init__(None)
+        self.most = most
+        self.items = 0
+
+    def process(self, run: Run) -> Run:
+        self.items += len(run)
+        return run
+
+    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
+        below = super().begin(open_below, state)
+        return below if self.most is None else _First(self, below, self.most)
+
+
+class _First:
+    def __init__(self, stage: _Tally, below: RunSource, most: int) -> None:
+        self._stage = stage
+        self._below = below
+        self._most = most
+
+    def next_run(self) -> Run:
+        left = self._most - self._stage.items
+        if left <= 0:
+            raise StopIteration
+        run = self._below.next_run()
+        if len(run) > left:
+            run = run.pick(np.arange(left, dtype=np.int64))
+            self._stage.items = self._most
+        return run
+
+
+class _Uncollated(Stage):
+    """Makes nothing of items that are not made of yet: they are only counted."""
+
+    role = "rows"
+
+    def process(self, run: Run) -> Run:
+        return run if run.items is not None else run.with_items([0] * len(run))

@@ -1,0 +1,9 @@
+"""Rows in memory, and in other forms.
+
+late_items    items of a run that are made when somebody takes them
+lone_copy     copies by the thread that asks
+columns       rows as columns of Python, NumPy or torch
+arrow_rows    rows of Python objects as Arrow
+joined        tables joined
+large_memory  large pieces of memory that are used again
+"""

@@ -1,0 +1,66 @@
+"""The next items made by other threads while the one that trains is at its own work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+
+from trainpipes.runtime.rows.late_items import LateItems
+from trainpipes.runtime.shards.lane import Lane
+from trainpipes.runtime.shards.pool import Pool
+
+__all__ = ["Beforehand"]
+
+#: Seconds between two items, and how many times in a row, from which somebody is at work in between. Who
+#: only collects items makes them as fast alone.
+AT_WORK, TIMES = 200e-6, 4
+#: Items made beforehand.
+MOST = 32
+
+
+class Beforehand:
+    """Makes the items that come next, where they would else be made when they are taken.
+
+    Args:
+        pool: makes them.
+        stride: from one slot of this consumer to its next.
+    """
+
+    def __init__(self, pool: Pool, stride: int) -> None:
+        self._pool = pool
+        self._stride = stride
+        self._least = stride * MOST // 2
+        self._given = float("inf")
+        self._times = 0
+        self._until = 0
+
+    def given(self) -> None:
+        """An item is given away now."""
+        self._given = perf_counter()
+
+    def asked(self, upcoming: int, in_turn: Callable[[], Sequence[Lane]]) -> None:
+        """An item was asked for, and its slot is ``upcoming``; what gives it and those after it, lane by
+        lane, is told if need be."""
+        if perf_counter() - self._given < AT_WORK:
+            self._times = 0
+            return
+        self._times += 1
+        first = max(self._until, upcoming)
+        if self._times < TIMES or first - upcoming > self._least:
+            return
+        lanes = in_turn()
+        self._until = upcoming + self._stride * MOST
+        wanted = []
+        for slot in range(first, self._until, self._stride):
+            turn, place = divmod((slot - upcoming) // self._stride, len(lanes))
+            found = lanes[place].upcoming(turn)
+            if found is not None:
+                wanted.append(found)
+        if wanted:
+            self._pool.first(partial(make_all, wanted))
+
+
+def make_all(wanted: Sequence[tuple[LateItems, int]]) -> None:
+    for items, k in wanted:
+        items[k]
