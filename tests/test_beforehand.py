@@ -1,6 +1,5 @@
 """What threads do before it is asked for: the same items, whenever they are made."""
 
-import gc
 import threading
 import time
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 import trainpipes as tp
-from trainpipes.runtime.reading.windows import ListedWindows
 from trainpipes.runtime.rows.late_items import LateItems
 from trainpipes.stages.column_writers import RaggedWriter
 
@@ -115,46 +113,11 @@ class TestPassesThatFollowEachOther:
             pipe.load_state_dict(pipe.state_at(0, epoch=number))
             assert same(found, list(tp.Loader(pipe, threads=0)))
 
-    def test_from_the_second_on_the_next_ones_windows_are_read_ahead(
-        self, pipe: tp.Pipeline, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        read: list[tuple[int, int, int]] = []
-        original = ListedWindows._read
-
-        def note(self: Any, held: Any, epoch: int, span: int, window: int) -> Any:
-            read.append((epoch, span, window))
-            return original(self, held, epoch, span, window)
-
-        monkeypatch.setattr(ListedWindows, "_read", note)
-        loader = tp.Loader(pipe, threads=2)
-        list(loader)
-        assert {epoch for epoch, _, _ in read} == {0}  # it may have been the only one
-        list(loader)
-        deadline = time.monotonic() + 10
-        while not any(epoch == 2 for epoch, _, _ in read) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert any(epoch == 2 for epoch, _, _ in read)
-        list(loader)
-        assert len(read) == len(set(read))  # none twice
-
-    def test_what_was_read_ahead_is_let_go_when_another_pass_comes(self, pipe: tp.Pipeline) -> None:
-        loader = tp.Loader(pipe, threads=2)
-        passes = [list(loader) for _ in range(3)]
-        plan = pipe._runner.plan
-        assert plan.kept is not None
-        loader.load_state_dict(pipe.state_at(10, epoch=1))
-        assert same(list(loader), passes[1][10:])
-        assert plan.kept is None or plan.kept.number == 2
-        assert same(list(loader), passes[2])
-
-    def test_threads_go_with_the_pipeline(self, pipe: tp.Pipeline) -> None:
+    def test_threads_go_with_the_pass(self, pipe: tp.Pipeline) -> None:
         before = set(threading.enumerate())
         loader = tp.Loader(pipe, threads=2)
         for _ in range(3):
             list(loader)
-        assert set(threading.enumerate()) - before
-        del loader, pipe._runner  # nobody holds its plan
-        gc.collect()
         deadline = time.monotonic() + 10
         while set(threading.enumerate()) - before and time.monotonic() < deadline:
             time.sleep(0.01)

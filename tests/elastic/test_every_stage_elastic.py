@@ -91,7 +91,8 @@ def test_ranks_together_give_the_sequence_of_one(name: str, folder: Path) -> Non
     for ranks in world_sizes(pipe):
         end = whole.steps(ranks) * ranks if ranks > 1 else None
         expected = {m: item for m, item in whole.items.items() if end is None or m < end}
-        for reads, workers in reads_of(whole, ranks):
+        ways = reads_of(whole, ranks)
+        for reads, workers in ways[ranks % len(ways) :][:1] if " / " in name else ways:
             leg = Leg(pipe, ranks, workers, reads)
             assert dict(given_by(leg, whole, 0, None)) == expected, f"{ranks} ranks, {reads}"
             leg.close()
@@ -104,7 +105,7 @@ def test_a_run_saved_on_some_ranks_goes_on_on_others(name: str, folder: Path) ->
     sizes = world_sizes(pipe)
     for number, ranks in enumerate(sizes):
         steps = whole.steps(ranks)
-        for stop in {min(1, steps), steps // 2}:
+        for stop in {steps // 2} if " / " in name else {min(1, steps), steps // 2}:
             others = sizes[(number + 1 + stop) % len(sizes)]
             reads, workers = reads_of(whole, ranks)[stop % 2]
             first = Leg(pipe, ranks, workers, reads)

@@ -23,7 +23,8 @@ def test_no_stage_is_missing_here():
 
 @pytest.mark.parametrize("name", FINITE)
 def test_a_stage_resumes_exactly(name, folder):
-    every = 5 if "rows" in name else 1
+    # A stage before every item, its variants before some.
+    every = 5 if "rows" in name else 4 if " / " in name else 1
     report = check_resume(FINITE[name](folder), processes=1, every=every)
     assert report.items[0] >= 3
     print(f"{name}: {report}")  # noqa: T201
@@ -53,7 +54,8 @@ def test_a_pipeline_prints_compares_and_pickles_as_its_record(name, folder):
     assert hash(pipe) == hash(FINITE[name](folder))
     batched = "batch" in text or "bucket" in text
     assert pipe != (tp.from_iterable(list) if batched else pipe.batch(3))
-    if "from_dataset" not in name:
+    if not name.startswith(("from_dataset", "concat / in file order", "chat_template")):
+        # Those hold an object that is like none but itself.
         again = pickle.loads(pickle.dumps(pipe))
         assert again == pipe
         assert repr(again) == text

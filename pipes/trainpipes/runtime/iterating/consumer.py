@@ -7,10 +7,8 @@ from weakref import finalize
 
 from trainpipes.errors import StateError
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.reading.windows import ListedWindows, Windows
 from trainpipes.runtime.shards.beforehand import Beforehand
 from trainpipes.runtime.shards.chains import Chains
-from trainpipes.runtime.shards.kept import Kept
 from trainpipes.runtime.shards.lane import ENDED, Lane
 from trainpipes.runtime.shards.pool import Pool, default_threads
 from trainpipes.state import Position, render
@@ -50,7 +48,7 @@ class Consumer:
         self._start = position
         self._origin = origin
         self._stops_at_holes = stops_at_holes
-        self._started = self._over = False
+        self._started = False
         self._hands_over = False
         self._last = -1  # the shard that gave the last item
         self._passed: list[int] = []  # shards found to have ended on the way to it
@@ -58,7 +56,6 @@ class Consumer:
         self._threads = threads
         self._chains: Chains | None = None
         self._pool: Pool | None = None
-        self._closes: finalize[[], Consumer] | None = None
         self._lanes: dict[int, Lane] = {}
         self._beforehand: Beforehand | None = None
         self._texts: dict[int, str] = {}  # of lanes that have not moved since
@@ -127,22 +124,10 @@ class Consumer:
         raise StopIteration
 
     def _end_pass(self) -> None:
-        """Let threads and windows go, or leave them to the next pass if one is to be expected."""
-        plan, chains = self._plan, self._chains
-        if chains is None or self._over:
-            return
-        self._over = True
-        goes_on = plan.passed and self._pool is not None and not plan.endless
-        plan.passed += 1
-        if goes_on and self._pool is not None and isinstance(chains.windows, ListedWindows):
-            chains.windows.keep_from(plan.first_epoch(self.epoch + 1))
-            plan.kept = Kept(self.epoch + 1, self._pool, chains.windows)
-            if self._closes is not None:
-                self._closes.detach()
-            self._pool = None
-            return
+        """Let threads and windows go."""
         self.close()
-        chains.windows.close()
+        if self._chains is not None:
+            self._chains.windows.close()
 
     def _turn(self) -> list[Lane]:
         """The lanes as they give items from the next one on, those at their end too."""
@@ -173,21 +158,14 @@ class Consumer:
 
     def _begin(self) -> Chains:
         plan, number = self._plan, self._start.epoch
-        windows: Windows | None = None
         if self._threads != 0:
             threads = default_threads() if self._threads is None else self._threads
             # A function that is not ours is not called by two threads at once.
             ours = not plan.runs_user_code
-            threads = threads if ours or not self._threads else 1
-            kept, plan.kept = plan.kept, None
-            if kept is not None and (kept.number, kept.pool.threads) == (number, threads):
-                self._pool, windows = kept.take()
-            elif kept is not None:
-                kept.close()
             if threads:
-                self._pool = self._pool or Pool(threads, shares=ours)
-                self._closes = finalize(self, self._pool.close)
-        return Chains(plan, windows or plan.windows(self._pool, number), len(self._own))
+                self._pool = Pool(threads if ours or not self._threads else 1, shares=ours)
+                finalize(self, self._pool.close)
+        return Chains(plan, plan.windows(self._pool, number), len(self._own))
 
     @property
     def epoch(self) -> int:

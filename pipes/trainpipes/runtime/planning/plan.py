@@ -78,9 +78,6 @@ class Plan(Arranged):
                 stage.plan = self
         self._source = source
         self.sizes: BatchSizes | None = None
-        #: Passes that came to their end in this process, and what the last one left.
-        self.passed = 0
-        self.kept: Any = None
 
     def resized(self, sizes: BatchSizes | None) -> Plan:
         """This plan for a pass in which the size of micro-batches was changed."""
@@ -349,12 +346,10 @@ class Plan(Arranged):
         )  # fmt: skip
 
     def _following(self, first_epoch: int, shard: int, epoch: int) -> int | None:
-        """The span that a shard comes to after an epoch; None where the pass ends with it. Where passes
-        have followed each other, another is expected to follow."""
-        if self.times is not None and epoch + 1 >= first_epoch + self.times:
-            if not self.passed:
-                return None
-            first_epoch += self.times
+        """The span that a shard comes to after an epoch; None where the pass ends with it."""
+        last = self.times is not None and epoch + 1 >= first_epoch + self.times
+        if last or self.repeat is None:
+            return None
         return self.slot(shard, epoch + 1, first_epoch) % self.layout_of(epoch + 1).num_spans
 
     @cached_property

@@ -248,17 +248,6 @@ class ListedWindows:
                 self._read_ahead(found, upcoming, *later)
         return found
 
-    def keep_from(self, epoch: int) -> None:
-        """Let go of all windows before an epoch, of which nobody has need any more."""
-        with self._lock:
-            self._span_of = {}
-            spans = list(self._spans.values())
-        for held in spans:
-            with held.lock:
-                held.needs = {}
-                for old in [key for key in held.windows if key[0] < epoch]:
-                    del held.windows[old]
-
     def close(self) -> None:
         with self._lock:
             spans, self._spans, self._span_of = list(self._spans.values()), {}, {}

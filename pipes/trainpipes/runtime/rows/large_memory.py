@@ -8,7 +8,7 @@ are about equally large: they take turns at the same pieces.
 from __future__ import annotations
 
 import mmap
-import threading
+from collections import deque
 from typing import Any
 from weakref import finalize, ref
 
@@ -23,6 +23,8 @@ Bytes = npt.NDArray[np.uint8]
 PAGE = 2 << 20
 #: How many times what is asked for a piece may be.
 MOST_WASTE = 1.5
+#: Free pieces that are kept although they do not fit.
+MOST_FREE = 8
 
 
 class LargeMemory:
@@ -32,8 +34,8 @@ class LargeMemory:
     """
 
     def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
-        self._lock = threading.Lock()
+        # No lock: a piece comes back whenever garbage is collected, in any thread, at any place.
+        self._free: deque[mmap.mmap] = deque()
 
     def take(self, nbytes: int) -> Bytes:
         """Memory of so many bytes, with anything in it: uint8 ``[nbytes]``. Arrays and Arrow buffers that
@@ -45,15 +47,17 @@ class LargeMemory:
         return whole[:nbytes]
 
     def _found(self, nbytes: int) -> mmap.mmap | None:
-        with self._lock:
-            fits = [p for p in self._free if nbytes <= len(p) <= max(PAGE, MOST_WASTE * nbytes)]
-            if not fits:
-                # What has not the right size for what is asked for now has it for nothing soon.
-                self._free = self._free[-1:] if len(self._free) > 8 else self._free
+        """A free piece of about that size. Those that are passed over too often are given up."""
+        for _ in range(len(self._free)):
+            try:
+                piece = self._free.popleft()
+            except IndexError:  # another thread took it
                 return None
-            piece = min(fits, key=len)
-            self._free.remove(piece)
-            return piece
+            if nbytes <= len(piece) <= max(PAGE, MOST_WASTE * nbytes):
+                return piece
+            if len(self._free) < MOST_FREE:
+                self._free.append(piece)
+        return None
 
     def _made(self, nbytes: int) -> mmap.mmap:
         piece = mmap.mmap(-1, -(-max(1, nbytes) // PAGE) * PAGE)
@@ -65,5 +69,4 @@ class LargeMemory:
 def _give_back(memory: ref[LargeMemory], piece: Any) -> None:
     asked = memory()
     if asked is not None:
-        with asked._lock:
-            asked._free.append(piece)
+        asked._free.append(piece)

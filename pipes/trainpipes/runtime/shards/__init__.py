@@ -5,5 +5,4 @@ making      its runs, epoch after epoch
 lane        one item at a time, and its cursor
 pool        threads that work ahead
 beforehand  the next items, made while somebody is at work
-kept        what a pass leaves to the next one
 """

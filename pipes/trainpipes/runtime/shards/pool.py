@@ -182,6 +182,15 @@ class Pool:
 
     # Forks, and the interpreter's end
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has threads."""
+        return bool(self._alive)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
     def pause(self) -> None:
         """Wait until nothing runs, and let nothing begin: a child must not inherit a lock that a thread
         holds, which is not there any more."""
@@ -214,12 +223,14 @@ _pools: WeakSet[Pool] = WeakSet()
 
 def _before_fork() -> None:
     for pool in sorted(_pools, key=lambda pool: pool.within):
-        pool.pause()
+        if pool.is_alive:
+            pool.pause()
 
 
 def _after_fork_in_parent() -> None:
     for pool in list(_pools):
-        pool.resume()
+        if pool.is_paused:
+            pool.resume()
 
 
 def _after_fork_in_child() -> None:
