@@ -54,8 +54,8 @@ def test_a_pipeline_prints_compares_and_pickles_as_its_record(name, folder):
     assert hash(pipe) == hash(FINITE[name](folder))
     batched = "batch" in text or "bucket" in text
     assert pipe != (tp.from_iterable(list) if batched else pipe.batch(3))
-    if not name.startswith(("from_dataset", "concat / in file order", "chat_template")):
-        # Those hold an object that is like none but itself.
+    # Those hold an object that is like none but itself.
+    if not any(held in repr(pipe) for held in ("from_dataset", "chat_template")):
         again = pickle.loads(pickle.dumps(pipe))
         assert again == pipe
         assert repr(again) == text
