@@ -68,7 +68,9 @@ def step_of(name: str, module: ModuleType, saved: Path) -> int:
 def trained_on(launch: Launch) -> dict[tuple[int, int], list[str]]:
     """Digests of what each (step, rank) trained on, in order."""
     found = defaultdict(list)
-    for step, rank, content in re.findall(r"step (\d+), rank (\d+) of \d+: ([0-9a-f]{16})", launch.said()):
+    for step, rank, content in re.findall(
+        r"step (\d+), rank (\d+) of \d+: ([0-9a-f]{16})", launch.said()
+    ):
         found[int(step), int(rank)].append(content)
     return found
 
