@@ -26,7 +26,7 @@ import pyarrow as pa
 
 import trainpipes as tp
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenize import Tokenize

@@ -9,7 +9,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.order import Layout
-from trainpipes.runtime.reading.drought import MOST_DRY_EPOCHS, MOST_DRY_ROWS, Drought
+from trainpipes.runtime.drought import MOST_DRY_EPOCHS, MOST_DRY_ROWS, Drought
 
 
 def rows(count: int) -> tp.Pipeline:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.runtime.shards.pool import Pool, default_threads
+from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.testing import digest
 
 

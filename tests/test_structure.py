@@ -44,17 +44,44 @@ FLOORS = {
     "integrations": 5,
     "cli": 5,
 }
+#: The same within ``runtime``.
+ROOMS = {
+    "pool": 0,
+    "drought": 0,
+    "progress": 0,
+    "warn_once": 0,
+    "rows": 1,
+    "run": 2,
+    "source": 2,
+    "stage": 2,
+    "calling": 3,
+    "caching": 3,
+    "reading": 4,
+    "planning": 5,
+    "shards": 6,
+    "mixing": 7,
+    "iterating": 7,
+    "forecast": 8,
+}
 #: Imported where it is used, so as not to go up: a node runs what it is the end of, and a pipeline
 #: offers what is built upon it.
-LATE = {("pipeline", "explain"), ("pipeline", "map_dataset")}
+LATE = {("pipeline", "explain"), ("pipeline", "map_dataset"), ("stage", "iterating")}
 
 
 def imports_of(path: Path) -> list[tuple[str, bool]]:
-    """Modules that a file imports, and whether at its top."""
+    """Modules that a file imports, and whether at its top; what is for types alone is left out."""
     found = []
     tree = ast.parse(path.read_text())
     top = {id(node) for node in tree.body}
+    for_types = {
+        id(node)
+        for branch in tree.body
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for node in ast.walk(branch)
+    }
     for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
         if isinstance(node, ast.ImportFrom) and node.module:
             found.append((node.module, id(node) in top))
         elif isinstance(node, ast.Import):
@@ -62,21 +89,32 @@ def imports_of(path: Path) -> list[tuple[str, bool]]:
     return found
 
 
-def room(module: str) -> str:
-    return module.split(".")[1]
+def in_order(path: Path, module: str, top: bool, depth: int, floors: dict[str, int]) -> bool:
+    """Whether a file may import a module: by the floors of the rooms at a depth of the tree."""
+    own = path.relative_to(ROOT).with_suffix("").parts[depth - 1]
+    target = module.split(".")[depth]
+    return floors[target] <= floors[own] or (not top and (own, target) in LATE)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_go_one_way(path):
-    own = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    if own == "__init__":
+    parts = path.relative_to(ROOT).parts
+    if parts == ("__init__.py",):
         return
     for module, top in imports_of(path):
-        if not module.startswith("trainpipes."):
-            continue
-        target = room(module)
-        late = not top and (own, target) in LATE
-        assert late or FLOORS[target] <= FLOORS[own], f"{path.name} imports {module}"
+        if module.startswith("trainpipes."):
+            assert in_order(path, module, top, 1, FLOORS), f"{path.name} imports {module}"
+        if module.startswith("trainpipes.runtime.") and parts[0] == "runtime":
+            assert in_order(path, module, top, 2, ROOMS), f"{path.name} imports {module}"
+
+
+def test_every_room_has_its_floor_and_its_line():
+    import trainpipes.runtime
+
+    found = {path.stem for path in (ROOT / "runtime").iterdir()}
+    assert found - {"__pycache__", "__init__"} == set(ROOMS)
+    told = [line.split()[0] for line in trainpipes.runtime.__doc__.splitlines()[1:] if line]
+    assert sorted(told) == sorted(ROOMS)
 
 
 def test_the_library_imports_no_optional_package_at_its_top():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.runtime.block import Block
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from trainpipes.order import Layout, divisors, slots_before
-from trainpipes.runtime.planning.estimate import cuts_by_length
+from trainpipes.runtime.forecast.estimate import cuts_by_length
+from trainpipes.runtime.forecast.shares import Share, reads_per_block, shares
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.planning.shares import Share, reads_per_block, shares
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import RowSource
 from trainpipes.stages.tokenize import Tokenize

@@ -13,9 +13,9 @@ import torch
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.block import TensorRows
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.progress import Progress
+from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.shards.chains import Chains
 from trainpipes.sources.memmap_dataset import MemmapDataset
 from trainpipes.sources.memmap_rows import Part, of_arrays, of_rows, of_table, of_tensors

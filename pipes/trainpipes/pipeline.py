@@ -18,9 +18,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import slots_before
+from trainpipes.runtime.forecast.estimate import cuts_by_length, estimated_items
+from trainpipes.runtime.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.runtime.iterating.iterator import PipelineIterator, Runner
-from trainpipes.runtime.planning.estimate import cuts_by_length, estimated_items
-from trainpipes.runtime.planning.padding_share import PaddingShare, padding_share
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.parquet import ReadParquet

@@ -22,7 +22,7 @@ from torchdata.nodes import Loader as NodeLoader
 import trainpipes as tp
 from drawn import examples
 from trainpipes.nodes import Batch, FromArrow, Pack, PadCollate
-from trainpipes.runtime.block import Block
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.sources import arrow
 from trainpipes.stages.batch import Batch as BatchStage

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block, batches_of
+from trainpipes.runtime.rows.block import Block, batches_of
 
 __all__ = ["Cursors", "Positions", "Run", "RunSource", "innermost", "round_of"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Payload
+from trainpipes.runtime.rows.block import Payload
 
 __all__ = [
     "LooksAhead",

@@ -17,7 +17,7 @@ import numpy as np
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.runtime.reading.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.drought import MOST_DRY_EPOCHS
 from trainpipes.runtime.run import Run, RunSource, round_of
 from trainpipes.runtime.source import RowSource, RowStream
 
@@ -174,9 +174,8 @@ class Stage(BaseNode[Any]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
-        from trainpipes.runtime.iterating.node import (
-            NodeIterator,  # a node runs what it is the end of
-        )
+        # Here, so as not to go up: a node runs what it is the end of.
+        from trainpipes.runtime.iterating.node import NodeIterator
 
         if self._iterator is None:
             self._iterator = NodeIterator(self.chain())

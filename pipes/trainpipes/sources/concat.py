@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block, Payload, TensorRows, join_payloads, take_payload
 from trainpipes.runtime.caching.address import stages_key
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.windows import chain_before
+from trainpipes.runtime.rows.block import Block, Payload, TensorRows, join_payloads, take_payload
 from trainpipes.runtime.source import LooksAhead, Place, Reader, RowSource
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.row_names import file_names

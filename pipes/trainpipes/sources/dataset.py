@@ -10,8 +10,8 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Payload
 from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
+from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import Place, Reader, RowSource, RowStream
 from trainpipes.runtime.stage import Stage

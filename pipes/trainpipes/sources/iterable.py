@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.block import Payload
+from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.runtime.stage import Stage, identify
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import torch
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Payload, TensorRows
 from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
+from trainpipes.runtime.rows.block import Payload, TensorRows
 from trainpipes.runtime.rows.columns import from_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import Place, Reader

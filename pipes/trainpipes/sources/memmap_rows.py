@@ -12,7 +12,7 @@ import torch
 
 from trainpipes.errors import DataError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import TensorRows
+from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.sources.memmap_format import Array, Layout
 from trainpipes.stages.pad_columns import BadCell, Even, of_arrow
 from trainpipes.stages.pad_columns import Ragged as RaggedColumn

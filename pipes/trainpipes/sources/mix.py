@@ -18,10 +18,10 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, DataError, TrainpipesError
 from trainpipes.fair_queue import common_total, whole_weights
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block
 from trainpipes.runtime.mixing.mix_rules import MixRules, Stop
 from trainpipes.runtime.mixing.mixture import Mixture
 from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.stage import Stage, identify, show
 from trainpipes.sources.mix_weights import (
     Schedule,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, TypeVar
 
-from trainpipes.runtime.shards.pool import Pool, Ticket
+from trainpipes.runtime.pool import Pool, Ticket
 
 __all__ = ["Ahead"]
 

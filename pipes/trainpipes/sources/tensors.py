@@ -10,8 +10,8 @@ import torch
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import TensorRows
 from trainpipes.runtime.reading.random_access import RandomAccessSource
+from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.rows.lone_copy import gathered
 from trainpipes.runtime.source import Place, Reader
 from trainpipes.runtime.stage import Stage

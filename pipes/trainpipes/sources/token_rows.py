@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import TensorRows
+from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.sources.memmap_format import Array
 
 __all__ = ["TokenRows"]

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.block import Block, TensorRows
+from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.rows.columns import table_of, to_columns
 from trainpipes.runtime.rows.lone_copy import copied
 from trainpipes.runtime.run import Run

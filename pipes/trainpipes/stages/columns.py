@@ -9,7 +9,7 @@ import pyarrow as pa
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.block import Block
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage

@@ -10,7 +10,7 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.block import TensorRows
+from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage

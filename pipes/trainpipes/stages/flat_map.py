@@ -13,8 +13,8 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, DataError, StateError
-from trainpipes.runtime.block import Block
-from trainpipes.runtime.reading.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.blame import blame

@@ -10,8 +10,8 @@ import numpy as np
 
 from trainpipes.errors import DataError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block
-from trainpipes.runtime.reading.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost, round_of
 
 __all__ = ["Held", "compact"]

@@ -20,9 +20,9 @@ from trainpipes.runtime.caching.address import digest_of
 from trainpipes.runtime.calling.hands import Hands, Kind, hands_for, spread
 from trainpipes.runtime.calling.row_call import RowCall
 from trainpipes.runtime.calling.row_random import RowKey, words_of
-from trainpipes.runtime.iterating.iterator import warn_once
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.warn_once import warn_once
 from trainpipes.stages.blame import blame
 
 __all__ = ["Kind", "Map", "StartMethod"]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.runtime.block import Payload
+from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.rows.columns import from_columns, table_of, to_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage

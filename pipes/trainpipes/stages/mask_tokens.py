@@ -14,7 +14,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray, random_key
-from trainpipes.runtime.block import Block
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.naming import need_columns

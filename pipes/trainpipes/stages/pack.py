@@ -13,7 +13,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray, permutation
-from trainpipes.runtime.block import Block
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.held import Held

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
 from trainpipes.stages.pack_fit import Placing

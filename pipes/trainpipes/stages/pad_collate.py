@@ -15,7 +15,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.rectangles import PadSide, Rectangles
-from trainpipes.runtime.block import TensorRows
+from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame

@@ -8,8 +8,8 @@ import torch
 from torch.utils._pytree import tree_map
 from torchdata.nodes import BaseNode
 
-from trainpipes.runtime.iterating.iterator import warn_once
 from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.warn_once import warn_once
 
 __all__ = ["Pin"]
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Payload, TensorRows
+from trainpipes.runtime.rows.block import Payload, TensorRows
 from trainpipes.runtime.rows.columns import table_of
 
 __all__ = ["HashArray", "NullKey", "RowNames", "hash_column", "hash_keys", "mix", "unit"]

@@ -9,7 +9,7 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import DataError
-from trainpipes.runtime.reading.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.drought import MOST_DRY_EPOCHS
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 from trainpipes.runtime.stage import OpenState, Stage
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.runtime.block import Block, TensorRows
+from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
 from trainpipes.stages.naming import nearest, need_columns

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block, TensorRows
+from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
 from trainpipes.stages.naming import need_columns

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -24,14 +23,15 @@ import pyarrow as pa
 from trainpipes.cache import LOCK, entry_path, folder, make_room
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block
 from trainpipes.runtime.caching import sealed
 from trainpipes.runtime.caching.address import digest_of, stages_key
 from trainpipes.runtime.caching.file_lock import FileLock
 from trainpipes.runtime.caching.holes import with_holes
 from trainpipes.runtime.rows.arrow_rows import arrow_rows, join_tables
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.source import LooksAhead, Reader, RowSource
 from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.warn_once import warn_once
 
 __all__ = ["CachedBlocks", "CachedReader"]
 
@@ -253,7 +253,7 @@ class CachedBlocks:
             return True
         if size > most:
             self._too_large.add(name)
-            _warn_once(
+            warn_once(
                 f"{self._asker}: max_bytes has room for one row group at least, got {most:,}, and one takes "
                 f"{size:,} here: such are made again every time; raise max_bytes",
                 ("too large", str(self._root), most),
@@ -269,7 +269,7 @@ class CachedBlocks:
     def _go_without(self, error: OSError) -> None:
         self._off = True
         said = error.strerror or str(error)
-        _warn_once(
+        warn_once(
             f"{self._asker}: rows cannot be kept in {self._root} ({said}); it goes on without, and makes "
             "rows again in every epoch. Make room there, or name another folder by cache(path=...) or "
             "TRAINPIPES_CACHE",
@@ -364,13 +364,3 @@ def _mark(path: Path) -> tuple[str, int, int]:
     """What tells a file from another one in its place."""
     seen = os.stat(path)
     return path.stem, seen.st_ino, seen.st_size
-
-
-_warned: set[tuple[object, ...]] = set()
-
-
-def _warn_once(message: str, key: tuple[object, ...]) -> None:
-    """Warn of something once in this process."""
-    if key not in _warned:
-        _warned.add(key)
-        warnings.warn(message, UserWarning, stacklevel=2)

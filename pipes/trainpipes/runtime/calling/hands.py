@@ -12,7 +12,7 @@ from trainpipes.runtime.calling.crew import Crew
 from trainpipes.runtime.calling.crew_order import Answer
 from trainpipes.runtime.calling.row_call import RowCall
 from trainpipes.runtime.calling.row_random import Words
-from trainpipes.runtime.shards.pool import Pool, Ticket
+from trainpipes.runtime.pool import Pool, Ticket
 
 __all__ = ["Hands", "Kind", "Threads", "hands_for", "spread"]
 

@@ -1,11 +1,12 @@
 """What users iterate, with a state before and after every item.
 
-consumer   one worker of one rank: its shards in the order of the global sequence
-iterator   a pass over a pipeline
-node       a stage as a torchdata node
-passes     which pass is at hand, agreed by processes that share a pipeline
-agreement  how ranks end an uneven epoch at the same step
-ahead      batches on their way to a device
-rounds     how the workers of a Loader send what they make
-parcels    several batches as one message
+consumer    one worker of one rank: its shards in the order of the global sequence
+iterator    a pass over a pipeline
+node        a stage as a torchdata node
+passes      which pass is at hand, agreed by processes that share a pipeline
+agreement   how ranks end an uneven epoch at the same step
+ahead       batches on their way to a device
+rounds      how the workers of a Loader send what they make
+parcels     several batches as one message
+worker_end  how a worker's process ends
 """

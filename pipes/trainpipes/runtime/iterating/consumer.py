@@ -7,10 +7,10 @@ from weakref import finalize
 
 from trainpipes.errors import StateError
 from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.runtime.shards.beforehand import Beforehand
 from trainpipes.runtime.shards.chains import Chains
 from trainpipes.runtime.shards.lane import ENDED, Lane
-from trainpipes.runtime.shards.pool import Pool, default_threads
 from trainpipes.state import Position, render
 from trainpipes.topology import Topology
 

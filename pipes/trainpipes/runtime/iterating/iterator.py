@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -15,9 +14,11 @@ from trainpipes.runtime.iterating.agreement import InStep, agreement_over
 from trainpipes.runtime.iterating.ahead import Ahead, ahead_of, placed
 from trainpipes.runtime.iterating.consumer import Consumer
 from trainpipes.runtime.iterating.passes import Passes
+from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.runtime.planning.change import adapt
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.shards.lane import check_places
+from trainpipes.runtime.warn_once import warn_once
 from trainpipes.state import Position, parse
 from trainpipes.topology import Topology
 
@@ -219,6 +220,7 @@ class PipelineIterator:
         self._epoch = -1
         self._places = False  # whether batches are placed somewhere by this process
         self._info = get_worker_info()
+        end_in_peace()
         self._iterated = runner.iterated
         runner.iterated += 1
         self._before = runner.last
@@ -327,13 +329,3 @@ class PipelineIterator:
                 "the number of workers it was saved with; trainpipes.Loader takes any"
             )
         return Pass(runner.plan, topology, position, saved["origin"], go_on=False)
-
-
-_warned: set[str] = set()
-
-
-def warn_once(message: str) -> None:
-    """Warn of something once in this process."""
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, UserWarning, stacklevel=3)

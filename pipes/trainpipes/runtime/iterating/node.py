@@ -8,9 +8,9 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
-from trainpipes.runtime.block import Payload
 from trainpipes.runtime.iterating.iterator import Pass
 from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.shards.lane import check_places
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.runtime.stage import Stage

@@ -15,6 +15,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.runtime.iterating.parcels import Slots, pack, unpack
+from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.shards.chains import Chains
 from trainpipes.runtime.shards.lane import ENDED, Lane
@@ -104,6 +105,7 @@ class Rounds(IterableDataset[Message]):
         if self._plan is None:
             self._plan = Plan([cls(None, **options) for cls, options in self._steps], self._source)
         info = get_worker_info()
+        end_in_peace()
         position = self._position
         number = int(self._epoch[0])
         if number != position.epoch:

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block, Payload, TensorRows
 from trainpipes.runtime.mixing.mix_rules import MixRules
+from trainpipes.runtime.rows.block import Block, Payload, TensorRows
 
 __all__ = ["Columns", "with_names"]
 

@@ -19,9 +19,9 @@ import numpy as np
 from trainpipes.errors import DataError, StateError
 from trainpipes.fair_queue import by_rows, by_tokens, phases_of, whole_weights
 from trainpipes.order import IntArray, slots_before
-from trainpipes.runtime.block import Block
 from trainpipes.runtime.mixing.mix_columns import with_names
 from trainpipes.runtime.mixing.mix_part import Drawn, Part, Piece, Stretch, add_piece, moved_on
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run
 from trainpipes.runtime.shards.chains import Chains
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainpipes.errors import TrainpipesError
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.chains import Chains
 from trainpipes.runtime.shards.making import NOTHING, Made, Maker

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block
+from trainpipes.runtime.rows.block import Block
 
 __all__ = ["MixRules", "Stop"]
 

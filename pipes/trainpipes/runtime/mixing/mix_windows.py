@@ -10,9 +10,9 @@ from trainpipes.runtime.mixing.mix_columns import Columns
 from trainpipes.runtime.mixing.mix_feed import MixFeed
 from trainpipes.runtime.mixing.mix_rules import MixRules
 from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.shards.chains import RUN_ROWS, Chains
 from trainpipes.runtime.shards.making import Maker
-from trainpipes.runtime.shards.pool import Pool
 
 __all__ = ["MixWindows"]
 

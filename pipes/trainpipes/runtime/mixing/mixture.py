@@ -10,7 +10,7 @@ from trainpipes.runtime.mixing.mix_rules import MixRules
 from trainpipes.runtime.mixing.mix_windows import MixWindows
 from trainpipes.runtime.mixing.mixed_ids import MixedIds
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.shards.pool import Pool
+from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.source import Place, RowMixture, RowSource, RowStream
 
 __all__ = ["Mixture"]

@@ -25,6 +25,7 @@ from trainpipes.order import (
 )
 from trainpipes.runtime.caching.cached import CachedBlocks
 from trainpipes.runtime.planning.arrange import Arranged, arrange
+from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.reading.numbered import (
     DRAWN_ROWS,
@@ -37,7 +38,6 @@ from trainpipes.runtime.reading.numbered import (
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.stream_windows import StreamWindows
 from trainpipes.runtime.reading.windows import ListedWindows, Windows, chain_before
-from trainpipes.runtime.shards.pool import Pool
 from trainpipes.runtime.source import Place, RowMixture, RowSource, RowStream
 from trainpipes.runtime.stage import Stage
 from trainpipes.state import BatchSizes

@@ -7,5 +7,4 @@ numbered        of one whose rows can be had by number
 random_access   what such a source is
 waiting         rows of windows that are not read yet
 feed            the rows of one shard, in its order: the bottom of its chain
-drought         epochs under repeat() that give nothing
 """

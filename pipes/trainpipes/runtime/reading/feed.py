@@ -13,10 +13,10 @@ import numpy as np
 
 from trainpipes.errors import DataError
 from trainpipes.order import IntArray, Layout, StreamLayout
-from trainpipes.runtime.block import Block
-from trainpipes.runtime.reading.drought import Drought
+from trainpipes.runtime.drought import Drought
 from trainpipes.runtime.reading.waiting import WaitingRows
 from trainpipes.runtime.reading.windows import Window, Windows
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run
 
 __all__ = ["Feed"]

@@ -20,10 +20,10 @@ import numpy as np
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray, Layout, StreamLayout, permutation, segments
-from trainpipes.runtime.block import Block
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.windows import Window
+from trainpipes.runtime.rows.block import Block
 
 if TYPE_CHECKING:
     from trainpipes.runtime.planning.arrange import Arranged

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from trainpipes.order import permutation
-from trainpipes.runtime.block import Block
 from trainpipes.runtime.reading.windows import Before, Held, Window
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.source import RowStream, StreamReader
 
 __all__ = ["StreamWindows"]

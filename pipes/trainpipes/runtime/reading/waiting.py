@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.block import Block, Payload
 from trainpipes.runtime.reading.windows import Window
+from trainpipes.runtime.rows.block import Block, Payload
 
 __all__ = ["WaitingRows"]
 

@@ -18,12 +18,12 @@ from weakref import ref
 import numpy as np
 
 from trainpipes.order import IntArray, Layout, StreamLayout, permutation, segments
-from trainpipes.runtime.block import Block, join_payloads, payload_bytes
 from trainpipes.runtime.caching.cached import CachedBlocks, CachedReader
+from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.reading.block_table import BlockTable
+from trainpipes.runtime.rows.block import Block, join_payloads, payload_bytes
 from trainpipes.runtime.rows.large_memory import LargeMemory
 from trainpipes.runtime.run import Cursors, Run
-from trainpipes.runtime.shards.pool import Pool
 from trainpipes.runtime.source import LooksAhead, Reader, RowSource
 
 __all__ = [

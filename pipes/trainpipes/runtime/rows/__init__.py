@@ -1,5 +1,6 @@
 """Rows in memory, and in other forms.
 
+block         rows that travel together
 late_items    items of a run that are made when somebody takes them
 lone_copy     copies by the thread that asks
 columns       rows as columns of Python, NumPy or torch

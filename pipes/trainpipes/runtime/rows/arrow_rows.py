@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.errors import SchemaError
-from trainpipes.runtime.block import Block, Payload
+from trainpipes.runtime.rows.block import Block, Payload
 
 __all__ = ["arrow_rows", "join_tables"]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.errors import SchemaError
-from trainpipes.runtime.block import Payload, TensorRows
+from trainpipes.runtime.rows.block import Payload, TensorRows
 
 __all__ = ["from_columns", "table_of", "to_columns"]
 

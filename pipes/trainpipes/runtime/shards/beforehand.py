@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 
+from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.rows.late_items import LateItems
 from trainpipes.runtime.shards.lane import Lane
-from trainpipes.runtime.shards.pool import Pool
 
 __all__ = ["Beforehand"]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.runtime.block import Block
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.feed import Feed
 from trainpipes.runtime.reading.waiting import WaitingRows
 from trainpipes.runtime.reading.windows import Windows
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 from trainpipes.runtime.source import RowMixture, RowSource
 from trainpipes.runtime.stage import Stage

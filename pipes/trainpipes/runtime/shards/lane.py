@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 from trainpipes.errors import DataError, StateError, TrainpipesError
 from trainpipes.order import Layout
 from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.pool import Pool, Ticket
 from trainpipes.runtime.rows.late_items import LateItems
 from trainpipes.runtime.run import innermost
 from trainpipes.runtime.shards.chains import Chains
 from trainpipes.runtime.shards.making import Made, Maker, finish, hand_over, make
-from trainpipes.runtime.shards.pool import Pool, Ticket
 from trainpipes.runtime.source import Place, RowMixture
 from trainpipes.state import Position, shard_key
 

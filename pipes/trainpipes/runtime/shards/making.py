@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from trainpipes.errors import DataError
-from trainpipes.runtime.block import Block
-from trainpipes.runtime.reading.drought import Drought
+from trainpipes.runtime.drought import Drought
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run, RunSource, innermost
 from trainpipes.runtime.shards.chains import Chains
 

@@ -1,0 +1,22 @@
+"""Warnings that a process gives once."""
+
+from __future__ import annotations
+
+import warnings
+
+__all__ = ["warn_once"]
+
+_warned: set[object] = set()
+
+
+def warn_once(message: str, key: object = None) -> None:
+    """Warn of something once in this process.
+
+    Args:
+        message: what to say.
+        key: what tells it from other warnings; the message, unless given.
+    """
+    key = key or message
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(message, UserWarning, stacklevel=3)
