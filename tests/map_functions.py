@@ -126,3 +126,17 @@ def a_lambda(row: Row) -> Any:
 
 def stop(row: Row) -> Row:
     raise StopIteration
+
+
+class SlowToSend:
+    """Keeps the thread that sends it in torch for a while, without the interpreter's lock."""
+
+    def __reduce__(self) -> Any:
+        side = torch.ones(1200, 1200)
+        for _ in range(8):
+            side = (side @ side).clamp(max=1)
+        return SlowToSend, ()
+
+
+def slow_to_send(row: Row) -> Row:
+    return {**row, "slow": SlowToSend()}

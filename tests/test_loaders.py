@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import time
@@ -29,6 +30,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
 from drawn import rows_of, table_of_rows, write_parquet
+from map_functions import slow_to_send
 from trainpipes.sources.arrow import FromArrow
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.parquet import ReadParquet
@@ -226,6 +228,18 @@ def test_a_stateful_data_loader_saved_at_the_last_batch_resumes_to_one_empty_epo
     run = stateful(pipeline(), workers)
     run.load_state_dict(state)
     assert [given_by(run) for _ in range(3)] == [[], *epochs_of(3)[1:]]
+
+
+@LOADERS
+def test_a_spawned_worker_that_is_left_while_it_sends_ends_by_itself(
+    loader: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = tp.from_arrow(TABLE).sharding_filter(2).map(slow_to_send)
+    given = iter(loader(rows, 1, multiprocessing_context="spawn"))
+    next(given)
+    del given  # which ends the worker, and would warn if it was killed by a signal
+    gc.collect()
+    assert "terminate" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("loader", "workers"), [(stateful, 0), (ours, 0), (ours, 1), (ours, 2)])
