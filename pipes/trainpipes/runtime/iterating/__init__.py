@@ -4,6 +4,7 @@ consumer    one worker of one rank: its shards in the order of the global sequen
 iterator    a pass over a pipeline
 node        a stage as a torchdata node
 passes      which pass is at hand, agreed by processes that share a pipeline
+delayed     what a consumer gives, later
 agreement   how ranks end an uneven epoch at the same step
 ahead       batches on their way to a device
 rounds      how the workers of a Loader send what they make

@@ -8,19 +8,19 @@ next collective.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from trainpipes.errors import TopologyError
+from trainpipes.runtime.iterating.delayed import Delayed, InOrder
 from trainpipes.topology import Topology
 
-__all__ = ["Agreement", "InOrder", "InStep", "agreement_over"]
+__all__ = ["Agreement", "InStep", "agreement_over"]
 
 #: Steps between two agreements.
 AHEAD = 16
@@ -85,103 +85,48 @@ def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
     )
 
 
-class InOrder(Protocol):
-    """What gives one rank's batches in order, and knows the state after each: see ``Consumer``."""
-
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def m(self) -> int: ...
-    @property
-    def upcoming(self) -> int: ...
-    def __next__(self) -> Any: ...
-    def texts(self) -> dict[int, str]: ...
-    def moved(self) -> dict[int, str]: ...
-    def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]: ...
-    def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]: ...
-    def close(self) -> None: ...
-    def render(
-        self, m: int, texts: dict[int, str], extra: dict[str, Any] | None
-    ) -> dict[str, Any]: ...
-
-
-class InStep:
+class InStep(Delayed):
     """What a rank's consumer gives, up to where all ranks end together.
 
     Args:
-        consumer: this rank's; it stops before its first missing micro-batch.
+        source: this rank's consumer; it stops before its first missing micro-batch.
         agree: gives the least of all ranks' numbers.
         origin: the micro-batch from which steps are counted.
         world_size: ranks.
     """
 
-    def __init__(self, consumer: InOrder, agree: Agreement, origin: int, world_size: int) -> None:
-        self._consumer = consumer
+    def __init__(self, source: InOrder, agree: Agreement, origin: int, world_size: int) -> None:
+        super().__init__(source)
         self._agree = agree
         self._origin = origin
         self._world = world_size
-        self._ready: deque[tuple[Any, int, dict[int, str]]] = deque()
-        self._texts = consumer.texts()
-        self._m = consumer.m
-        self._moved: dict[int, str] = {}
         self._final = False
 
-    @property
-    def epoch(self) -> int:
-        return self._consumer.epoch
-
     def __next__(self) -> Any:
-        if not self._ready and not self._final:
+        if not self._taken and not self._final:
             self._look_ahead()
-        if not self._ready:
+        if not self._taken:
             raise StopIteration
-        item, self._m, self._moved = self._ready.popleft()
-        self._texts.update(self._moved)
-        return item
-
-    @property
-    def m(self) -> int:
-        return self._m
-
-    @property
-    def upcoming(self) -> int:
-        return self._consumer.upcoming
-
-    def texts(self) -> dict[int, str]:
-        return dict(self._texts)
-
-    def moved(self) -> dict[int, str]:
-        return self._moved
-
-    def render(self, m: int, texts: dict[int, str], extra: dict[str, Any] | None) -> dict[str, Any]:
-        return self._consumer.render(m, texts, extra)
-
-    def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        return self._consumer.next_pass_state(extra)
+        return self._give()
 
     def _look_ahead(self) -> None:
         missing = _NONE_MISSING
         for _ in range(AHEAD):
             try:
-                item = next(self._consumer)
+                self._taken.append(self._fetch())
             except StopIteration:
-                missing = self._consumer.upcoming
+                missing = self._source.upcoming
                 break
-            self._ready.append((item, self._consumer.m, self._consumer.moved()))
         first = self._agree(missing)
         if first == _NONE_MISSING:
             return
         self._final = True
         end = self._origin + (first - self._origin) // self._world * self._world
-        while self._ready and self._ready[-1][1] > end:
-            self._ready.pop()
-
-    def close(self) -> None:
-        """Let go of what the consumer holds."""
-        self._consumer.close()
+        while self._taken and self._taken[-1][1] > end:
+            self._taken.pop()
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state after the last item given: of the next pass's start after the last one."""
-        if self._final and not self._ready:
-            return self._consumer.next_pass_state()
-        return self._consumer.render(self._m, self._texts, extra)
+        if self._final and not self._taken:
+            return self._source.next_pass_state()
+        return self._source.render(self._m, self.texts(), extra)
