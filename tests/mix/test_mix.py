@@ -198,7 +198,7 @@ def test_columns_in_another_order_are_the_same_columns() -> None:
             tp.from_arrow(pa.table({"who": ["b"], "input_ids": pa.array([[1]], pa.list_(pa.int64()))})),
             "'a' has column 'input_ids' as list<item: int32>, 'b' column 'input_ids' as list<item: int64>",
         ),
-        (tp.from_dataset([{"who": "b"}]), "'a' has Arrow columns who, input_ids, 'b' Python dicts of who"),
+        (tp.from_dataset([{"who": "b"}]), "'a' has Arrow columns who, input_ids, 'b' Python objects"),
     ],
 )  # fmt: skip
 def test_other_columns_are_refused_and_both_sources_named(other: tp.Pipeline, said: str) -> None:

@@ -94,9 +94,12 @@ def test_columns_in_another_order_are_put_in_one() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (pa.table({"x": ["a"]}), "column 'x' is int64 in source 0 and string in 1"),
-        (pa.table({"z": [1]}), "rows are columns x in source 0 and columns z in 1"),
-        (pa.table({"x": [1], "z": [1]}), "rows are columns x in source 0 and columns x, z in 1"),
+        (pa.table({"x": ["a"]}), "source 0 has column 'x' as int64, source 1 column 'x' as string"),
+        (pa.table({"z": [1]}), "source 0 has column 'x' as int64, source 1 no column 'x'"),
+        (
+            pa.table({"x": [1], "z": [1]}),
+            "source 0 has no column 'z', source 1 column 'z' as int64",
+        ),
     ],
 )
 def test_columns_that_differ_are_refused_with_both(other: pa.Table, message: str) -> None:

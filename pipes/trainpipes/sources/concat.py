@@ -14,7 +14,8 @@ from trainpipes.runtime.caching.address import stages_key
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.windows import chain_before
-from trainpipes.runtime.rows.block import Block, Payload, TensorRows, join_payloads, take_payload
+from trainpipes.runtime.rows.block import Block, Payload, join_payloads, take_payload
+from trainpipes.runtime.rows.same_columns import columns_of, difference, in_columns
 from trainpipes.runtime.source import LooksAhead, Place, Reader, RowSource
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.row_names import file_names
@@ -204,25 +205,17 @@ class Joined(RowSource):
             return data
         if self._kind is None:
             whose = next(n for n, source in enumerate(self._sources) if source.lengths.any())
-            self._kind = (number, _kind(data)) if whose == number else (whose, self._sample(whose))
-        whose, wanted = self._kind
-        found = _kind(data)
-        if isinstance(wanted, dict) and isinstance(found, dict) and found.keys() == wanted.keys():
-            differing = [name for name in wanted if found[name] != wanted[name]]
-            if not differing:
-                assert isinstance(data, pa.Table)
-                return pa.table({name: data.column(name) for name in wanted})
-            name = differing[0]
-            what = (
-                f"column {name!r} is {wanted[name]} in source {whose} and {found[name]} in {number}"
+            self._kind = (
+                (number, columns_of(data)) if whose == number else (whose, self._sample(whose))
             )
-        elif found == wanted:
-            return data
-        else:
-            what = f"rows are {_say(wanted)} in source {whose} and {_say(found)} in {number}"
+        whose, wanted = self._kind
+        unlike = difference(wanted, columns_of(data))
+        if unlike is None:
+            return in_columns(data, wanted) if isinstance(data, pa.Table) else data
         raise SchemaError(
-            f"concat(): all sources give the same columns; {what}: make them alike with select(), rename() "
-            "or map_batches() in the one or the other",
+            f"concat(): rows of all sources have the same columns, and source {whose} has {unlike[0]}, "
+            f"source {number} {unlike[1]}; bring them in line in the one or the other, by select(), "
+            "rename() or map_batches()",
             stage=self._asker,
         )
 
@@ -236,7 +229,7 @@ class Joined(RowSource):
         finally:
             reader.close()
         row = np.array([int(source.lengths[:block].sum())])
-        return _kind(self._apply[number](Block(data, row)).data)
+        return columns_of(self._apply[number](Block(data, row)).data)
 
 
 class JoinedByNumber(Joined, RandomAccessSource):
@@ -297,23 +290,3 @@ class _JoinedReader:
 
 def _on_rows(plan: Plan) -> list[Stage]:
     return [*plan.before, *plan.after]
-
-
-def _kind(data: Payload) -> Any:
-    """What rows of two sources must share: columns and their types, or names, dtypes and shapes."""
-    if isinstance(data, pa.Table):
-        return {field.name: field.type for field in data.schema}
-    if isinstance(data, TensorRows):
-        return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in data.tensors)
-    return "Python objects"
-
-
-def _say(kind: Any) -> str:
-    if isinstance(kind, dict):
-        return f"columns {', '.join(kind)}"
-    if isinstance(kind, str):
-        return kind
-    names, shapes = kind
-    return f"tensors {[f'{dtype}{list(shape)}' for dtype, shape in shapes]}" + (
-        "" if names is None else f" named {', '.join(names)}"
-    )

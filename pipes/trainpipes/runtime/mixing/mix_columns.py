@@ -10,7 +10,8 @@ import pyarrow as pa
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.mixing.mix_rules import MixRules
-from trainpipes.runtime.rows.block import Block, Payload, TensorRows
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.same_columns import columns_of, difference, in_columns, said
 
 __all__ = ["Columns", "with_names"]
 
@@ -34,21 +35,15 @@ class Columns:
             SchemaError: they have others.
         """
         data = block.gathered_from()[0]
-        kind = _kind_of(data)
+        kind = columns_of(data)
         with self._lock:
             if self._kind is None:
                 self._kind = name, kind
             first, wanted = self._kind
-        if isinstance(data, pa.Table) and isinstance(wanted, pa.Schema):
-            if data.schema.equals(wanted):
-                return block
-            unlike = _unlike(wanted, data.schema)
-            if unlike is None:
-                return block.with_columns(lambda t: t.select(wanted.names).cast(wanted))
-        elif kind == wanted:
-            return block
-        else:
-            unlike = _said(wanted), _said(kind)
+        unlike = difference(wanted, kind)
+        if unlike is None:
+            arrow = isinstance(data, pa.Table)
+            return block.with_columns(lambda t: in_columns(t, wanted)) if arrow else block
         raise SchemaError(
             f"{self._asker}: rows of all sources have the same columns, and {first!r} has {unlike[0]}, "
             f"{name!r} {unlike[1]}; bring them in line in the sources, by select(), rename() or "
@@ -76,7 +71,7 @@ def with_names(block: Block, source: IntArray, rules: MixRules) -> Block:
         names = list(data[0])
     elif not isinstance(data, pa.Table):
         raise SchemaError(
-            f"{rules.asker}: column={column!r} needs rows with columns, got {_said(_kind_of(data))}; make "
+            f"{rules.asker}: column={column!r} needs rows with columns, got {said(columns_of(data))}; make "
             "dicts with map() in the sources",
             stage=str(rules.asker),
         )
@@ -90,39 +85,3 @@ def with_names(block: Block, source: IntArray, rules: MixRules) -> Block:
         return block.with_data([{**row, column: rules.names[i]} for row, i in rows])
     added = pa.array(rules.names, pa.string()).take(pa.array(source))
     return block.with_data(data.append_column(column, added))
-
-
-def _kind_of(data: Payload) -> Any:
-    """What rows of all sources must agree in."""
-    if isinstance(data, pa.Table):
-        return data.schema.remove_metadata()
-    if isinstance(data, TensorRows):
-        return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in data.tensors)
-    first = data[0] if data else None
-    return frozenset(first) if isinstance(first, dict) else type(first)
-
-
-def _unlike(wanted: pa.Schema, schema: pa.Schema) -> tuple[str, str] | None:
-    """The first column in which two schemas differ, as each has it; None where there is none."""
-    for name in [*wanted.names, *schema.names]:
-        kinds = [str(s.field(name).type) if name in s.names else None for s in (wanted, schema)]
-        if (
-            kinds[0] is None
-            or kinds[1] is None
-            or not schema.field(name).type.equals(wanted.field(name).type)
-        ):
-            said = [
-                f"no column {name!r}" if k is None else f"column {name!r} as {k}" for k in kinds
-            ]
-            return said[0], said[1]
-    return None
-
-
-def _said(kind: Any) -> str:
-    if isinstance(kind, pa.Schema):
-        return f"Arrow columns {', '.join(kind.names)}"
-    if isinstance(kind, frozenset):
-        return f"Python dicts of {', '.join(sorted(map(str, kind)))}"
-    if isinstance(kind, tuple):
-        return f"tensors {kind}"
-    return f"Python objects ({kind.__name__})"
