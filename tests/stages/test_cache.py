@@ -23,6 +23,7 @@ import torch
 
 import trainpipes as tp
 from trainpipes import ConfigError, Pipeline, SchemaError
+from trainpipes.runtime import warn_once
 from trainpipes.runtime.caching import cached as cached_module
 from trainpipes.runtime.caching import sealed
 from trainpipes.runtime.caching.file_lock import FileLock
@@ -54,7 +55,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own for each test."""
     folder = tmp_path / "kept"
     monkeypatch.setenv("TRAINPIPES_CACHE", str(folder))
-    monkeypatch.setattr(cached_module, "_warned", set())
+    monkeypatch.setattr(warn_once, "_warned", set())
     return folder
 
 

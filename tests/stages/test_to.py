@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, _utils
 
 import trainpipes as tp
-from trainpipes.runtime.iterating.iterator import _warned
+from trainpipes.runtime.warn_once import _warned
 from trainpipes.stages.to import To
 from trainpipes.testing import check_resume
 

@@ -12,13 +12,12 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, beside, refuse_taken, row_table
 from trainpipes.stages.token_columns import numbers_of
 
 __all__ = ["AddLabels"]
-
-IGNORED = -100  # what torch's cross_entropy leaves out
 
 
 class AddLabels(Stage):

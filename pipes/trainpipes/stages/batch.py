@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run, RunSource
 from trainpipes.runtime.stage import OpenState, Stage
@@ -80,8 +80,7 @@ class Batch(Stage):
                 f"batch() takes batch_size or max_tokens, got {batch_size} and {max_tokens}; for both "
                 "limits pass max_tokens and max_rows"
             )
-        if not isinstance(drop_last, bool):
-            raise ConfigError(f"batch(drop_last) is True or False, got {drop_last!r}")
+        flag(drop_last, "batch(drop_last)")
         super().__init__(
             source,
             batch_size=batch_size,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray, permutation
 from trainpipes.runtime.rows.block import Block
@@ -103,8 +103,7 @@ class BucketByLength(Stage):
             whole_number(batch_size, 1, f"{name}(batch_size)", "rows in a micro-batch")
             if max_rows is not None or oversize is not None:
                 raise ConfigError(f"{name}(max_rows, oversize) go with max_tokens, got none")
-        if not isinstance(drop_last, bool):
-            raise ConfigError(f"{name}(drop_last) is True or False, got {drop_last!r}")
+        flag(drop_last, f"{name}(drop_last)")
         if boundaries is not None and num_buckets is not None:
             raise ConfigError(
                 f"{name}() takes boundaries or num_buckets, got {boundaries!r} and {num_buckets!r}"

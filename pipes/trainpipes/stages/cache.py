@@ -8,7 +8,7 @@ from typing import Any
 from torchdata.nodes import BaseNode
 
 from trainpipes.cache import folder
-from trainpipes.checks import whole_number
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
@@ -79,8 +79,7 @@ class Cache(Stage):
             whole_number(max_bytes, 1, "cache(max_bytes)", "bytes of rows in the folder")
         if version is not None and not isinstance(version, str):
             raise ConfigError(f"cache(version) is text, got {version!r}")
-        if not isinstance(enabled, bool):
-            raise ConfigError(f"cache(enabled) is True or False, got {enabled!r}")
+        flag(enabled, "cache(enabled)")
         super().__init__(
             source,
             path=None if path is None else os.fspath(path),

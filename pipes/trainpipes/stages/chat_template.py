@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
+from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.naming import need_columns
 from trainpipes.stages.ragged_column import refuse_taken, row_table
-from trainpipes.stages.tokenize import IGNORED, Tokenize
+from trainpipes.stages.tokenize import Tokenize
 from trainpipes.tokenizers.chat import Chat
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.ragged import Ragged
@@ -66,8 +67,7 @@ class ChatTemplate(Tokenize):
     ) -> None:
         if not isinstance(column, str):
             raise ConfigError(f"chat_template(column) is the name of a column, got {column!r}")
-        if not isinstance(labels, bool):
-            raise ConfigError(f"chat_template(labels) is True or False, got {labels!r}")
+        flag(labels, "chat_template(labels)")
         if max_length is not None:
             whole_number(max_length, 1, "chat_template(max_length)", "tokens of a row")
         if template is not None and not isinstance(template, str):

@@ -93,13 +93,8 @@ class Collate(Stage):
 def _stacked(rows: TensorRows, edges: list[int]) -> list[Any]:
     """What ``default_collate`` makes of tensor rows, without taking them apart first."""
     batches: list[Any] = []
-    wide = getattr(rows, "wide", None)  # rows that are made wider where they go
-    tensors = () if wide is not None else rows.tensors
     for start, stop in pairwise(edges):
-        if wide is not None:
-            parts = list(wide(start, stop))
-        else:
-            parts = [_part(tensor, start, stop) for tensor in tensors]
+        parts = [_part(tensor, start, stop) for tensor in rows.tensors]
         batches.append(parts if rows.names is None else dict(zip(rows.names, parts, strict=True)))
     return batches
 

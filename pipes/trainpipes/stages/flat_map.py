@@ -15,7 +15,7 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.runtime.drought import MOST_DRY_EPOCHS
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
+from trainpipes.runtime.run import Cursors, Run, RunSource, round_of
 from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.blame import blame
 from trainpipes.stages.map import named
@@ -161,7 +161,7 @@ class _Rows:
         self._used = 0  # of what is made of it
         self._skip = used
         self._made: Iterator[Any] | None = None
-        self._epochs: set[int] = set()
+        self._seen: set[tuple[int, int]] = set()  # rounds, since something was made
 
     def next_run(self) -> Run:
         while True:
@@ -171,11 +171,11 @@ class _Rows:
                 self._number = self._used = 0
             found = self._lot(self._run)
             if found is not None:
-                self._epochs.clear()
+                self._seen.clear()
                 return found
-            self._epochs.add(innermost(self._run.cursors.state(0)).get("epoch", 0))
+            self._seen.add(round_of(self._run.cursors.state(0)))
             self._run = None
-            if len(self._epochs) > MOST_DRY_EPOCHS + 1:
+            if len(self._seen) > MOST_DRY_EPOCHS + 1:
                 raise DataError(
                     f"{self._stage} made nothing of the rows of {MOST_DRY_EPOCHS} whole epochs, and under "
                     "repeat() would wait for some for ever",

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray, random_key
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, refuse_taken, row_table
 from trainpipes.stages.row_hash import HashArray, mix, unit
@@ -28,7 +29,6 @@ from trainpipes.tokenizers.pieces import MASKS, begins_word
 
 __all__ = ["MaskTokens"]
 
-IGNORED = -100  # what torch's cross_entropy leaves out
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xD1B54A32D192ED03)
@@ -103,8 +103,7 @@ class MaskTokens(Stage):
                 f"mask_tokens(random, keep) are parts of the chosen tokens, at most 1 together, got {random} "
                 f"and {keep}"
             )
-        if not isinstance(whole_words, bool):
-            raise ConfigError(f"mask_tokens(whole_words) is True or False, got {whole_words!r}")
+        flag(whole_words, "mask_tokens(whole_words)")
         if not isinstance(column, str):
             raise ConfigError(f"mask_tokens(column) is the name of a column, got {column!r}")
         if mask_id is not None:

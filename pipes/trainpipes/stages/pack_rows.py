@@ -15,6 +15,7 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
+from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.pack_fit import Placing
 from trainpipes.stages.pad_columns import BadCell, check_fit
 from trainpipes.stages.token_columns import names_of, numbers_of
@@ -23,7 +24,6 @@ __all__ = ["PACKED", "Documents", "Overlong", "documents_of", "rows_of"]
 
 #: Columns of token ids and of what is made for them.
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
-IGNORED = -100  # what torch's cross_entropy leaves out
 
 Overlong = Literal["split", "truncate", "drop", "error"]
 Array = npt.NDArray[Any]

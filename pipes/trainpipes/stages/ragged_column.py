@@ -18,7 +18,7 @@ from trainpipes.stages.blame import blame
 from trainpipes.stages.columns import columns_of
 from trainpipes.stages.token_columns import numbers_of
 
-__all__ = ["as_lists", "beside", "refuse_taken", "row_table", "stretches"]
+__all__ = ["as_lists", "beside", "refuse_taken", "row_table"]
 
 
 def row_table(run: Run, asker: Stage) -> tuple[Block, pa.Table]:
@@ -44,18 +44,6 @@ def as_lists(values: npt.NDArray[Any], lengths: IntArray) -> pa.Array:
     if offsets[-1] > np.iinfo(np.int32).max:
         return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
-
-
-def stretches(starts: IntArray, counts: IntArray) -> IntArray:
-    """The places of several stretches, one after the other.
-
-    >>> stretches(np.array([5, 0]), np.array([2, 3])).tolist()
-    [5, 6, 0, 1, 2]
-    """
-    ends = np.cumsum(counts)
-    places: IntArray = np.repeat(starts - (ends - counts), counts)
-    places += np.arange(len(places))
-    return places
 
 
 def beside(

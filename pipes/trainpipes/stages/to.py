@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.stage import Stage
 
@@ -62,8 +62,7 @@ class To(Stage):
             raise ConfigError(
                 f'to(device) is a device such as "cuda" or "cuda:1", got {device!r}'
             ) from error
-        if not isinstance(non_blocking, bool):
-            raise ConfigError(f"to(non_blocking) is True or False, got {non_blocking!r}")
+        flag(non_blocking, "to(non_blocking)")
         whole_number(depth, 0, "to(depth)", "batches whose copies are begun ahead")
         super().__init__(source, device=str(self._device), non_blocking=non_blocking, depth=depth)
         self.ahead = depth

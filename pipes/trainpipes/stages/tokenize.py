@@ -14,6 +14,7 @@ from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage, identify
 from trainpipes.stages.blame import blame
+from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns
 from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.engine import Affixes, Engine
@@ -22,8 +23,6 @@ from trainpipes.tokenizers.parallelism import take_turns
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
 __all__ = ["Tokenize"]
-
-IGNORED = -100  # what torch's cross_entropy leaves out
 
 
 class Tokenize(Stage):

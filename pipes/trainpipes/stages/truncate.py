@@ -8,12 +8,13 @@ from typing import Any, Literal
 import numpy as np
 from torchdata.nodes import BaseNode
 
+from trainpipes.byte_rows import cut_rows
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.naming import need_columns
-from trainpipes.stages.ragged_column import as_lists, row_table, stretches
+from trainpipes.stages.ragged_column import as_lists, row_table
 from trainpipes.stages.token_columns import numbers_of
 
 __all__ = ["Truncate"]
@@ -75,12 +76,13 @@ class Truncate(Stage):
         most, cut = self.options["length"], False
         for name in names:
             values, lengths = numbers_of(block, name, self)
-            kept = np.minimum(lengths, most)
-            if not (kept < lengths).any():
+            if not (lengths > most).any():
                 continue
-            ends = np.cumsum(lengths)
-            starts = ends - (lengths if self.options["side"] == "right" else kept)
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            cut_side: Literal["pre", "post"] = "post" if self.options["side"] == "right" else "pre"
             place = table.column_names.index(name)
-            table = table.set_column(place, name, as_lists(values[stretches(starts, kept)], kept))
+            table = table.set_column(
+                place, name, as_lists(*cut_rows(values, offsets, most, cut_side))
+            )
             cut = True
         return run.with_block(block.with_data(table)) if cut else run.with_block(block)
