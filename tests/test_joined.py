@@ -1,11 +1,15 @@
 """Tables joined in memory of large pages are what Arrow joins."""
 
+import os
+from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 import pyarrow as pa
 import pytest
 
 from trainpipes.runtime.rows import joined
+from trainpipes.runtime.rows.block import join_payloads
 from trainpipes.runtime.rows.large_memory import LargeMemory
 
 COLUMNS: dict[str, Any] = {
@@ -56,7 +60,42 @@ def test_more_than_offsets_can_count_stays_in_chunks(monkeypatch: pytest.MonkeyP
         max = 3
 
     monkeypatch.setattr(joined.np, "iinfo", lambda _: Narrow)
-    assert joined._joined(column, LargeMemory()).to_pylist() == [[1], [2, 3]] * 2
+    table = joined.joined_tables([pa.table([column], names=["a"])])
+    assert table.column("a").to_pylist() == [[1], [2, 3]] * 2
+
+
+@pytest.mark.parametrize("rows", [1, 20, 1000])
+def test_parts_may_be_more_than_expected_and_turn_out_otherwise(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(joined, "LARGE", 0)
+    parts = [
+        pa.table({"x": pa.array([[1, 2]] * 9, pa.list_(pa.int64())), "y": pa.array([3] * 9)}),
+        pa.table({"x": pa.array([[7] * 50] * 40, pa.list_(pa.int64())), "y": pa.array([4] * 40)}),
+        pa.table({"x": pa.array([None, [5]], pa.list_(pa.int64())), "y": pa.array([6, None])}),
+        pa.table({"x": pa.array([[8]] * 9, pa.list_(pa.int64())), "y": pa.array([3] * 9)}),
+    ]
+    joining = joined.Joining(rows, LargeMemory())
+    for part in parts:
+        joining.add(part)
+    assert joining.table().equals(pa.concat_tables(parts))
+    with pytest.raises(pa.ArrowInvalid, match="Schema"):
+        joining.add(pa.table({"x": [1], "y": [2]}))
+
+
+def test_a_part_is_let_go_before_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "LARGE", 0)
+    alive: list[ref[pa.Table]] = []
+
+    def parts() -> Iterator[pa.Table]:
+        for _ in range(3):
+            assert all(table() is None for table in alive)
+            table = pa.table({"x": pa.array(range(100))})
+            alive.append(ref(table))
+            yield table
+            del table
+
+    assert len(join_payloads(parts(), 300)) == 300
 
 
 class TestLargeMemory:
@@ -105,3 +144,13 @@ class TestLargeMemory:
         for size in range(1, 60):
             memory.take(size * 1_000_000)[:1] = 1
         assert len(memory._free) <= 10
+
+    def test_a_forked_child_writes_into_its_own(self) -> None:
+        found = LargeMemory().take(5_000_000)
+        found[:] = 3
+        child = os.fork()
+        if not child:
+            found[:] = 4
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert int(found.max()) == 3

@@ -307,9 +307,10 @@ class ListedWindows:
             firsts = self._blocks.firsts
             if isinstance(held.reader, LooksAhead):
                 held.reader.expect([block for block, _, _ in wanted])
-            parts = [held.reader.read(*stretch) for stretch in wanted]
+            parts = (held.reader.read(*stretch) for stretch in wanted)
             ids = [np.arange(firsts[b] + low, firsts[b] + high) for b, low, high in wanted]
-            read = Block(join_payloads(parts, self._memory), np.concatenate(ids), epoch=epoch)
+            data = join_payloads(parts, stop - start, self._memory)
+            read = Block(data, np.concatenate(ids), epoch=epoch)
             rows = self._before(read)
         if self._seed is None:
             return rows, None

@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.joined import joined_tables
+from trainpipes.runtime.rows.joined import Joining
 from trainpipes.runtime.rows.large_memory import LargeMemory
 from trainpipes.runtime.rows.lone_copy import gathered
 
@@ -198,12 +198,34 @@ def slice_payload(data: Payload, start: int, stop: int) -> Payload:
     return data.slice(start, stop - start)
 
 
-def join_payloads(parts: Sequence[Payload], memory: LargeMemory | None = None) -> Payload:
+def join_payloads(
+    parts: Iterable[Payload], rows: int | None = None, memory: LargeMemory | None = None
+) -> Payload:
     """All rows of the payloads, one after the other; Arrow columns come out in one chunk, in ``memory`` if
-    there is much of them."""
-    tables = [part for part in parts if isinstance(part, pa.Table)]
-    if len(tables) == len(parts):
-        return joined_tables(tables, memory)
+    there is much of them.
+
+    Args:
+        parts: the payloads; Arrow ones are not held once the next one is taken.
+        rows: how many there will be; counted if None.
+        memory: where to put them; None for memory of their own.
+    """
+    if rows is None:
+        parts = list(parts)
+        rows = sum(map(len, parts))
+    coming = iter(parts)
+    found = [part for part in (next(coming, None),) if part is not None]
+    if found and isinstance(found[0], pa.Table):
+        joining = Joining(rows, memory or LargeMemory())
+        joining.add(found.pop())
+        for part in coming:
+            if not isinstance(part, pa.Table):
+                found = [joining.table(), part]
+                break
+            joining.add(part)
+            del part
+        else:
+            return joining.table()
+    parts = [*found, *coming]
     tensors = [part for part in parts if isinstance(part, TensorRows)]
     if len(tensors) == len(parts):
         columns = zip(*(part.tensors for part in tensors), strict=True)

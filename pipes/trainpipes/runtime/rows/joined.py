@@ -1,7 +1,8 @@
-"""Arrow tables joined in memory that is used again, and that has large pages.
+"""Arrow tables joined as they come, in memory that is used again, and that has large pages.
 
 A window's rows are looked up all over, tens of megabytes of them: large pages cost a fraction of the faults
-when they are written first, and of the misses when they are read.
+when they are written first, and of the misses when they are read. What a row group was decoded to is
+copied at once and let go, so that the next one is decoded into the same memory.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.runtime.rows.large_memory import LargeMemory
 
-__all__ = ["joined_tables"]
+__all__ = ["Joining", "joined_tables"]
+
+Array = npt.NDArray[Any]
 
 #: Bytes from which it matters.
 LARGE = 4 << 20
+#: How much more than expected there is room for, and how much more there is when that is not enough.
+MARGIN, GROWTH = 1.1, 1.5
 
 
 def joined_tables(tables: Sequence[pa.Table], memory: LargeMemory | None = None) -> pa.Table:
@@ -27,87 +33,210 @@ def joined_tables(tables: Sequence[pa.Table], memory: LargeMemory | None = None)
         tables: the tables.
         memory: where to put the rows; None for memory of their own.
     """
-    table = pa.concat_tables(tables)
-    if table.nbytes < LARGE:
-        return table.combine_chunks()
-    memory = memory or LargeMemory()
-    columns = [_joined(column, memory) for column in table.columns]
-    return pa.table(columns, schema=table.schema)
+    joining = Joining(sum(map(len, tables)), memory or LargeMemory())
+    for table in tables:
+        joining.add(table)
+    return joining.table()
 
 
-def _joined(column: pa.ChunkedArray, memory: LargeMemory) -> Any:
-    chunks = [chunk for chunk in column.chunks if len(chunk)]
-    if column.null_count or len(chunks) < 2 or column.nbytes < LARGE:
-        return column.combine_chunks()
-    kind = column.type
+class Joining:
+    """Tables of one schema, one after the other.
+
+    Args:
+        rows: about how many there will be in all.
+        memory: where to put them.
+    """
+
+    def __init__(self, rows: int, memory: LargeMemory) -> None:
+        self._rows = rows
+        self._memory = memory
+        self._empty: pa.Table | None = None  # the first one, for what it says of columns
+        self._columns: list[_Column] = []
+
+    def add(self, table: pa.Table) -> None:
+        """The next rows, which are copied, or referred to where there are few."""
+        if self._empty is None:
+            self._empty = table.slice(0, 0)
+            self._columns = [_Column() for _ in table.columns]
+        elif table.schema != self._empty.schema:
+            pa.concat_tables([self._empty, table])  # which says what differs
+        if not len(table):
+            return
+        share = self._rows / len(table) * MARGIN
+        for column, given in zip(self._columns, table.columns, strict=True):
+            column.add(given, share, self._memory)
+
+    def table(self) -> pa.Table:
+        """All rows, each column in one chunk where one can hold it."""
+        assert self._empty is not None
+        columns = [
+            column.joined(field.type)
+            for column, field in zip(self._columns, self._empty.schema, strict=True)
+        ]
+        return pa.table(columns, schema=self._empty.schema)
+
+
+class _Column:
+    """What has come of one column: some of it copied, and chunks after that."""
+
+    def __init__(self) -> None:
+        self._filled: _Filled | None = None
+        self._chunks: list[Any] = []
+
+    def add(self, given: pa.ChunkedArray, share: float, memory: LargeMemory) -> None:
+        for chunk in given.chunks:
+            if not len(chunk):
+                continue
+            if not self._chunks:
+                filled = self._filled
+                if filled is None and given.nbytes * share >= LARGE:
+                    filled = _filled_for(given.type, share, memory)
+                if filled is not None and filled.add(chunk):
+                    self._filled = filled
+                    continue
+            self._chunks.append(chunk)
+
+    def joined(self, kind: pa.DataType) -> Any:
+        filled = [] if self._filled is None else [self._filled.array(kind)]
+        chunks = filled + self._chunks
+        if len(chunks) == 1 and filled:
+            return chunks[0]
+        return pa.chunked_array(chunks, kind).combine_chunks()
+
+
+def _filled_for(kind: pa.DataType, share: float, memory: LargeMemory) -> _Filled | None:
+    """What a column of a type is copied to; None for types that Arrow joins."""
+    asked = pa.types
     if _is_number(kind):
-        data, count = _concatenated([chunk.to_numpy() for chunk in chunks], memory)
-        return pa.Array.from_buffers(kind, count, [None, data])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _lists(column, chunks, memory)
-    if _is_string(kind):
-        return _strings(column, chunks, memory)
-    return column.combine_chunks()
+        return _Numbers(share, memory)
+    if asked.is_list(kind) or asked.is_large_list(kind):
+        return _Lists(share, memory) if _is_number(kind.value_type) else None
+    text = asked.is_string(kind) or asked.is_large_string(kind)
+    return (
+        _Strings(share, memory)
+        if text or asked.is_binary(kind) or asked.is_large_binary(kind)
+        else None
+    )
 
 
-def _lists(column: pa.ChunkedArray, chunks: list[Any], memory: LargeMemory) -> Any:
-    kind = column.type
-    leaf = kind.value_type
-    edges = [chunk.offsets.to_numpy() for chunk in chunks]
-    inner = [
-        chunk.values.slice(int(edge[0]), int(edge[-1] - edge[0]))
-        for chunk, edge in zip(chunks, edges, strict=True)
-    ]
-    offsets = _offsets(edges)
-    fits = offsets[-1] <= np.iinfo(edges[0].dtype).max
-    if not fits or not _is_number(leaf) or any(values.null_count for values in inner):
-        return column.combine_chunks()
-    content, count = _concatenated([values.to_numpy() for values in inner], memory)
-    child = pa.Array.from_buffers(leaf, count, [None, content])
-    narrow = pa.py_buffer(offsets.astype(edges[0].dtype))
-    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, narrow], children=[child])
+class _Values:
+    """Numbers one after the other."""
+
+    def __init__(self, share: float, memory: LargeMemory) -> None:
+        self._share = share
+        self._memory = memory
+        self._room: Array | None = None
+        self.count = 0
+
+    def add(self, values: Array) -> None:
+        stop = self.count + len(values)
+        if self._room is None:
+            room = int(len(values) * max(1, self._share)) + 1
+            self._room = self._taken(room, values.dtype)
+        elif stop > len(self._room):
+            before = self._room[: self.count]
+            self._room = self._taken(int(stop * GROWTH), values.dtype)
+            self._room[: self.count] = before
+        self._room[self.count : stop] = values
+        self.count = stop
+
+    def _taken(self, count: int, dtype: Any) -> Array:
+        found: Array = self._memory.take(count * dtype.itemsize).view(dtype)
+        return found
+
+    def buffer(self) -> pa.Buffer:
+        return pa.py_buffer(b"" if self._room is None else self._room[: self.count])
 
 
-def _strings(column: pa.ChunkedArray, chunks: list[Any], memory: LargeMemory) -> Any:
-    large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
-    size: Any = np.int64 if large else np.int32
-    edges, data = [], []
-    for chunk in chunks:
+class _Filled:
+    """A column that is copied."""
+
+    def __init__(self, share: float, memory: LargeMemory) -> None:
+        self.values = _Values(share, memory)
+
+    def add(self, chunk: Any) -> bool:
+        """Copy a chunk; False where it cannot be, which leaves all as it was."""
+        raise NotImplementedError
+
+    def array(self, kind: pa.DataType) -> Any:
+        raise NotImplementedError
+
+
+class _Numbers(_Filled):
+    def add(self, chunk: Any) -> bool:
+        if chunk.null_count:
+            return False
+        self.values.add(chunk.to_numpy())
+        return True
+
+    def array(self, kind: pa.DataType) -> Any:
+        return pa.Array.from_buffers(kind, self.values.count, [None, self.values.buffer()])
+
+
+class _Ranges(_Filled):
+    """A column of rows of different lengths."""
+
+    def __init__(self, share: float, memory: LargeMemory) -> None:
+        super().__init__(share, memory)
+        self._lengths: list[Array] = []
+
+    def _add(self, edges: Array, values: Array) -> bool:
+        if self.values.count + len(values) > np.iinfo(edges.dtype).max:
+            return False
+        self.values.add(values)
+        self._lengths.append(np.diff(edges))
+        return True
+
+    def _offsets(self, dtype: Any) -> tuple[int, pa.Buffer]:
+        """The number of rows, and where each begins and the last one ends."""
+        lengths = np.concatenate(self._lengths)
+        offsets = np.zeros(len(lengths) + 1, dtype=dtype)
+        np.cumsum(lengths, out=offsets[1:])
+        return len(lengths), pa.py_buffer(offsets)
+
+
+class _Lists(_Ranges):
+    def add(self, chunk: Any) -> bool:
+        if chunk.null_count:
+            return False
+        edges = chunk.offsets.to_numpy()
+        values = chunk.values.slice(int(edges[0]), int(edges[-1] - edges[0]))
+        return not values.null_count and self._add(edges, values.to_numpy())
+
+    def array(self, kind: pa.DataType) -> Any:
+        large = pa.types.is_large_list(kind)
+        rows, offsets = self._offsets(np.int64 if large else np.int32)
+        content = [None, self.values.buffer()]
+        child = pa.Array.from_buffers(kind.value_type, self.values.count, content)
+        return pa.Array.from_buffers(kind, rows, [None, offsets], children=[child])
+
+
+class _Strings(_Ranges):
+    def add(self, chunk: Any) -> bool:
+        if chunk.null_count:
+            return False
         _, offsets, content = chunk.buffers()
-        edge = np.frombuffer(offsets, size)[chunk.offset : chunk.offset + len(chunk) + 1]
-        edges.append(edge)
-        if edge[-1] > edge[0]:
-            data.append(np.frombuffer(content, np.uint8)[edge[0] : edge[-1]])
-    offsets = _offsets(edges)
-    if offsets[-1] > np.iinfo(size).max or not data:
-        return column.combine_chunks()
-    buffers = [None, pa.py_buffer(offsets.astype(size)), _concatenated(data, memory)[0]]
-    return pa.Array.from_buffers(column.type, len(offsets) - 1, buffers)
+        edges = np.frombuffer(offsets, _width(chunk.type))[
+            chunk.offset : chunk.offset + len(chunk) + 1
+        ]
+        whole = (
+            np.frombuffer(content, np.uint8) if content is not None and content.size else _NO_BYTES
+        )
+        return self._add(edges, whole[edges[0] : edges[-1]])
+
+    def array(self, kind: pa.DataType) -> Any:
+        rows, offsets = self._offsets(_width(kind))
+        return pa.Array.from_buffers(kind, rows, [None, offsets, self.values.buffer()])
 
 
-def _concatenated(parts: list[Any], memory: LargeMemory) -> tuple[Any, int]:
-    """The parts' values, one after the other, as a buffer, and their number."""
-    count = sum(map(len, parts))
-    if count * parts[0].itemsize < LARGE:
-        return pa.py_buffer(np.concatenate(parts)), count
-    found = memory.take(count * parts[0].itemsize)
-    np.concatenate(parts, out=found.view(parts[0].dtype))
-    return pa.py_buffer(found), count
+_NO_BYTES = np.empty(0, dtype=np.uint8)
 
 
-def _offsets(edges: Sequence[Any]) -> Any:
-    """Offsets of parts that follow each other, int64, from 0."""
-    lengths = np.concatenate([np.diff(edge) for edge in edges])
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+def _width(kind: pa.DataType) -> Any:
+    """The type of the offsets of a text or of bytes."""
+    large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    return np.int64 if large else np.int32
 
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    asked = pa.types
-    text = asked.is_string(kind) or asked.is_large_string(kind)
-    return bool(text or asked.is_binary(kind) or asked.is_large_binary(kind))

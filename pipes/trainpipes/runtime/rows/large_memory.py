@@ -60,7 +60,12 @@ class LargeMemory:
         return None
 
     def _made(self, nbytes: int) -> mmap.mmap:
-        piece = mmap.mmap(-1, -(-max(1, nbytes) // PAGE) * PAGE)
+        size = -(-max(1, nbytes) // PAGE) * PAGE
+        # Private: shared memory seldom has large pages, and a forked child would write into ours.
+        private = (
+            {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        )
+        piece = mmap.mmap(-1, size, **private)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             piece.madvise(mmap.MADV_HUGEPAGE)
         return piece

@@ -7,7 +7,6 @@ from functools import partial
 from time import perf_counter
 
 from trainpipes.runtime.pool import Pool
-from trainpipes.runtime.rows.late_items import LateItems
 from trainpipes.runtime.shards.lane import Lane
 
 __all__ = ["Beforehand"]
@@ -16,7 +15,7 @@ __all__ = ["Beforehand"]
 #: only collects items makes them as fast alone.
 AT_WORK, TIMES = 200e-6, 4
 #: Items made beforehand.
-MOST = 32
+MOST = 48
 
 
 class Beforehand:
@@ -49,18 +48,19 @@ class Beforehand:
         first = max(self._until, upcoming)
         if self._times < TIMES or first - upcoming > self._least:
             return
-        lanes = in_turn()
         self._until = upcoming + self._stride * MOST
-        wanted = []
-        for slot in range(first, self._until, self._stride):
-            turn, place = divmod((slot - upcoming) // self._stride, len(lanes))
-            found = lanes[place].upcoming(turn)
-            if found is not None:
-                wanted.append(found)
-        if wanted:
-            self._pool.first(partial(make_all, wanted))
+        self._pool.first(
+            partial(make_all, upcoming, range(first, self._until, self._stride), in_turn)
+        )
 
 
-def make_all(wanted: Sequence[tuple[LateItems, int]]) -> None:
-    for items, k in wanted:
-        items[k]
+def make_all(upcoming: int, slots: range, in_turn: Callable[[], Sequence[Lane]]) -> None:
+    """Make the items of some slots, where they wait for that. What is taken in the meantime has been
+    made by who took it."""
+    lanes = in_turn()
+    for slot in slots:
+        turn, place = divmod((slot - upcoming) // slots.step, len(lanes))
+        found = lanes[place].upcoming(turn)
+        if found is not None:
+            items, k = found
+            items[k]
