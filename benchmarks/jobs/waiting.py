@@ -24,19 +24,22 @@ MOST = 10.0
 
 def measure(make: Make, spec: Spec) -> dict[str, Any]:
     """Steps sleep, as a trainer's Python does while its accelerator works. Epochs follow each other; the
-    first batch of all is left out, those of later epochs are not."""
+    first batch of all is left out, those of later epochs are not. A wait ends when the batch is there: to
+    let go of the one before is the trainer's own work."""
     batches = epochs(make())
-    next(batches)
+    batch = next(batches)
     waited = longest = 0.0
     start = now = time.perf_counter()
     steps = 0
     while steps < spec.settings.steps:
+        del batch
         time.sleep(STEP)
         asked = time.perf_counter()
-        if next(batches, None) is None:
+        batch = next(batches, None)
+        now = time.perf_counter()
+        if batch is None:
             break
         steps += 1
-        now = time.perf_counter()
         waited += now - asked
         longest = max(longest, now - asked)
         if now - start > MOST + STEP * spec.settings.steps:
