@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import json
 import pickle
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from multiprocessing import sharedctypes
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
-from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -21,9 +19,9 @@ from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.iterating.agreement import InStep, agreement_over
 from trainpipes.runtime.iterating.ahead import Ahead, ahead_of, placed
-from trainpipes.runtime.iterating.consumer import Consumer
 from trainpipes.runtime.iterating.iterator import PipelineIterator, Runner
 from trainpipes.runtime.iterating.parcels import Slots
+from trainpipes.runtime.iterating.rounded import Rounded
 from trainpipes.runtime.iterating.rounds import Message, Rounds, unpacked
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.packed_list import packed
@@ -120,7 +118,7 @@ class Loader:
         self._persistent = persistent_workers
         self._steps: list[tuple[Any, dict[str, Any]]] | None = None  # as workers get them
         self._held: tuple[Any, DataLoader[Message], Slots] | None = None
-        self._current: _Rounded | InStep | Ahead | None = None
+        self._current: Rounded | InStep | Ahead | None = None
 
     @property
     def _runner(self) -> Runner:
@@ -167,15 +165,19 @@ class Loader:
             if given or position.m == 0:  # a state at an epoch's end goes on with the next epoch
                 return
 
-    def _open(self, topology: Topology, start: Position) -> _Rounded | InStep | Ahead:
+    def _open(self, topology: Topology, start: Position) -> Rounded | InStep | Ahead:
         return ahead_of(self._runner.plan, self._opened(topology, start))
 
-    def _opened(self, topology: Topology, start: Position) -> _Rounded | InStep:
+    def _opened(self, topology: Topology, start: Position) -> Rounded | InStep:
         plan, world = self._runner.plan, topology.world_size
         if not plan.ends_unevenly or plan.ragged or world == 1:
-            return _Rounded(self, topology, start, stops_at_holes=False)
-        rounded = _Rounded(self, topology, start, stops_at_holes=True)
+            return self._rounded(topology, start, stops_at_holes=False)
+        rounded = self._rounded(topology, start, stops_at_holes=True)
         return InStep(rounded, agreement_over(topology), start.m, world)
+
+    def _rounded(self, topology: Topology, start: Position, stops_at_holes: bool) -> Rounded:
+        plan, messages = self._runner.plan, self._messages
+        return Rounded(plan, messages, self.num_workers, topology, start, stops_at_holes)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch delivered: integers and strings in a flat dict."""
@@ -289,113 +291,3 @@ def check_pickles(stage: Any, name: str, value: Any) -> None:
             'function defined at the top of a module, or multiprocessing_context="fork"',
             stage=str(stage),
         ) from error
-
-
-class _Rounded:
-    """One pass made by workers, dealt in order, with the cursors of what was delivered.
-
-    Looks to the ranks' agreement like a consumer.
-
-    Args:
-        loader: whose workers.
-        topology: this rank.
-        position: where to start.
-        stops_at_holes: whether it ends before the first micro-batch that is missing.
-    """
-
-    def __init__(
-        self, loader: Loader, topology: Topology, position: Position, stops_at_holes: bool
-    ) -> None:
-        # Not the loader itself: in a cycle, worker processes would outlive their last reference.
-        self._start_workers = WeakMethod(loader._messages)
-        self._num_workers = loader.num_workers
-        self._plan = loader._runner.plan.resized(position.sizes)
-        self._topology = topology
-        self._position = position
-        self._stops_at_holes = stops_at_holes
-        self._start = Consumer(self._plan, topology, position, position.m, stops_at_holes)
-        self._texts = self._start.texts()
-        self._m = position.m
-        self._last = -1
-        self._passed: list[int] = []  # shards found to have ended on the way to the last batch
-        self._next = topology.first(position.m)
-        self._end = self._last_slot = self._plan.last_slot(topology.world_size, position.m)
-        self._running = {s for s, text in self._texts.items() if not json.loads(text).get("ended")}
-        self._messages: Iterator[Message] | None = None
-        self._ready: dict[int, tuple[Any, str]] = {}
-        self._ended: dict[int, str] = {}
-
-    @property
-    def epoch(self) -> int:
-        return self._position.epoch
-
-    @property
-    def m(self) -> int:
-        return self._m
-
-    @property
-    def upcoming(self) -> int:
-        return self._next
-
-    def texts(self) -> dict[int, str]:
-        return dict(self._texts)
-
-    def moved(self) -> dict[int, str]:
-        return {shard: self._texts[shard] for shard in (*self._passed, self._last)}
-
-    def __next__(self) -> Any:
-        world = self._topology.world_size
-        self._passed.clear()
-        while self._running and self._next < self._end:
-            m = self._next
-            shard = m % self._plan.num_shards
-            while shard in self._running and m not in self._ready and shard not in self._ended:
-                self._receive()
-            if m not in self._ready:
-                if shard in self._running:
-                    self._running.discard(shard)
-                    self._texts[shard] = self._ended[shard]
-                    self._passed.append(shard)
-                if self._stops_at_holes:
-                    self._end = m
-                    break
-                self._next += world
-                continue
-            item, self._texts[shard] = self._ready.pop(m)
-            self._m = self._position.m + ((m - self._position.m) // world + 1) * world
-            self._last = shard
-            self._next += world
-            return item
-        raise StopIteration
-
-    def _receive(self) -> None:
-        """Take in one message: a worker's part of a round."""
-        if self._messages is None:
-            workers = min(self._num_workers, len(self._texts))
-            ranks = (self._topology.rank, self._topology.world_size)
-            start = self._start_workers()
-            assert start is not None
-            self._messages = start(self._position, ranks, workers)
-        message = next(self._messages, None)
-        if message is None:
-            raise RuntimeError("all workers have ended, and not all of their batches have come")
-        parts = zip(message.items, message.cursors, strict=True)
-        self._ready.update(zip(message.slots, parts, strict=True))
-        self._ended.update(message.ended)
-
-    def close(self) -> None:
-        """Let the workers go."""
-        self._messages = None
-        self._ready.clear()
-        self._end = min(self._end, self._next)
-
-    def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        if self._plan.known and self._m >= self._last_slot:
-            return self._start.next_pass_state(extra)
-        return self.render(self._m, self._texts, extra)
-
-    def render(self, m: int, texts: dict[int, str], extra: dict[str, Any] | None) -> dict[str, Any]:
-        return self._start.render(m, texts, extra)
-
-    def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        return self._start.next_pass_state(extra)

@@ -8,6 +8,7 @@ delayed     what a consumer gives, later
 agreement   how ranks end an uneven epoch at the same step
 ahead       batches on their way to a device
 rounds      how the workers of a Loader send what they make
+rounded     what they make, dealt in order
 parcels     several batches as one message
 worker_end  how a worker's process ends
 """

@@ -1,0 +1,137 @@
+"""What the workers of a ``Loader`` make, dealt in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+from weakref import WeakMethod
+
+from trainpipes.runtime.iterating.consumer import Consumer
+from trainpipes.runtime.iterating.rounds import Message
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.state import Position
+from trainpipes.topology import Topology
+
+__all__ = ["Rounded"]
+
+Messages: TypeAlias = Callable[[Position, tuple[int, int], int], Iterator[Message]]
+
+
+class Rounded:
+    """One pass made by workers, dealt in order, with the cursors of what was delivered.
+
+    Looks to the ranks' agreement like a consumer.
+
+    Args:
+        plan: the pipeline's.
+        messages: starts the workers of a pass: given where it starts, rank and world size, and how many
+            workers it has use for, returns what they send. A bound method, which is not held: in a cycle,
+            worker processes would outlive the last reference to their loader.
+        num_workers: how many there may be.
+        topology: this rank.
+        position: where to start.
+        stops_at_holes: whether it ends before the first micro-batch that is missing.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        messages: Messages,
+        num_workers: int,
+        topology: Topology,
+        position: Position,
+        stops_at_holes: bool,
+    ) -> None:
+        self._start_workers = WeakMethod(messages)
+        self._num_workers = num_workers
+        self._plan = plan.resized(position.sizes)
+        self._topology = topology
+        self._position = position
+        self._stops_at_holes = stops_at_holes
+        self._start = Consumer(self._plan, topology, position, position.m, stops_at_holes)
+        self._texts = self._start.texts()
+        self._m = position.m
+        self._last = -1
+        self._passed: list[int] = []  # shards found to have ended on the way to the last batch
+        self._next = topology.first(position.m)
+        self._end = self._last_slot = self._plan.last_slot(topology.world_size, position.m)
+        self._running = {s for s, text in self._texts.items() if not json.loads(text).get("ended")}
+        self._messages: Iterator[Message] | None = None
+        self._ready: dict[int, tuple[Any, str]] = {}
+        self._ended: dict[int, str] = {}
+
+    @property
+    def epoch(self) -> int:
+        return self._position.epoch
+
+    @property
+    def m(self) -> int:
+        return self._m
+
+    @property
+    def upcoming(self) -> int:
+        return self._next
+
+    def texts(self) -> dict[int, str]:
+        return dict(self._texts)
+
+    def moved(self) -> dict[int, str]:
+        return {shard: self._texts[shard] for shard in (*self._passed, self._last)}
+
+    def __next__(self) -> Any:
+        world = self._topology.world_size
+        self._passed.clear()
+        while self._running and self._next < self._end:
+            m = self._next
+            shard = m % self._plan.num_shards
+            while shard in self._running and m not in self._ready and shard not in self._ended:
+                self._receive()
+            if m not in self._ready:
+                if shard in self._running:
+                    self._running.discard(shard)
+                    self._texts[shard] = self._ended[shard]
+                    self._passed.append(shard)
+                if self._stops_at_holes:
+                    self._end = m
+                    break
+                self._next += world
+                continue
+            item, self._texts[shard] = self._ready.pop(m)
+            self._m = self._position.m + ((m - self._position.m) // world + 1) * world
+            self._last = shard
+            self._next += world
+            return item
+        raise StopIteration
+
+    def _receive(self) -> None:
+        """Take in one message: a worker's part of a round."""
+        if self._messages is None:
+            workers = min(self._num_workers, len(self._texts))
+            ranks = (self._topology.rank, self._topology.world_size)
+            start = self._start_workers()
+            assert start is not None
+            self._messages = start(self._position, ranks, workers)
+        message = next(self._messages, None)
+        if message is None:
+            raise RuntimeError("all workers have ended, and not all of their batches have come")
+        parts = zip(message.items, message.cursors, strict=True)
+        self._ready.update(zip(message.slots, parts, strict=True))
+        self._ended.update(message.ended)
+
+    def close(self) -> None:
+        """Let the workers go."""
+        self._messages = None
+        self._ready.clear()
+        self._end = min(self._end, self._next)
+
+    def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        if self._plan.known and self._m >= self._last_slot:
+            return self._start.next_pass_state(extra)
+        return self.render(self._m, self._texts, extra)
+
+    def render(self, m: int, texts: dict[int, str], extra: dict[str, Any] | None) -> dict[str, Any]:
+        return self._start.render(m, texts, extra)
+
+    def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._start.next_pass_state(extra)
