@@ -280,14 +280,18 @@ def test_a_worker_killed_from_outside_is_noticed_while_it_works() -> None:
 def workers(count: int) -> list[psutil.Process]:
     """Worker processes below this one, once there are so many that are ready."""
     for _ in range(300):
-        below = psutil.Process().children(recursive=True)
-        found = [
-            p for p in below if p.num_threads() > 1 and "resource_tracker" not in str(p.cmdline())
-        ]
+        found = [p for p in psutil.Process().children(recursive=True) if is_worker(p)]
         if len(found) >= count:
             return found[-count:]
         time.sleep(0.1)
     raise AssertionError("no workers came")
+
+
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return process.num_threads() > 1 and "resource_tracker" not in str(process.cmdline())
+    except psutil.Error:  # it is ending
+        return False
 
 
 # What cannot be sent

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -731,7 +732,8 @@ class TestProcesses:
             timeout=120,
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout + done.stderr == ""
+        # Python's own resource tracker may have something to say when a process ends.
+        assert not re.search("tokenizers|fork|parallelism", done.stdout + done.stderr), done.stderr
 
 
 def sorted_bytes(texts: list[str]) -> list[list[int]]:
