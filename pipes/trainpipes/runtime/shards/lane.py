@@ -117,8 +117,8 @@ class Lane:
 
     def _order(self) -> Ticket:
         """The next run, ordered."""
-        # Where only one run is on its way, whoever makes it settles it too.
-        if not self._chains.lazy or (self._pool is not None and self._ahead == 1):
+        # In the order in which they are asked for, or a window is held for a shard that lags behind.
+        if not self._chains.lazy:
             return self._submit(partial(make, self._maker))
         try:
             made = self._maker.next()
