@@ -21,7 +21,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 help:
 	@echo "make demo    train, kill, resume, and compare every batch; about 2 minutes, then a picture"
 	@echo "make test    all tests; PYTEST='-k name' for some of them"
-	@echo "make bench   side by side with other libraries, which it installs; BENCH=--full for 25 minutes"
+	@echo "make bench   side by side with other libraries, which it installs; BENCH=--full for an hour"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
 	@echo "make clean   remove .venv, caches and what the demo wrote"

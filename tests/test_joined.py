@@ -34,6 +34,14 @@ COLUMNS: dict[str, Any] = {
 }
 
 
+def joined_tables(tables: list[pa.Table], memory: LargeMemory | None = None) -> pa.Table:
+    # One row more than there is, or the last table would be kept as it is.
+    joining = joined.Joining(sum(map(len, tables)) + 1, memory or LargeMemory())
+    for table in tables:
+        joining.add(table)
+    return joining.table()
+
+
 @pytest.mark.parametrize("name", COLUMNS)
 def test_as_arrow_joins_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(joined, "LARGE", 0)
@@ -42,11 +50,11 @@ def test_as_arrow_joins_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None
     # Parts that start in the middle of an array, and one without rows.
     parts = [table.slice(3, 20), table.slice(0, 0), table.slice(23, 1), table.slice(30)]
     expected = pa.concat_tables(parts)
-    found = joined.joined_tables(parts)
+    found = joined_tables(parts)
     assert found.equals(expected, check_metadata=True)
     found.validate(full=True)
     assert found.column(0).num_chunks == 1
-    assert joined.joined_tables(parts[1:2]).equals(parts[1])
+    assert joined_tables(parts[1:2]).equals(parts[1])
     # What it holds is its own: rows can be had from it in any order.
     assert found.take(pa.array([40, 0])).to_pylist() == [expected.to_pylist()[i] for i in (40, 0)]
 
@@ -60,7 +68,7 @@ def test_more_than_offsets_can_count_stays_in_chunks(monkeypatch: pytest.MonkeyP
         max = 3
 
     monkeypatch.setattr(joined.np, "iinfo", lambda _: Narrow)
-    table = joined.joined_tables([pa.table([column], names=["a"])])
+    table = joined_tables([pa.table([column], names=["a"])])
     assert table.column("a").to_pylist() == [[1], [2, 3]] * 2
 
 
@@ -133,7 +141,7 @@ class TestLargeMemory:
         monkeypatch.setattr(joined, "LARGE", 0)
         memory = LargeMemory()
         table = pa.table({"a": range(1000)})
-        found = joined.joined_tables([table, table], memory)
+        found = joined_tables([table, table], memory)
         column = found.column("a").chunk(0)[5:]
         del found
         memory.take(16_000)[:] = 255

@@ -129,10 +129,11 @@ class Consumer:
         if self._chains is not None:
             self._chains.windows.close()
 
-    def _turn(self) -> list[Lane]:
-        """The lanes as they give items from the next one on, those at their end too."""
-        slots = range(self._next, self._next + self._stride * len(self._own), self._stride)
-        return [self._lanes[m % self._num_shards] for m in slots]
+    def _turn(self) -> tuple[int, list[Lane]]:
+        """The next slot, and the lanes as they give items from it on, those at their end too."""
+        upcoming = self._next
+        slots = range(upcoming, upcoming + self._stride * len(self._own), self._stride)
+        return upcoming, [self._lanes[m % self._num_shards] for m in slots]
 
     def _in_turn(self) -> list[int]:
         """The running shards in the order in which they give their next items."""

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from functools import cache
 
 from torch.utils.data import get_worker_info
 
@@ -16,8 +17,6 @@ __all__ = ["end_in_peace"]
 PATIENCE = 0.2
 #: The name that ``multiprocessing.Queue`` gives that thread.
 SENDER = "QueueFeederThread"
-
-_asked: set[int] = set()
 
 
 def end_in_peace() -> None:
@@ -30,9 +29,13 @@ def end_in_peace() -> None:
     and the process that trains hears of a worker killed by signal Aborted. One that was forked ends at
     once, as here one does whose thread is still at work.
     """
-    if get_worker_info() is not None and os.getpid() not in _asked:
-        _asked.add(os.getpid())
-        atexit.register(_leave)
+    if get_worker_info() is not None:
+        _register()
+
+
+@cache
+def _register() -> None:
+    atexit.register(_leave)
 
 
 def _leave() -> None:

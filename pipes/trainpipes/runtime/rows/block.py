@@ -213,24 +213,24 @@ def join_payloads(
         parts = list(parts)
         rows = sum(map(len, parts))
     coming = iter(parts)
-    found = [part for part in (next(coming, None),) if part is not None]
-    if found and isinstance(found[0], pa.Table):
-        joining = Joining(rows, memory or LargeMemory())
-        joining.add(found.pop())
-        for part in coming:
-            if not isinstance(part, pa.Table):
-                found = [joining.table(), part]
-                break
-            joining.add(part)
-            del part
-        else:
+    joining: Joining | None = None
+    others: list[Payload] = []
+    for part in coming:
+        if not isinstance(part, pa.Table):
+            others = [part, *coming]
+            break
+        joining = joining or Joining(rows, memory or LargeMemory())
+        joining.add(part)
+        del part
+    if joining is not None:
+        if not others:
             return joining.table()
-    parts = [*found, *coming]
-    tensors = [part for part in parts if isinstance(part, TensorRows)]
-    if len(tensors) == len(parts):
+        others.insert(0, joining.table())
+    tensors = [part for part in others if isinstance(part, TensorRows)]
+    if len(tensors) == len(others):
         columns = zip(*(part.tensors for part in tensors), strict=True)
         return TensorRows(tuple(torch.cat(column) for column in columns), tensors[0].names)
-    return [row for part in parts for row in Block(part, _no_ids).rows()]
+    return [row for part in others for row in Block(part, _no_ids).rows()]
 
 
 _no_ids = np.empty(0, dtype=np.int64)

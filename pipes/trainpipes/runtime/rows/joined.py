@@ -7,7 +7,7 @@ copied at once and let go, so that the next one is decoded into the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from trainpipes.runtime.rows.large_memory import LargeMemory
 
-__all__ = ["Joining", "joined_tables"]
+__all__ = ["Joining"]
 
 Array = npt.NDArray[Any]
 
@@ -24,19 +24,6 @@ Array = npt.NDArray[Any]
 LARGE = 4 << 20
 #: How much more than expected there is room for, and how much more there is when that is not enough.
 MARGIN, GROWTH = 1.1, 1.5
-
-
-def joined_tables(tables: Sequence[pa.Table], memory: LargeMemory | None = None) -> pa.Table:
-    """All rows of tables of one schema, each column in one chunk where one can hold it.
-
-    Args:
-        tables: the tables.
-        memory: where to put the rows; None for memory of their own.
-    """
-    joining = Joining(sum(map(len, tables)), memory or LargeMemory())
-    for table in tables:
-        joining.add(table)
-    return joining.table()
 
 
 class Joining:
@@ -50,30 +37,37 @@ class Joining:
     def __init__(self, rows: int, memory: LargeMemory) -> None:
         self._rows = rows
         self._memory = memory
-        self._empty: pa.Table | None = None  # the first one, for what it says of columns
+        self._tables: list[pa.Table] = []  # as they came, where they are not copied
+        self._schema: pa.Schema | None = None
         self._columns: list[_Column] = []
 
     def add(self, table: pa.Table) -> None:
-        """The next rows, which are copied, or referred to where there are few."""
-        if self._empty is None:
-            self._empty = table.slice(0, 0)
-            self._columns = [_Column() for _ in table.columns]
-        elif table.schema != self._empty.schema:
-            pa.concat_tables([self._empty, table])  # which says what differs
-        if not len(table):
+        """The next rows, which are copied, or referred to where there are few, or no more to come."""
+        if self._schema is None:
+            self._schema = table.schema
+        elif table.schema != self._schema:
+            pa.concat_tables([self._schema.empty_table(), table])  # which says what differs
+        share = self._rows / max(1, len(table)) * MARGIN
+        if not self._columns and (len(table) >= self._rows or table.nbytes * share < LARGE):
+            self._tables.append(table)
             return
-        share = self._rows / len(table) * MARGIN
+        self._columns = self._columns or [_Column() for _ in table.columns]
         for column, given in zip(self._columns, table.columns, strict=True):
             column.add(given, share, self._memory)
 
     def table(self) -> pa.Table:
         """All rows, each column in one chunk where one can hold it."""
-        assert self._empty is not None
+        if not self._columns:
+            return pa.concat_tables(self._tables).combine_chunks()
+        assert self._schema is not None
         columns = [
             column.joined(field.type)
-            for column, field in zip(self._columns, self._empty.schema, strict=True)
+            for column, field in zip(self._columns, self._schema, strict=True)
         ]
-        return pa.table(columns, schema=self._empty.schema)
+        copied = pa.table(columns, schema=self._schema)
+        return (
+            pa.concat_tables([*self._tables, copied]).combine_chunks() if self._tables else copied
+        )
 
 
 class _Column:
@@ -148,18 +142,19 @@ class _Values:
         return pa.py_buffer(b"" if self._room is None else self._room[: self.count])
 
 
-class _Filled:
+class _Filled(ABC):
     """A column that is copied."""
 
     def __init__(self, share: float, memory: LargeMemory) -> None:
         self.values = _Values(share, memory)
 
+    @abstractmethod
     def add(self, chunk: Any) -> bool:
         """Copy a chunk; False where it cannot be, which leaves all as it was."""
-        raise NotImplementedError
 
+    @abstractmethod
     def array(self, kind: pa.DataType) -> Any:
-        raise NotImplementedError
+        """All that was copied."""
 
 
 class _Numbers(_Filled):

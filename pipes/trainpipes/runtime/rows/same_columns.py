@@ -31,6 +31,8 @@ def difference(wanted: Any, found: Any) -> tuple[str, str] | None:
     """
     if not (isinstance(wanted, pa.Schema) and isinstance(found, pa.Schema)):
         return None if wanted == found else (said(wanted), said(found))
+    if wanted.equals(found):
+        return None
     for name in [*wanted.names, *found.names]:
         types = [
             schema.field(name).type if name in schema.names else None for schema in (wanted, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
+from typing import TypeAlias
 
 from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.shards.lane import Lane
@@ -16,6 +17,9 @@ __all__ = ["Beforehand"]
 AT_WORK, TIMES = 200e-6, 4
 #: Items made beforehand.
 MOST = 48
+
+#: The next slot, and what gives it and those after it.
+InTurn: TypeAlias = Callable[[], tuple[int, Sequence[Lane]]]
 
 
 class Beforehand:
@@ -38,7 +42,7 @@ class Beforehand:
         """An item is given away now."""
         self._given = perf_counter()
 
-    def asked(self, upcoming: int, in_turn: Callable[[], Sequence[Lane]]) -> None:
+    def asked(self, upcoming: int, in_turn: InTurn) -> None:
         """An item was asked for, and its slot is ``upcoming``; what gives it and those after it, lane by
         lane, is told if need be."""
         if perf_counter() - self._given < AT_WORK:
@@ -49,18 +53,16 @@ class Beforehand:
         if self._times < TIMES or first - upcoming > self._least:
             return
         self._until = upcoming + self._stride * MOST
-        self._pool.first(
-            partial(make_all, upcoming, range(first, self._until, self._stride), in_turn)
-        )
+        self._pool.first(partial(make_all, range(first, self._until, self._stride), in_turn))
 
 
-def make_all(upcoming: int, slots: range, in_turn: Callable[[], Sequence[Lane]]) -> None:
-    """Make the items of some slots, where they wait for that. What is taken in the meantime has been
-    made by who took it."""
-    lanes = in_turn()
+def make_all(slots: range, in_turn: InTurn) -> None:
+    """Make the items of some slots, where they wait for that, but for those that have been taken in the
+    meantime. Items are looked for while others are taken: one too many may be made early."""
+    upcoming, lanes = in_turn()
     for slot in slots:
         turn, place = divmod((slot - upcoming) // slots.step, len(lanes))
-        found = lanes[place].upcoming(turn)
+        found = lanes[place].upcoming(turn) if turn >= 0 else None
         if found is not None:
             items, k = found
             items[k]
