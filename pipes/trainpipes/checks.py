@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+
 from trainpipes.errors import ConfigError
 
-__all__ = ["flag", "whole_number"]
+__all__ = ["checked_schema", "flag", "whole_number"]
 
 
 def whole_number(value: Any, least: int | None, option: str, meaning: str) -> int:
@@ -22,6 +24,23 @@ def whole_number(value: Any, least: int | None, option: str, meaning: str) -> in
     ):
         bound = "" if least is None else f" of {least} or more"
         raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {value!r}")
+    return value
+
+
+def checked_schema(value: Any, option: str) -> pa.Schema | None:
+    """``value``, an Arrow schema with a name for each column, or None; raises otherwise.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, pa.Schema) or not value.names:
+        raise ConfigError(
+            f'{option} is a pyarrow.Schema, such as pa.schema([("x", pa.int64())]); got {value!r}'
+        )
+    if len(set(value.names)) < len(value.names):
+        raise ConfigError(f"{option} names each column once, got {value.names}")
     return value
 
 

@@ -55,6 +55,7 @@ from trainpipes.stages.truncate import Truncate
 from trainpipes.topology import data_parallel
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.compute as pc
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -206,6 +207,7 @@ class Pipeline(IterableDataset[Any]):
         num_workers: int = 0,
         method: Kind = "thread",
         start_method: StartMethod | None = None,
+        schema: pa.Schema | None = None,
     ) -> Pipeline:
         """Apply a function to each row, or to each batch above ``batch``. See ``Map``."""
         return self.then(
@@ -217,6 +219,7 @@ class Pipeline(IterableDataset[Any]):
                 num_workers=num_workers,
                 method=method,
                 start_method=start_method,
+                schema=schema,
             )
         )
 
@@ -258,10 +261,14 @@ class Pipeline(IterableDataset[Any]):
         }
 
     def flat_map(
-        self, fn: Callable[[Any], Iterable[Any]], *, version: str | None = None
+        self,
+        fn: Callable[[Any], Iterable[Any]],
+        *,
+        version: str | None = None,
+        schema: pa.Schema | None = None,
     ) -> Pipeline:
         """Make any number of rows of each. See ``FlatMap``."""
-        return self.then(FlatMap(fn=fn, version=version))
+        return self.then(FlatMap(fn=fn, version=version, schema=schema))
 
     def unbatch(self, level: int = 1) -> Pipeline:
         """Take rows that are batches apart. See ``Unbatch``."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.mixing.mix_rules import Stop
@@ -51,6 +53,7 @@ def from_dataset(
     sampler: Iterable[Any] | None = None,
     *,
     batch_sampler: Iterable[Any] | None = None,
+    schema: pa.Schema | None = None,
 ) -> Pipeline:
     """Rows of a map-style torch ``Dataset``. See ``FromDataset``; with a sampler of
     ``trainpipes.samplers``, also ``Draw``."""
@@ -63,13 +66,16 @@ def from_dataset(
             f"{ours!r}"
         )
     if isinstance(ours, BatchSampler):
-        drawn = from_dataset(dataset).draw(ours.sampler)
+        drawn = from_dataset(dataset, schema=schema).draw(ours.sampler)
         return drawn.batch(ours.batch_size, drop_last=ours.drop_last)
     if isinstance(ours, RowSampler):
-        return from_dataset(dataset).draw(ours)
-    if isinstance(dataset, MemmapDataset) and ours is None:
+        return from_dataset(dataset, schema=schema).draw(ours)
+    if isinstance(dataset, MemmapDataset) and ours is None and schema is None:
         return _start(FromMemmap(**dataset.options))
-    return _start(FromDataset(dataset=dataset, sampler=sampler, batch_sampler=batch_sampler))
+    stage = FromDataset(
+        dataset=dataset, sampler=sampler, batch_sampler=batch_sampler, schema=schema
+    )
+    return _start(stage)
 
 
 def from_memmap(
@@ -110,10 +116,13 @@ def concat(*pipelines: Pipeline) -> Pipeline:
 
 
 def from_iterable(
-    factory: Callable[[], Iterable[Any]] | Iterable[Any], *, version: str | None = None
+    factory: Callable[[], Iterable[Any]] | Iterable[Any],
+    *,
+    version: str | None = None,
+    schema: pa.Schema | None = None,
 ) -> Pipeline:
     """Rows of what a function returns, made anew each epoch; no seeking. See ``FromIterable``."""
-    return _start(FromIterable(factory=factory, version=version))
+    return _start(FromIterable(factory=factory, version=version, schema=schema))
 
 
 def mix(

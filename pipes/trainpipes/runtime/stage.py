@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import pyarrow as pa
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.rows.row_types import written
 from trainpipes.runtime.run import Run, RunSource, round_of
 from trainpipes.runtime.source import RowSource, RowStream
 
@@ -65,6 +67,10 @@ class Stage(BaseNode[Any]):
         by_epoch: whether it depends on the epoch: then nothing above it can be kept in a ``cache()``.
         has_blocks: of a reader or source, whether its rows are Arrow, in blocks that can be told from
             others by what they hold.
+        needs_columns: whether it works on Arrow columns, which rows that are Python objects are turned
+            into below it.
+        takes_objects: of one that does, whether it also takes rows of which Arrow can't make columns.
+        makes_objects: whether rows that come out are Python objects.
     """
 
     role: ClassVar[Role] = "rows"
@@ -75,6 +81,9 @@ class Stage(BaseNode[Any]):
     by_row: bool = False
     by_epoch: bool = False
     has_blocks: bool = False
+    needs_columns: bool = False
+    takes_objects: bool = False
+    makes_objects: bool = False
     free: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, source: BaseNode[Any] | None = None, **options: Any) -> None:
@@ -223,7 +232,7 @@ def show(value: Any) -> str:
     if code is not None:
         name = getattr(value, "__qualname__", "?").replace("<locals>.", "")
         return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
-    text = repr(value)
+    text = written(value) if isinstance(value, pa.Schema) else repr(value)
     return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
 
 

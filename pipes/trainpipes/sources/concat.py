@@ -11,6 +11,7 @@ import pyarrow as pa
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.caching.address import stages_key
+from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.windows import chain_before
@@ -59,6 +60,10 @@ class Concat(Stage):
     @property
     def runs_user_code(self) -> bool:
         return any(stage.runs_user_code for chain in self._chains for stage in chain)
+
+    @property
+    def makes_objects(self) -> bool:  # type: ignore[override]
+        return any(map(gives_objects, self._chains))
 
     @property
     def has_blocks(self) -> bool:  # type: ignore[override]

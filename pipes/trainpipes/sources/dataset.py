@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sized
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from torch.utils.data import DistributedSampler, IterableDataset
 
+from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
@@ -41,6 +43,7 @@ class FromDataset(Stage):
             used.
         batch_sampler: gives a list of keys for each micro-batch, in place of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
+        schema: Arrow types of the items' columns, where these are dicts; see ``map``.
 
     >>> import trainpipes as tp
     >>> list(tp.from_dataset(["a", "b", "c"]).batch(2))
@@ -48,6 +51,7 @@ class FromDataset(Stage):
     """
 
     role = "source"
+    makes_objects = True
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class FromDataset(Stage):
         sampler: Iterable[Any] | None = None,
         *,
         batch_sampler: Iterable[Any] | None = None,
+        schema: pa.Schema | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset):
             raise ConfigError(
@@ -84,7 +89,15 @@ class FromDataset(Stage):
             )
         if keys is not None and not isinstance(keys, Iterable):
             raise ConfigError(f"from_dataset(sampler) is an iterable of indices, got {keys!r}")
-        super().__init__(source, dataset=dataset, sampler=sampler, batch_sampler=batch_sampler)
+        checked_schema(schema, "from_dataset(schema)")
+        if schema is not None and batch_sampler is not None:
+            raise ConfigError(
+                "from_dataset(schema) is of rows, and a batch_sampler gives lists of them"
+            )
+        super().__init__(
+            source, dataset=dataset, sampler=sampler, batch_sampler=batch_sampler, schema=schema
+        )
+        self.schema = schema
         self._dataset = dataset
         self._sampler = keys
         self._batched = batch_sampler is not None

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import pyarrow as pa
 from torch.utils.data import IterableDataset
 
+from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
@@ -27,6 +29,7 @@ class FromIterable(Stage):
         factory: function without arguments that returns a fresh iterable; or a re-iterable object
             such as a list or an ``IterableDataset``.
         version: names the factory in checkpoints instead of its module and name.
+        schema: Arrow types of the items' columns, where these are dicts; see ``map``.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: (i * i for i in range(4))))
@@ -34,6 +37,7 @@ class FromIterable(Stage):
     """
 
     role = "source"
+    makes_objects = True
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class FromIterable(Stage):
         factory: Callable[[], Iterable[Any]] | Iterable[Any] | None = None,
         *,
         version: str | None = None,
+        schema: pa.Schema | None = None,
     ) -> None:
         if isinstance(factory, Iterator):
             raise ConfigError(
@@ -51,7 +56,9 @@ class FromIterable(Stage):
             raise ConfigError(
                 f"from_iterable(factory) takes a function that returns an iterable, got {factory!r}"
             )
-        super().__init__(source, factory=factory, version=version)
+        checked_schema(schema, "from_iterable(schema)")
+        super().__init__(source, factory=factory, version=version, schema=schema)
+        self.schema = schema
         self._factory = factory
 
     def open_source(self, files: Any = None) -> IterableStream:

@@ -68,6 +68,7 @@ class FromMemmap(Stage):
     ) -> None:
         options = check_options(path, columns, transform, version, dtype, length, labels)
         super().__init__(source, **options)
+        self.makes_objects = transform is not None
 
     def open_source(self, files: Any = None) -> MemmapSource:
         return MemmapSource(MemmapDataset(**self.options))

@@ -20,6 +20,7 @@ from trainpipes.fair_queue import common_total, whole_weights
 from trainpipes.order import IntArray
 from trainpipes.runtime.mixing.mix_rules import MixRules, Stop
 from trainpipes.runtime.mixing.mixture import Mixture
+from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.stage import Stage, identify, show
@@ -190,6 +191,10 @@ class Mix(Stage):
     @property
     def runs_user_code(self) -> bool:
         return any(stage.runs_user_code for p in self._pipelines.values() for stage in p.stages)
+
+    @property
+    def makes_objects(self) -> bool:  # type: ignore[override]
+        return any(gives_objects(pipeline.stages) for pipeline in self._pipelines.values())
 
     @property
     def _pipelines(self) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class AddLabels(Stage):
     """
 
     role = "rows"
+    needs_columns = True
 
     def __init__(
         self,

@@ -58,6 +58,7 @@ class Cache(Stage):
     """
 
     role = "cache"
+    needs_columns = True
     free = frozenset({"path", "max_bytes", "version", "enabled"})
 
     def __init__(

@@ -53,6 +53,7 @@ class ChatTemplate(Tokenize):
     """
 
     role = "rows"
+    needs_columns = True
     free = frozenset()
 
     def __init__(

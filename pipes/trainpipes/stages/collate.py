@@ -58,6 +58,7 @@ class Collate(Stage):
         super().__init__(source, fn=fn, format=format, version=version)
         self._fn = fn
         self._format = format
+        self.needs_columns = format != "rows"
 
     def identity(self) -> dict[str, Any]:
         return named(super().identity(), self.options["version"])

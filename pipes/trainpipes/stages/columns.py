@@ -33,6 +33,7 @@ class Select(Stage):
     """
 
     role = "rows"
+    needs_columns = True
 
     def __init__(self, source: BaseNode[Any] | None = None, columns: Sequence[str] = ()) -> None:
         names = [columns] if isinstance(columns, str) else list(columns)
@@ -64,6 +65,7 @@ class Rename(Stage):
     """
 
     role = "rows"
+    needs_columns = True
 
     def __init__(
         self, source: BaseNode[Any] | None = None, names: Mapping[str, str] | None = None

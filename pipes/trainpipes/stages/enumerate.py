@@ -14,7 +14,7 @@ from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
-from trainpipes.stages.ragged_column import refuse_taken
+from trainpipes.stages.ragged_column import refuse_taken, taken
 
 __all__ = ["Enumerate"]
 
@@ -72,6 +72,8 @@ class Enumerate(Stage):
         if isinstance(data, pa.Table):
             refuse_taken(data, [name], self)
             return run.with_block(block.with_data(data.append_column(name, pa.array(numbers))))
+        if any(isinstance(row, Mapping) and name in row for row in block.rows()):
+            raise taken(name, self)
         rows = [
             {**row, name: number} if isinstance(row, Mapping) else (number, row)
             for number, row in zip(numbers.tolist(), block.rows(), strict=True)

@@ -56,7 +56,8 @@ class Filter(Stage):
             )
         super().__init__(source, predicate=predicate, version=version)
         self.predicate = predicate
-        self.per_row = not isinstance(predicate, pc.Expression)
+        self.needs_columns = isinstance(predicate, pc.Expression)
+        self.per_row = not self.needs_columns
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()

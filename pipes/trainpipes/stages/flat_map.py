@@ -8,10 +8,11 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import checked_schema, whole_number
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.runtime.drought import MOST_DRY_EPOCHS
 from trainpipes.runtime.rows.block import Block
@@ -34,6 +35,7 @@ class _Several(Stage):
     role = "pack"
     keeps_rows = False
     per_row = True
+    makes_objects = True
 
     @abstractmethod
     def rows_of(self, row: Any) -> Iterable[Any]:
@@ -58,6 +60,7 @@ class FlatMap(_Several):
         fn: function of one row that returns rows: a list, or anything that can be iterated, the same for
             the same row. None of them is None.
         version: names the function in checkpoints; see ``map``.
+        schema: Arrow types of the columns of its rows; see ``map``.
 
     Raises:
         DataError: the function returned a dict, a text or something else that is no series of rows; names
@@ -69,16 +72,21 @@ class FlatMap(_Several):
     ['a', 'b', 'c']
     """
 
+    free = frozenset({"schema"})
+
     def __init__(
         self,
         source: BaseNode[Any] | None = None,
         fn: Callable[[Any], Iterable[Any]] | None = None,
         *,
         version: str | None = None,
+        schema: pa.Schema | None = None,
     ) -> None:
         if not callable(fn):
             raise ConfigError(f"flat_map(fn) takes a function of one row, got {fn!r}")
-        super().__init__(source, fn=fn, version=version)
+        checked_schema(schema, "flat_map(schema)")
+        super().__init__(source, fn=fn, version=version, schema=schema)
+        self.schema = schema
         self._fn = fn
 
     def identity(self) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from multiprocessing import get_all_start_methods
 from typing import Any, Literal, get_args
 from weakref import finalize
 
+import pyarrow as pa
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import flag, whole_number
+from trainpipes.checks import checked_schema, flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import random_key
 from trainpipes.runtime.caching.address import digest_of
@@ -59,6 +60,9 @@ class Map(Stage):
         num_workers: threads or processes that call it; 0 for the thread that asks.
         method: "thread", for a function that several threads may call at a time; or "process": the
             function, items and results must pickle.
+        schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``: rows are then columns
+            from here on. Left out, they stay as they are until a stage works on columns, and the schema is
+            found from the first rows; see "Rows as columns" in docs/compose.md.
         start_method: of processes, "forkserver", "spawn" or "fork"; by default the first of these that is
             there. A fork copies locks that threads of this process hold, and may hang.
 
@@ -77,7 +81,8 @@ class Map(Stage):
 
     role = "rows"
     per_row = True
-    free = frozenset({"num_workers", "method", "start_method"})
+    makes_objects = True
+    free = frozenset({"num_workers", "method", "start_method", "schema"})
 
     def __init__(
         self,
@@ -90,6 +95,7 @@ class Map(Stage):
         num_workers: int = 0,
         method: Kind = "thread",
         start_method: StartMethod | None = None,
+        schema: pa.Schema | None = None,
     ) -> None:
         if not callable(fn):
             raise ConfigError(f"map(fn) takes a function of one row, got {fn!r}")
@@ -112,7 +118,9 @@ class Map(Stage):
             num_workers=num_workers,
             method=method,
             start_method=start_method,
+            schema=checked_schema(schema, "map(schema)"),
         )
+        self.schema = schema
         self.by_row, self.by_epoch = self.by_row or rng, self.by_epoch or rng
         self._fn = fn
         self._turn = 0

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
+import pyarrow as pa
 from torchdata.nodes import BaseNode
 
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.runtime.rows.block import Payload
-from trainpipes.runtime.rows.columns import from_columns, table_of, to_columns
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.runtime.planning.first_rows import Unfit, find_schema
+from trainpipes.runtime.rows.bad_cell import BadCell
+from trainpipes.runtime.rows.block import Block, Payload
+from trainpipes.runtime.rows.columns import from_columns, table_of, to_columns, untyped_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
 from trainpipes.stages.map import named
 
 __all__ = ["Format", "MapBatches"]
+
+CURE = "have the function return Arrow arrays of a type, pa.array(values, pa.string())"
 
 Format = Literal["arrow", "numpy", "torch"]
 
@@ -46,6 +52,8 @@ class MapBatches(Stage):
     """
 
     role = "rows"
+    needs_columns = True
+    plan: Any = None  # of the chain that it is in
 
     def __init__(
         self,
@@ -62,6 +70,7 @@ class MapBatches(Stage):
         super().__init__(source, fn=fn, format=format, version=version)
         self._fn = fn
         self._format = format
+        self._lock = threading.Lock()
 
     def identity(self) -> dict[str, Any]:
         return named(super().identity(), self.options["version"])
@@ -72,9 +81,12 @@ class MapBatches(Stage):
                 f"{self} stands below pad_collate() or collate(), which make tensors of columns; "
                 "above them use map()"
             )
-        table = table_of(run.block.data, self)
         try:
-            data: Payload = from_columns(self._fn(to_columns(table, self._format)), self)
+            data: Payload = from_columns(self._made(run.block), self, self._type)
+        except BadCell as bad:
+            error = SchemaError(f"{self}: {bad}", stage=str(self))
+            blame(error, self, int(run.block.ids[bad.row or 0]))
+            raise error from None
         except Exception as error:
             blame(error, self, int(run.block.ids[0]))
             raise
@@ -85,3 +97,35 @@ class MapBatches(Stage):
                 stage=str(self),
             )
         return run.with_block(run.block.with_data(data))
+
+    def _made(self, block: Block) -> Any:
+        """What the function makes of some rows."""
+        table = table_of(block.data, self)
+        assert self._fn is not None
+        return self._fn(to_columns(table, self._format))
+
+    def _type(self, name: str) -> pa.DataType | None:
+        """The type of a column that the function returns as a list of Python values: that of the first
+        rows, as for rows that are Python objects."""
+        with self._lock:
+            plan = self.plan
+            key = f"{self.name}-{plan.stages.index(self)}"
+            if key not in plan.schemas:
+                stages = [*plan.before, *plan.after]
+                below = stages[: stages.index(self)]
+                try:
+                    plan.schemas[key] = find_schema(plan, below, str(self), CURE, self._untyped)
+                except Unfit as unfit:
+                    raise unfit.error from None
+            schema = plan.schemas[key]
+        return schema.field(name).type if name in schema.names else None
+
+    def _untyped(self, block: Block) -> list[dict[str, Any]]:
+        """Columns that the function returns as Python values, for some rows."""
+        columns = untyped_columns(self._made(block))
+        if not columns:
+            return []
+        return [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]

@@ -77,6 +77,7 @@ class MaskTokens(Stage):
     """
 
     role = "rows"
+    needs_columns = True
     by_row = True
     by_epoch = True
 

@@ -96,6 +96,7 @@ class Pack(Stage):
     """
 
     role = "pack"
+    needs_columns = True
     keeps_rows = False
     plan: Any = None  # of the chain that it is in
 

@@ -108,6 +108,8 @@ class PadCollate(Stage):
     """
 
     role = "finish"
+    needs_columns = True
+    takes_objects = True
 
     def __init__(
         self,

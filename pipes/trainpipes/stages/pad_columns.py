@@ -14,6 +14,7 @@ import torch
 
 from trainpipes.byte_rows import gather_rows
 from trainpipes.order import IntArray
+from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.stages.text_columns import one_chunk
 
 __all__ = ["BadCell", "Column", "Even", "Opaque", "Ragged", "check_fit", "of_arrow", "of_list"]
@@ -49,19 +50,6 @@ class Opaque:
 
 
 Column = Ragged | Even | Opaque
-
-
-class BadCell(Exception):
-    """A value that a column cannot have.
-
-    Args:
-        row: which, within the column; None if the column's type is at fault.
-        problem: what is wrong, and the way out.
-    """
-
-    def __init__(self, row: int | None, problem: str) -> None:
-        super().__init__(problem)
-        self.row = row
 
 
 TWO_RAGGED = (

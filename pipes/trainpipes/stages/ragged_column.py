@@ -18,7 +18,7 @@ from trainpipes.stages.blame import blame
 from trainpipes.stages.columns import columns_of
 from trainpipes.stages.token_columns import numbers_of
 
-__all__ = ["as_lists", "beside", "refuse_taken", "row_table"]
+__all__ = ["as_lists", "beside", "refuse_taken", "row_table", "taken"]
 
 
 def row_table(run: Run, asker: Stage) -> tuple[Block, pa.Table]:
@@ -78,7 +78,12 @@ def refuse_taken(table: pa.Table, names: Sequence[str], asker: Stage) -> None:
     """Raise if a column that a stage adds is there already."""
     for name in names:
         if name in table.column_names:
-            raise SchemaError(
-                f"{asker}: the rows have a column {name!r} already; rename() it, or drop it with select()",
-                stage=str(asker),
-            )
+            raise taken(name, asker)
+
+
+def taken(name: str, asker: Stage) -> SchemaError:
+    """What to raise where a column that a stage adds is there already."""
+    return SchemaError(
+        f"{asker}: the rows have a column {name!r} already; rename() it, or drop it with select()",
+        stage=str(asker),
+    )

@@ -79,7 +79,10 @@ def hash_keys(data: Payload, names: Sequence[str], asker: object) -> HashArray:
     """
     found: HashArray | None = None
     for name in names:
-        own = hash_column(_column(data, name, asker), name, asker)
+        if isinstance(data, list):
+            own = _hash_values(_values(data, name, asker), name, asker)
+        else:
+            own = hash_column(_column(data, name, asker), name, asker)
         found = own if found is None else mix(found * _GOLDEN + own)
     assert found is not None
     return found
@@ -97,16 +100,39 @@ class NullKey(Exception):
         self.row = row
 
 
-def _column(data: Payload, name: str, asker: object) -> Any:
-    if isinstance(data, list):
-        if data and not all(isinstance(row, Mapping) and name in row for row in data):
+def _values(rows: list[Any], name: str, asker: object) -> list[Any]:
+    odd = next((row for row in rows if not isinstance(row, Mapping) or name not in row), None)
+    if odd is not None:
+        found = f"a dict of {list(odd)}" if isinstance(odd, Mapping) else type(odd).__name__
+        raise SchemaError(
+            f"{asker} needs rows that are dicts with {name!r}, got {found}: make dicts with map() first, or "
+            "leave the key out",
+            stage=str(asker),
+        )
+    return [row[name] for row in rows]
+
+
+def _hash_values(values: list[Any], name: str, asker: object) -> HashArray:
+    """The hash of each value of rows that are Python objects, by itself: one that stands beside values of
+    another type is hashed as it is elsewhere."""
+    if None in values:
+        raise NullKey(values.index(None))
+    found = np.empty(len(values), dtype=np.uint64)
+    types = np.array([hash(type(value)) for value in values])
+    for kind in np.unique(types):
+        same = np.flatnonzero(types == kind)
+        try:
+            column = pa.array([values[k] for k in same.tolist()])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SchemaError(
-                f"{asker} needs rows that are dicts with {name!r}, got {type(data[0]).__name__}: make "
-                "dicts with map() first, or leave the key out",
-                stage=str(asker),
-            )
-        data = table_of([{name: row[name]} for row in data], asker)
-    elif isinstance(data, TensorRows):
+                f"{asker}: key {name!r} has no hash: {error}", stage=str(asker)
+            ) from error
+        found[same] = hash_column(column, name, asker)
+    return found
+
+
+def _column(data: Any, name: str, asker: object) -> Any:
+    if isinstance(data, TensorRows):
         data = table_of(data, asker)
     if name not in data.column_names:
         raise SchemaError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,10 @@ def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
         SchemaError: the column is not there, or holds something else.
         DataError: a null, or a negative length; names the row.
     """
-    need_columns(names_of(block, asker), [name], asker)
     data = block.data
+    if isinstance(data, list):
+        return _lengths_of_rows(block, name, asker)
+    need_columns(names_of(block, asker), [name], asker)
     if isinstance(data, pa.Table):
         column = data.column(name)
         kind = column.type
@@ -82,6 +85,36 @@ def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
         f"got {_kind(block, name)}; name another by column=...",
         stage=str(asker),
     )
+
+
+def _lengths_of_rows(block: Block, name: str, asker: Stage) -> IntArray:
+    """The same of rows that are Python objects, each by itself."""
+    lengths = np.zeros(len(block), dtype=np.int64)
+    assert isinstance(block.data, list)
+    for number, row in enumerate(block.data):
+        row_id = int(block.ids[number])
+        if not isinstance(row, Mapping):
+            raise _at_row(
+                f"{asker} works on columns, so that each row must be a dict, got {type(row).__name__}; make "
+                "dicts with map() first",
+                asker, row_id,
+            )  # fmt: skip
+        need_columns(list(row), [name], asker)
+        value = row[name]
+        if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
+            lengths[number] = len(value)
+            continue
+        try:
+            lengths[number] = -1 if isinstance(value, bool | np.bool_) else index(value)
+        except (TypeError, OverflowError):
+            lengths[number] = -1
+        if lengths[number] < 0:
+            raise _at_row(
+                f"{asker}: column {name!r} is to say how long a row is, as a list of numbers or as an "
+                f"integer of 0 or more, got {value!r:.60}; name another by column=...",
+                asker, row_id,
+            )  # fmt: skip
+    return lengths
 
 
 def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], IntArray]:

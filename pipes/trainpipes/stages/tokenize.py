@@ -344,7 +344,8 @@ class Tokenize(Stage):
         """The rows with their new columns."""
         data: Any = block.data
         gone = set() if self.options["keep_text"] else set(self._texts)
-        present = list(data[0]) if isinstance(data, list) else data.column_names
+        rows = data if isinstance(data, list) else [data.column_names]
+        present = {name for row in rows for name in row}
         clash = [name for name in columns if name in present and name not in gone]
         if clash:
             raise SchemaError(

@@ -49,6 +49,7 @@ class Truncate(Stage):
     """
 
     role = "rows"
+    needs_columns = True
 
     def __init__(
         self,

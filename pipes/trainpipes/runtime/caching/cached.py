@@ -27,8 +27,8 @@ from trainpipes.runtime.caching import sealed
 from trainpipes.runtime.caching.address import digest_of, stages_key
 from trainpipes.runtime.caching.file_lock import FileLock
 from trainpipes.runtime.caching.holes import with_holes
-from trainpipes.runtime.rows.arrow_rows import arrow_rows, join_tables
 from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.joined import joined_tables
 from trainpipes.runtime.source import LooksAhead, Reader, RowSource
 from trainpipes.runtime.stage import Stage
 from trainpipes.runtime.warn_once import warn_once
@@ -105,7 +105,6 @@ class CachedBlocks:
         self.firsts = firsts
         self.holes = holes
         self._asker = asker
-        self._maker = str(stages[-1])
         self._apply = apply
         self._max_bytes: int | None = asker.options["max_bytes"]
         self._root = folder(asker.options["path"])
@@ -291,9 +290,9 @@ class CachedBlocks:
             ids = np.arange(first + low, first + high, dtype=np.int64)
             with self._working if self._alone else nullcontext():
                 rows = self._apply(Block(data, ids))
-            tables.append(arrow_rows(rows, self._maker))
+            tables.append(rows.data)
             numbers.append(rows.ids - first)
-        return _Rows(join_tables(tables), np.concatenate(numbers))
+        return _Rows(joined_tables(tables), np.concatenate(numbers))
 
     def block_of(self, found: Sequence[tuple[_Part, _Rows]]) -> Block:
         """The wanted rows of all parts."""
@@ -309,7 +308,7 @@ class CachedBlocks:
             else:
                 tables.append(cut.table)
                 ids.append(first + cut.numbers)
-        return Block(join_tables(tables), np.concatenate(ids))
+        return Block(joined_tables(tables), np.concatenate(ids))
 
 
 class CachedReader:

@@ -28,6 +28,8 @@ class FromNode(Stage):
     """
 
     role = "source"
+    makes_objects = True
+    read_once = True
 
     def __init__(self, node: BaseNode[Any]) -> None:
         super().__init__(None)
@@ -43,6 +45,8 @@ class FromNode(Stage):
 
 class NodeStream(RowStream):
     """A foreign node as a stream that can go where its own state says."""
+
+    read_once = True
 
     def __init__(self, node: BaseNode[Any]) -> None:
         self._node = node

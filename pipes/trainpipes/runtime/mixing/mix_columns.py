@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -67,8 +68,8 @@ def with_names(block: Block, source: IntArray, rules: MixRules) -> Block:
     assert column is not None
     data = block.data
     names = list(data.column_names) if isinstance(data, pa.Table) else []
-    if isinstance(data, list) and isinstance(data[0], dict):
-        names = list(data[0])
+    if isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
+        names = [name for row in data for name in row]
     elif not isinstance(data, pa.Table):
         raise SchemaError(
             f"{rules.asker}: column={column!r} needs rows with columns, got {said(columns_of(data))}; make "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.caching.holes import DropHoles
+from trainpipes.runtime.planning.as_columns import with_columns
 from trainpipes.runtime.reading.numbered import arrange_drawn
 from trainpipes.runtime.stage import Stage
 
@@ -79,7 +80,7 @@ def arrange(stages: Sequence[Stage]) -> Arranged:
     for stage in plan.file_stages:
         if stage.role == "shard":
             plan.shard = once(plan.shard, stage)
-    for stage in stages[reader + 1 :]:
+    for stage in with_columns(stages[reader:])[1:]:
         _arrange_one(plan, stage)
     if plan.shuffle is not None and getattr(stages[0], "orders_rows", False):
         raise ConfigError(

@@ -8,9 +8,11 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 
 from trainpipes.order import IntArray, Layout, StreamLayout, even_cuts, permutation
 from trainpipes.runtime.planning.arrange import Arranged, arrange
+from trainpipes.runtime.planning.as_columns import AsColumns
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.reading.numbered import DRAWN_ROWS, RowOrder, drawn_rows
 from trainpipes.runtime.reading.random_access import RandomAccessSource
@@ -38,6 +40,9 @@ class Cut(Arranged):
     Args:
         stages: the chain, first one first; the instances belong to the plan.
         source: rows already listed, if another plan of the same chain has; listed anew otherwise.
+
+    Attributes:
+        schemas: of rows that are Python objects, as far as they have been found, by ``AsColumns.key``.
     """
 
     def __init__(
@@ -48,6 +53,10 @@ class Cut(Arranged):
         for number, stage in enumerate(self.stages):
             stage.bind(self.stages[:number])
             if hasattr(stage, "plan"):  # it asks where rows are from
+                stage.plan = self
+        self.schemas: dict[str, pa.Schema] = {}
+        for stage in [*self.before, *self.after]:
+            if isinstance(stage, AsColumns):
                 stage.plan = self
         self._source = source
         self.sizes: BatchSizes | None = None

@@ -40,6 +40,7 @@ class Plan(Counted):
             return self
         plan = Plan(self.stages, self.source)
         plan.sizes = sizes
+        plan.schemas = self.schemas
         return plan
 
     @cached_property

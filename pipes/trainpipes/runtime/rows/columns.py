@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 from trainpipes.errors import SchemaError
+from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Payload, TensorRows
+from trainpipes.runtime.rows.row_schema import column_of, short
+from trainpipes.runtime.rows.row_types import NoColumn
 
-__all__ = ["from_columns", "table_of", "to_columns"]
+__all__ = ["from_columns", "table_of", "to_columns", "untyped_columns"]
 
 
 def table_of(data: Payload, asker: object) -> pa.Table:
@@ -76,8 +79,19 @@ def _tensor(column: Any) -> Any:
     return column.tolist()
 
 
-def from_columns(columns: Any, asker: object) -> pa.Table:
-    """What a function returned as an Arrow table: a table, or a dict of arrays or tensors."""
+#: The type of a column that holds Python values, by its name; None where none is known.
+TypeOf: TypeAlias = Callable[[str], "pa.DataType | None"]
+
+
+def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> pa.Table:
+    """What a function returned as an Arrow table: a table, or a dict of arrays or tensors.
+
+    Args:
+        columns: what it returned.
+        asker: the stage, for messages.
+        type_of: the types of columns of Python values, which say nothing of them but by what they happen
+            to hold; None to take that.
+    """
     if isinstance(columns, pa.RecordBatch):
         return pa.Table.from_batches([columns])
     if isinstance(columns, pa.Table):
@@ -88,7 +102,53 @@ def from_columns(columns: Any, asker: object) -> pa.Table:
             f"{type(columns).__name__}",
             stage=str(asker),
         )
-    return pa.table({name: _array(column) for name, column in columns.items()})
+    return pa.table(
+        {name: _returned(column, name, asker, type_of) for name, column in columns.items()}
+    )
+
+
+def _returned(column: Any, name: str, asker: object, type_of: TypeOf | None) -> Any:
+    """One column that a function returned."""
+    if type_of is None or not _is_untyped(column):
+        return _array(column)
+    kind = type_of(name)
+    values = list(column)
+    if kind is None:
+        raise SchemaError(
+            f"{asker}: the function returned a column {name!r} that it did not for the first rows: have it "
+            "return the same columns each time",
+            stage=str(asker),
+        )
+    try:
+        return column_of(values, kind)
+    except NoColumn:
+        number = next(k for k, value in enumerate(values) if not _fits(value, kind))
+        raise BadCell(
+            number,
+            f"column {name!r} has {short(values[number])}, and for the first rows it held {kind}: have the "
+            "function return values of one type, or Arrow arrays of a type",
+        ) from None
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        column_of([value], kind)
+    except NoColumn:
+        return False
+    return True
+
+
+def untyped_columns(columns: Any) -> dict[str, list[Any]]:
+    """Of what a function returned, the columns of Python values, whose type is to be found."""
+    if not isinstance(columns, Mapping):
+        return {}
+    return {name: list(column) for name, column in columns.items() if _is_untyped(column)}
+
+
+def _is_untyped(column: Any) -> bool:
+    if isinstance(column, np.ndarray):
+        return bool(column.dtype == object)
+    return isinstance(column, list | tuple)
 
 
 def _array(column: Any) -> Any:

@@ -8,15 +8,17 @@ copied at once and let go, so that the next one is decoded into the same memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes.errors import SchemaError
 from trainpipes.runtime.rows.large_memory import LargeMemory
 
-__all__ = ["Joining"]
+__all__ = ["Joining", "joined_tables"]
 
 Array = npt.NDArray[Any]
 
@@ -24,6 +26,31 @@ Array = npt.NDArray[Any]
 LARGE = 4 << 20
 #: How much more than expected there is room for, and how much more there is when that is not enough.
 MARGIN, GROWTH = 1.1, 1.5
+
+
+def joined_tables(tables: Sequence[pa.Table]) -> pa.Table:
+    """All rows one after the other, each column in one piece.
+
+    Raises:
+        SchemaError: the tables differ in their columns.
+    """
+    odd = next((table for table in tables if not table.schema.equals(tables[0].schema)), None)
+    if odd is not None:
+        raise unlike(tables[0].schema, odd.schema)
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def unlike(one: pa.Schema, other: pa.Schema) -> SchemaError:
+    """What to raise where rows of one chain have different columns."""
+    names = [*one.names, *(name for name in other.names if name not in one.names)]
+    kinds = [[s.field(n).type if n in s.names else "missing" for n in names] for s in (one, other)]
+    name, a, b = next(
+        ((n, a, b) for n, a, b in zip(names, *kinds, strict=True) if a != b), ("", one, other)
+    )
+    return SchemaError(
+        f"rows have column {name!r} as {a}, and later ones as {b}: have the function that makes them, in "
+        "map_batches() or a stage of your own, return columns of the same types each time"
+    )
 
 
 class Joining:
@@ -46,7 +73,7 @@ class Joining:
         if self._schema is None:
             self._schema = table.schema
         elif table.schema != self._schema:
-            pa.concat_tables([self._schema.empty_table(), table])  # which says what differs
+            raise unlike(self._schema, table.schema)
         share = self._rows / max(1, len(table)) * MARGIN
         if not self._columns and (len(table) >= self._rows or table.nbytes * share < LARGE):
             self._tables.append(table)

@@ -1,0 +1,158 @@
+"""Where rows that are Python objects become columns, all of one schema."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes.errors import SchemaError
+from trainpipes.runtime.planning.first_rows import Unfit, find_schema
+from trainpipes.runtime.rows.row_schema import UnfitRow, table_of_rows
+from trainpipes.runtime.rows.row_types import written
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+
+__all__ = ["AsColumns", "gives_objects", "with_columns"]
+
+
+class AsColumns(Stage):
+    """Turns rows that are dicts into Arrow columns; leaves rows that have columns as they are.
+
+    Stands below each stage that works on columns where rows may be Python objects. Its schema is given, or
+    found once: every block of every run has it. Called by any thread.
+
+    Args:
+        asker: the stage that needs columns, as it prints, for messages.
+        schema: as given; None to find it.
+        may_stay: whether rows stay as they are where the first ones make no columns.
+        may_stay: whether rows stay as they are if the first ones make no columns.
+
+    Attributes:
+        plan: of the chain it stands in.
+        key: names it among those of the chain.
+    """
+
+    role = "rows"
+    per_row = True
+
+    def __init__(
+        self,
+        source: None = None,
+        asker: str = "",
+        schema: pa.Schema | None = None,
+        may_stay: bool = False,
+    ) -> None:
+        super().__init__(None, asker=asker, schema=schema, may_stay=may_stay)
+        self._asker = asker
+        self._may_stay = may_stay
+        self._given = schema
+        self._lock = threading.Lock()
+        self.plan: Any = None
+        self.key = ""
+
+    @property
+    def runs_user_code(self) -> bool:
+        return False
+
+    def identity(self) -> dict[str, Any]:
+        return {"stage": self.name, "schema": None if self._given is None else written(self._given)}
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """What all rows fit; None where they stay as they are.
+
+        Raises:
+            SchemaError: none was given, and none can be found.
+        """
+        if self._given is not None:
+            return self._given
+        with self._lock:
+            if self.key not in self.plan.schemas:
+                self.plan.schemas[self.key] = self._find()
+            found: pa.Schema | None = self.plan.schemas[self.key]
+            return found
+
+    def _find(self) -> pa.Schema | None:
+        stages = [*self.plan.before, *self.plan.after]
+        try:
+            return find_schema(self.plan, stages[: stages.index(self)], self._asker)
+        except Unfit as unfit:
+            if self._may_stay:
+                return None
+            raise unfit.error from None
+
+    def process(self, run: Run) -> Run:
+        data = run.block.data
+        if not isinstance(data, list) or run.items is not None:
+            return run
+        schema = self.schema
+        if schema is None:
+            return run
+        try:
+            table = table_of_rows(data, schema, self._given is None)
+        except UnfitRow as unfit:
+            error = SchemaError(self._refusal(unfit, schema), stage=self._asker)
+            error._trainpipes = self._asker, int(run.block.ids[unfit.number])  # type: ignore[attr-defined]
+            raise error from unfit.__cause__
+        return run.with_block(run.block.with_data(table))
+
+    def _refusal(self, unfit: UnfitRow, schema: pa.Schema) -> str:
+        which = (
+            "of the schema given" if self._given is not None else "with the types of the first rows"
+        )
+        cure = "bring rows in line with map()"
+        if unfit.column is not None and unfit.found is not None:
+            fields = {field.name: field.type for field in schema} | {unfit.column: unfit.found}
+            wider = pa.schema(list(fields.items()))
+            if not wider.equals(schema):
+                cure = f"give the stage that makes the rows schema={written(wider)}, or {cure}"
+        return f"{self._asker} works on columns {which}, and a row {unfit}: {cure}"
+
+
+def gives_objects(stages: Sequence[Stage]) -> bool:
+    """Whether rows that come out of a chain may be Python objects."""
+    found = False
+    for stage in stages:
+        if _makes_objects(stage):
+            found = getattr(stage, "schema", None) is None
+        elif stage.needs_columns:
+            found = False
+    return found
+
+
+def _makes_objects(stage: Stage) -> bool:
+    ours = type(stage).__module__.split(".")[0] == "trainpipes"
+    return stage.makes_objects or not ours
+
+
+def with_columns(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages of a chain, with what turns rows into columns wherever one needs them."""
+    found: list[Stage] = []
+    objects = batched = False
+    for stage in stages:
+        if stage.needs_columns and objects and not _in_batches(stage, stages[0], batched):
+            found.append(AsColumns(asker=str(stage), may_stay=stage.takes_objects))
+            objects = False
+        found.append(stage)
+        batched = batched or stage.role == "batch"
+        if _makes_objects(stage):
+            schema = getattr(stage, "schema", None)
+            objects = schema is None
+            if schema is not None:
+                found.append(AsColumns(asker=str(stage), schema=schema))
+        elif stage.needs_columns:
+            objects = False
+    number = 0
+    for stage in found:
+        if isinstance(stage, AsColumns):
+            stage.key, number = str(number), number + 1
+    return found
+
+
+def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:
+    """Whether a stage that collates gets batches that were made elsewhere, each by itself."""
+    made = getattr(first, "makes_batches", False) or getattr(first, "read_once", False)
+    return stage.role == "finish" and (not batched or made)
