@@ -276,7 +276,7 @@ def test_bad_options_are_refused(made: Any, message: str) -> None:
         (lambda rows: rows.add_labels(where="mask"), "mask"),
         (lambda rows: rows.add_labels().add_labels(), "a column 'labels' already"),
         (lambda rows: rows.enumerate(column="text"), "a column 'text' already"),
-        (lambda rows: tp.from_dataset([1, 2]).truncate(2), "each row must be a dict"),
+        (lambda rows: tp.from_dataset([1, 2]).truncate(2), "no dict, got int"),
         (lambda rows: rows.batch(2).pad_collate().truncate(2), "stands below pad_collate"),
     ],
 )
