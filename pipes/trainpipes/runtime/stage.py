@@ -65,6 +65,8 @@ class Stage(BaseNode[Any]):
         by_epoch: whether it depends on the epoch: then nothing above it can be kept in a ``cache()``.
         has_blocks: of a reader or source, whether its rows are Arrow, in blocks that can be told from
             others by what they hold.
+        cursor_keys: where it has a position of its own, the counts that it adds to a cursor beside "below",
+            the cursor of what is below.
     """
 
     role: ClassVar[Role] = "rows"
@@ -76,6 +78,7 @@ class Stage(BaseNode[Any]):
     by_epoch: bool = False
     has_blocks: bool = False
     free: ClassVar[frozenset[str]] = frozenset()
+    cursor_keys: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(self, source: BaseNode[Any] | None = None, **options: Any) -> None:
         super().__init__()

@@ -97,6 +97,7 @@ class Pack(Stage):
 
     role = "pack"
     keeps_rows = False
+    cursor_keys = ("row",)
     plan: Any = None  # of the chain that it is in
 
     def __init__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 from weakref import finalize
 
-from trainpipes.errors import StateError
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.runtime.shards.beforehand import Beforehand
@@ -63,20 +62,9 @@ class Consumer:
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, origin)
         self._end = plan.last_slot(topology.world_size, origin)
-        self._own = self._shards()
+        self._own = topology.shards(origin, plan.num_shards)
         self._running = set(self._own)
-        lacking = position.missing(self._own)
-        if lacking:
-            raise StateError(
-                f"a state for this consumer needs the cursors of shards {sorted(self._own)}, and "
-                f"those of {sorted(lacking)} are not in it: load trainpipes.merge_states([...]) of the "
-                "states of all ranks and workers, or what loader.gather_state() or "
-                "torch.distributed.checkpoint saved"
-            )
-
-    def _shards(self) -> set[int]:
-        first = self._topology.next_slot(self._origin, self._origin)
-        return {m % self._num_shards for m in range(first, first + self._num_shards, self._stride)}
+        position.require(self._own)
 
     def __next__(self) -> Any:
         if not self._started:

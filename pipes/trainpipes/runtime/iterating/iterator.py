@@ -17,7 +17,7 @@ from trainpipes.runtime.iterating.passes import Passes
 from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.runtime.planning.change import adapt
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.shards.lane import check_places
+from trainpipes.runtime.shards.places import check_places
 from trainpipes.runtime.warn_once import warn_once
 from trainpipes.state import Position, parse
 from trainpipes.topology import Topology
@@ -129,6 +129,12 @@ class Runner:
         check_places(self.plan.resized(position.sizes), position)
         return position
 
+    def require_shards(self, position: Position) -> None:
+        """Raise unless all shards of this rank are there."""
+        rank, world = self.ranks()
+        if get_worker_info() is None and self.plan.num_shards % world == 0:
+            position.require(Topology(rank, world).shards(position.m, self.plan.num_shards))
+
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
         if isinstance(state, Mapping) and "trainpipes" not in state and "pipeline" not in state:
@@ -136,6 +142,7 @@ class Runner:
         if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
             state = adapt(state, self.plan, allow_changes)
         position = self.parse(state)
+        self.require_shards(position)
         self.pending = dict(state)
         self.last = None
         self.passes.rewind(position.epoch)
@@ -259,6 +266,7 @@ class PipelineIterator:
             StateError: it does not fit the pipeline.
         """
         position = self._runner.parse(state)
+        self._runner.require_shards(position)
         self._loaded = dict(state)
         self._pass = None
         if self._info is None:
