@@ -28,9 +28,9 @@ from trainpipes.checksum import checksum, sealed, unsealed
 from trainpipes.cursor import MOST as MOST_COUNTED
 from trainpipes.cursor import cursor_text, is_count, load_json, read_cursor, shard_key, shard_of
 from trainpipes.errors import StateError
-from trainpipes.identity import check_identity, with_notes
+from trainpipes.identity import check_identity, damaged, with_notes
 from trainpipes.order import slots_before
-from trainpipes.shown import shown
+from trainpipes.shown import cut, shown
 
 __all__ = ["FORMAT", "BatchSizes", "Position", "Saved", "parse", "read", "render"]
 
@@ -230,6 +230,8 @@ def read(state: Any) -> Saved:
     cursors, extra = {}, {}
     for key, value in state.items():
         if key.startswith("shard-"):
+            if tag is None and isinstance(value, str) and unsealed(value)[1]:
+                raise damaged(f"it has no checksum, and {cut(key)} has one")
             cursors[shard_of(key, num_shards)] = read_cursor(key, value, m, num_shards, tag)
         elif key not in _COMMON:
             extra[key] = value
