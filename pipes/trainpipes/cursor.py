@@ -131,10 +131,7 @@ def _whole(key: str, value: str, tag: str | None) -> dict[str, Any] | None:
         place = place["below"]
         if not isinstance(place, dict):
             return None
-    counts = is_count(place.get("window")) and is_count(place.get("row"))
-    # Epochs of sources that are mixed in a mix are numbered beyond what is counted.
-    epoch = place.get("epoch")
-    if not counts or type(epoch) is not int or epoch < 0:
+    if not all(is_count(place.get(key)) for key in ("epoch", "window", "row")):
         return None
     # A checksum that is not where it is looked for is none.
     return cursor if cursor.get("ended", True) is True and "check" not in cursor else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from weakref import finalize
 
@@ -197,13 +198,12 @@ class Consumer:
 
     def render(self, m: int, texts: dict[int, str], extra: dict[str, Any] | None) -> dict[str, Any]:
         """The state of given cursors."""
-        sizes = self._start.sizes
-        position = Position(self.epoch, m, self._num_shards, extra=extra or {}, sizes=sizes)
+        position = replace(self._start, m=m, cursors={}, extra=extra or {})
         return render(position, self._plan.identity, texts)
 
     def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state of the next pass's start."""
-        start = Position(self.epoch + 1, 0, self._num_shards)
+        start = Position(self.epoch + 1, 0, self._num_shards, notes=self._start.notes)
         plan = self._plan.resized(None)
         after = Consumer(plan, self._topology, start, 0, self._stops_at_holes)
         return after.render(0, after.texts(), extra)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from trainpipes.cursor import is_count
 from trainpipes.errors import StateError, TopologyError
 from trainpipes.merge import merge_states
 from trainpipes.runtime.iterating.agreement import InStep, agreement_over
@@ -19,6 +20,7 @@ from trainpipes.runtime.planning.change import adapt
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.shards.places import check_places
 from trainpipes.runtime.warn_once import warn_once
+from trainpipes.shown import shown
 from trainpipes.state import Position, parse
 from trainpipes.topology import Topology
 
@@ -157,7 +159,9 @@ class Runner:
     def state_at(self, batches: int, epoch: int) -> dict[str, Any]:
         """The state after so many batches of each rank in a pass."""
         if isinstance(batches, bool) or not isinstance(batches, int) or batches < 0:
-            raise StateError(f"state_at(batches_delivered) counts from 0, got {batches!r}")
+            raise StateError(f"state_at(batches_delivered) counts from 0, got {shown(batches)}")
+        if not is_count(epoch):
+            raise StateError(f"state_at(epoch) counts from 0, got {shown(epoch)}")
         plan, world = self.plan, self.ranks()[1]
         m = batches * world
         if plan.known and m > plan.pass_batches:

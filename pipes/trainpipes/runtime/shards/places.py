@@ -29,6 +29,11 @@ def check_places(plan: Plan, position: Position) -> None:
     Raises:
         StateError: one does not; it was edited or is damaged.
     """
+    if not is_count(_last_epoch(plan, position.epoch)):
+        raise StateError(
+            f"epoch: there is no pass {position.epoch} of this pipeline, whose epochs could not be counted; "
+            "the state was edited or is damaged: load it as it was saved"
+        )
     _check_sizes(plan, position)
     for shard, cursor in position.cursors.items():
         place = {k: v for k, v in cursor.items() if k not in ("delivered", "ended")}
@@ -49,12 +54,23 @@ def check_places(plan: Plan, position: Position) -> None:
             )
 
 
+def _last_epoch(plan: Plan, number: int) -> int:
+    """The epoch after the last one of a pass, or of those of the sources that are mixed in it."""
+    after = plan.first_epoch(number + 1)
+    return max([after, *(_last_epoch(source, after) for source in plan.mixed.values())])
+
+
 def _check_sizes(plan: Plan, position: Position) -> None:
     sizes = position.sizes
     if sizes is None:
         return
     first, after = (plan.first_epoch(position.epoch + k) for k in (0, 1))
-    good = plan.whole and sizes.sizes[-1][1] == plan.batch_size and sizes.start <= position.m
+    good = (
+        plan.whole
+        and plan.batch is not None
+        and sizes.sizes[-1][1] == plan.batch_size
+        and sizes.start <= position.m
+    )
     if not good or not first <= sizes.epoch < after:
         raise StateError(
             f"batch_sizes: {shown(sizes)} do not lead to micro-batches of {plan.batch_size} rows in pass "
@@ -112,8 +128,7 @@ def _opens(stage: Stage) -> bool:
 
 
 def _rows_lead(plan: Plan, shard: int, number: int, place: dict[str, Any], at: int) -> bool:
-    found = [place.get(key) for key in ("epoch", "window", "row")]
-    if type(found[0]) is not int or not all(map(is_count, found[1:])):
+    if not all(is_count(place.get(key)) for key in ("epoch", "window", "row")):
         return False
     epoch, window, row = (place[key] for key in ("epoch", "window", "row"))
     first = plan.first_epoch(number)
