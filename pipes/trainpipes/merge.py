@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+from trainpipes.cursor import check_delivered, shard_key
 from trainpipes.errors import StateError
-from trainpipes.state import FORMAT, check_cursor, named_difference, read_identity, shard_key
+from trainpipes.identity import named_difference, read_identity
+from trainpipes.shown import cut, shown
+from trainpipes.state import Position, Saved, read, render
 
 __all__ = ["merge_states", "states_within"]
 
+#: Shards that are missing, of which it is told whose they are.
+MOST_NAMED = 4096
 _COMMON = ("trainpipes", "epoch", "m", "num_shards", "pipeline")
 
 
@@ -28,68 +35,75 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         StateError: the states are of different runs or steps, a shard comes twice, or one is
             missing: names them, and the ranks that have them.
     """
-    parts = [part for state in states for part in states_within(state)]
-    if not parts:
+    if not isinstance(states, Iterable):
+        raise StateError(
+            f"merge_states(states) takes the states of all ranks, got {type(states).__name__}"
+        )
+    texts = [part for state in states for part in states_within(state)]
+    if not texts:
         raise StateError("merge_states(states) takes the states of all ranks, got none")
-    first = parts[0]
-    merged: dict[str, Any] = {"trainpipes": FORMAT}
+    parts = []
+    for number, text in enumerate(texts):
+        try:
+            parts.append(read(text))
+        except StateError as error:
+            raise StateError(f"state {number}: {error}") from None
+    positions = [part.position for part in parts]
+    first = positions[0]
     for key in ("epoch", "num_shards"):
-        merged[key] = first[key]
-        for number, part in enumerate(parts):
-            if part[key] != first[key]:
+        for number, position in enumerate(positions):
+            if getattr(position, key) != getattr(first, key):
                 raise StateError(
-                    f"{key}: state 0 has {first[key]}, state {number} has {part[key]}; merge states that "
-                    "one run saved after the same step"
+                    f"{key}: state 0 has {getattr(first, key)}, state {number} has "
+                    f"{getattr(position, key)}; merge states that one run saved after the same step"
                 )
     _same_pipeline(parts)
-    m = max(part["m"] for part in parts)
-    owner: dict[str, int] = {}
-    shards: dict[str, str] = {}
-    for number, part in enumerate(parts):
-        for key in part:
-            if not key.startswith("shard-"):
-                continue
-            if key in owner:
+    m = max(position.m for position in positions)
+    owner: dict[int, int] = {}
+    for number, position in enumerate(positions):
+        for shard in position.cursors:
+            if shard in owner:
                 raise StateError(
-                    f"{key}: is in state {owner[key]} and in state {number}; merge one state of each rank"
+                    f"{shard_key(shard)}: is in state {owner[shard]} and in state {number}; merge one "
+                    "state of each rank"
                 )
-            owner[key] = number
-            shards[key] = part[key]
-    _complete(shards, merged["num_shards"], len(parts))
-    for key in sorted(shards):
-        shard = int(key.removeprefix("shard-"))
+            owner[shard] = number
+    _complete(owner, first.num_shards, len(parts))
+    cursors = {shard: positions[number].cursors[shard] for shard, number in sorted(owner.items())}
+    for shard, cursor in cursors.items():
         try:
-            check_cursor(key, shards[key], shard, m, merged["num_shards"])
+            check_delivered(shard, cursor, m, first.num_shards)
         except StateError as error:
-            raise StateError(f"state {owner[key]}: {error}{_own_ways(parts)}") from None
-    sizes = {key: first[key] for key in ("batch_sizes",) if key in first}
-    return {
-        "trainpipes": FORMAT,
-        "epoch": merged["epoch"],
-        "m": m,
-        "num_shards": merged["num_shards"],
-        "pipeline": first["pipeline"],
-        **sizes,
-        **{key: shards[key] for key in sorted(shards)},
-    }
+            raise StateError(f"state {owner[shard]}: {error}{_own_ways(positions)}") from None
+    whole = replace(first, m=m, cursors=cursors, extra={})
+    checked = all(part.has_checksum for part in parts)
+    return render(whole, parts[0].pipeline, has_checksum=checked)
 
 
-def _same_pipeline(parts: list[Mapping[str, Any]]) -> None:
-    first = parts[0]["pipeline"]
+def _same_pipeline(parts: list[Saved]) -> None:
+    first = parts[0]
     for number, part in enumerate(parts):
-        if part["pipeline"] == first:
+        if part.position.sizes != first.position.sizes:
+            raise StateError(
+                f"batch_sizes: state {number} has others than state 0; merge states of one run"
+            )
+        if part.pipeline == first.pipeline:
             continue
-        found = named_difference(read_identity(first), read_identity(part["pipeline"]))
+        first.check_like(part.pipeline)
+        part.check_like(first.pipeline)
+        found = named_difference(read_identity(first.pipeline)[0], read_identity(part.pipeline)[0])
         if found is not None:
             path, old, new = found
             raise StateError(
-                f"{path}: state 0 has {old!r}, state {number} has {new!r}; merge states of one run"
+                f"{cut(path)}: state 0 has {shown(old)}, state {number} has {shown(new)}; merge states of "
+                "one run"
             )
 
 
-def _own_ways(parts: list[Mapping[str, Any]]) -> str:
+def _own_ways(positions: list[Position]) -> str:
     """What else may be the matter with states of a DataLoader's workers."""
-    if not any(json.loads(part.get("turn", "{}")).get("num_workers", 1) > 1 for part in parts):
+    turns = [position.extra.get("turn") for position in positions]
+    if not any(turn and json.loads(turn)["num_workers"] > 1 for turn in turns):
         return ""
     return (
         ". Or a shard has ended in the middle of an epoch, past which workers of a DataLoader get out of "
@@ -97,19 +111,21 @@ def _own_ways(parts: list[Mapping[str, Any]]) -> str:
     )
 
 
-def _complete(shards: Mapping[str, str], num_shards: int, parts: int) -> None:
-    missing = [s for s in range(num_shards) if shard_key(s) not in shards]
-    if not missing:
+def _complete(there: Collection[int], num_shards: int, parts: int) -> None:
+    count = num_shards - len(there)
+    if not count:
         return
+    missing = list(islice((s for s in range(num_shards) if s not in there), MOST_NAMED))
     ranks = ""
-    for world in range(parts + 1, num_shards + 1):
+    for world in range(parts + 1, num_shards + 1) if count == len(missing) else ():
+        if num_shards % world:
+            continue
         lost = {s % world for s in missing}
-        whole = all(s in missing for s in range(num_shards) if s % world in lost)
-        if num_shards % world == 0 and whole and world - len(lost) <= parts:
-            ranks = f", those of rank{'s' * (len(lost) > 1)} {sorted(lost)} of {world}"
+        if count == len(lost) * num_shards // world and world - len(lost) <= parts:
+            ranks = f", those of rank{'s' * (len(lost) > 1)} {shown(sorted(lost))} of {world}"
             break
     raise StateError(
-        f"the cursors of shards {missing} are missing{ranks}: merge the states of all ranks, or save "
+        f"the cursors of shards {shown(missing)} are missing{ranks}: merge the states of all ranks, or save "
         "with torch.distributed.checkpoint, or with loader.gather_state() on all ranks"
     )
 
@@ -126,12 +142,12 @@ def states_within(state: Any) -> list[Mapping[str, Any]]:
         late = state.get("_steps_since_snapshot", 0)
         if late:
             raise StateError(
-                f"this StatefulDataLoader's state was taken {late} batches after its last snapshot, and "
-                "holds no position for now: use snapshot_every_n_steps=1, or load it into a "
+                f"this StatefulDataLoader's state was taken {shown(late)} batches after its last snapshot, "
+                "and holds no position for now: use snapshot_every_n_steps=1, or load it into a "
                 "StatefulDataLoader with as many workers"
             )
         workers = _inside(state, "_snapshot", "_worker_snapshots")
-        names = sorted(workers) if isinstance(workers, Mapping) else []
+        names = sorted(workers, key=str) if isinstance(workers, Mapping) else []
         found = [_inside(workers, n, "fetcher_state", "dataset_iter_state") for n in names] or [
             None
         ]
@@ -141,8 +157,8 @@ def states_within(state: Any) -> list[Mapping[str, Any]]:
         found = [state]
     for part in found:
         if not isinstance(part, Mapping) or any(key not in part for key in _COMMON):
-            shown = part if isinstance(part, Mapping) else state
-            keys = ", ".join(map(repr, list(shown)[:4])) or "no keys"
+            own = part if isinstance(part, Mapping) else state
+            keys = ", ".join(map(shown, list(own)[:4])) or "no keys"
             raise StateError(
                 f"not a state of trainpipes: it lacks some of {', '.join(_COMMON)} (found {keys}); load "
                 "what state_dict() gave, as it was"

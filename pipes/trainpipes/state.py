@@ -13,7 +13,8 @@
 
 Only integers and strings in one flat dict: it passes through JSON, ``torch.load`` with
 ``weights_only=True`` and ``torch.distributed.checkpoint`` as it is, and each shard is a key that
-can be moved to another rank.
+can be moved to another rank. Each cursor ends with a checksum of its own, and "pipeline" with one of
+itself and of all that is not a cursor.
 """
 
 from __future__ import annotations
@@ -23,38 +24,27 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainpipes.checksum import checksum, sealed, unsealed
+from trainpipes.cursor import MOST as MOST_COUNTED
+from trainpipes.cursor import cursor_text, is_count, load_json, read_cursor, shard_key, shard_of
 from trainpipes.errors import StateError
+from trainpipes.identity import check_identity, damaged, with_notes
 from trainpipes.order import slots_before
+from trainpipes.shown import cut, shown
 
-__all__ = [
-    "FORMAT",
-    "Position",
-    "BatchSizes",
-    "check_cursor",
-    "first_difference",
-    "named_difference",
-    "parse",
-    "read_identity",
-    "render",
-    "render_sizes",
-    "shard_key",
-]
+__all__ = ["FORMAT", "BatchSizes", "Position", "Saved", "parse", "read", "render"]
 
 FORMAT = 1
 
-_CURES = {
-    "data": "load the state with the files it was saved with, or start a new run",
-    "stages": "build the pipeline as it was when the state was saved, or start a new run",
-}
+#: Passes over the data: fewer than this.
+MOST_PASSES = 1 << 31
+#: Characters of "batch_sizes" in a state without checksums; more are not even parsed.
+MOST_SIZES = 1 << 14
+#: Characters by which "pipeline" without a checksum may be longer than that of the pipeline at hand.
+MOST_LONGER = 1 << 16
 
-
-def shard_key(shard: int) -> str:
-    """The key of a shard's cursor.
-
-    >>> shard_key(7)
-    'shard-0007'
-    """
-    return f"shard-{shard:04d}"
+_COMMON = ("trainpipes", "epoch", "m", "num_shards", "pipeline", "batch_sizes")
+_EDITED = "the state is cut short or was edited: load it as it was saved"
 
 
 @dataclass(frozen=True)
@@ -72,28 +62,34 @@ class BatchSizes:
     sizes: tuple[tuple[int, int], ...]
 
     @staticmethod
-    def parse(text: Any) -> BatchSizes:
-        """What ``render_sizes`` wrote.
+    def parse(text: str) -> BatchSizes | None:
+        """What ``render`` wrote; None where no size was changed.
 
         Raises:
             StateError: it is damaged.
         """
-        try:
-            found = json.loads(text)
-            sizes = tuple((int(number), int(size)) for number, size in found["sizes"])
-            assert sizes
-            assert all(size > 0 for _, size in sizes)
-            return BatchSizes(int(found["epoch"]), int(found["start"]), sizes)
-        except (TypeError, ValueError, KeyError, AssertionError) as error:
-            raise StateError(
-                f"batch_sizes: damaged, got {text!r}; load the state as it was saved"
-            ) from error
+        if not text:
+            return None
+        found = load_json(text)
+        if isinstance(found, dict) and found.keys() == {"epoch", "start", "sizes"}:
+            epoch, start, pairs = found["epoch"], found["start"], found["sizes"]
+            if type(epoch) is int and epoch >= 0 and is_count(start) and _are_sizes(pairs):
+                return BatchSizes(epoch, start, tuple((number, size) for number, size in pairs))
+        raise StateError(f"batch_sizes: damaged, got {shown(text)}; load the state as it was saved")
+
+    def render(self) -> str:
+        """As JSON."""
+        found = {"epoch": self.epoch, "start": self.start, "sizes": self.sizes}
+        return json.dumps(found, separators=(",", ":"))
 
 
-def render_sizes(sizes: BatchSizes) -> str:
-    """Batch sizes as JSON."""
-    found = {"epoch": sizes.epoch, "start": sizes.start, "sizes": sizes.sizes}
-    return json.dumps(found, separators=(",", ":"))
+def _are_sizes(pairs: Any) -> bool:
+    if not isinstance(pairs, list) or not pairs:
+        return False
+    if not all(isinstance(p, list) and len(p) == 2 and all(map(is_count, p)) for p in pairs):
+        return False
+    numbers = [number for number, _ in pairs]
+    return numbers[0] == 0 and numbers == sorted(numbers) and all(size for _, size in pairs)
 
 
 @dataclass
@@ -107,6 +103,7 @@ class Position:
         cursors: cursor of each shard that the state knows.
         extra: keys of one loader's own, kept as they are.
         sizes: changes of the batch size in the epoch at hand.
+        notes: of JSON types, kept with the pipeline's identity and not compared.
     """
 
     epoch: int
@@ -115,14 +112,49 @@ class Position:
     cursors: dict[int, dict[str, Any]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     sizes: BatchSizes | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
-    def missing(self, shards: Collection[int]) -> list[int]:
-        """Shards whose cursor is not here, though they have delivered something."""
-        return [
+    def require(self, shards: Collection[int]) -> None:
+        """Raise unless the cursors of these shards are here, of those that have delivered something.
+
+        Raises:
+            StateError: some are not; says how to get them.
+        """
+        lacking = [
             s
             for s in shards
             if s not in self.cursors and slots_before(self.m, s, self.num_shards) > 0
         ]
+        if lacking:
+            raise StateError(
+                f"a state for this consumer needs the cursors of shards {shown(sorted(shards))}, and "
+                f"those of {shown(sorted(lacking))} are not in it: load trainpipes.merge_states([...]) "
+                "of the states of all ranks and workers, or what loader.gather_state() or "
+                "torch.distributed.checkpoint saved"
+            )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A state that is whole in itself, whatever pipeline it is of.
+
+    Args:
+        position: where it stands.
+        pipeline: the text of its key "pipeline", without checksum.
+        has_checksum: whether that had one.
+    """
+
+    position: Position
+    pipeline: str
+    has_checksum: bool
+
+    def check_like(self, present: str) -> None:
+        """Raise if the pipeline's text is not worth parsing, beside the one that it is to be like."""
+        if not self.has_checksum and len(self.pipeline) > len(present) + MOST_LONGER:
+            raise StateError(
+                f"pipeline: damaged, of {len(self.pipeline):,} characters where {len(present):,} say it all; "
+                "load the state as it was saved"
+            )
 
 
 def parse(state: Any, identity: str, num_shards: int) -> Position:
@@ -136,191 +168,134 @@ def parse(state: Any, identity: str, num_shards: int) -> Position:
     Raises:
         StateError: it is no state, is damaged, is of a newer format, or of another pipeline.
     """
+    saved = read(state)
+    position = saved.position
+    saved.check_like(identity)
+    position.notes = check_identity(saved.pipeline, identity)
+    if position.num_shards != num_shards:
+        raise StateError(
+            f"num_shards: saved {position.num_shards}, now {num_shards}; "
+            f"use .sharding_filter(num_shards={position.num_shards})"
+        )
+    return position
+
+
+def read(state: Any) -> Saved:
+    """A state, checked as far as that can be done without its pipeline.
+
+    Raises:
+        StateError: it is no state, is damaged, or is of a newer format.
+    """
     if not isinstance(state, Mapping):
         raise StateError(f"a state is the dict that state_dict() gave, got {type(state).__name__}")
     if "trainpipes" not in state:
-        keys = ", ".join(map(repr, list(state)[:4])) or "no keys"
+        keys = ", ".join(map(shown, list(state)[:4])) or "no keys"
         raise StateError(
             f"not a state of trainpipes: the key 'trainpipes' is missing (found {keys}); "
             "load what state_dict() of this pipeline or loader gave, as it was"
         )
+    odd = [key for key in state if not isinstance(key, str)]
+    if odd:
+        raise StateError(
+            f"a state's keys are strings, got {shown(odd[0])}; load it as it was saved"
+        )
     version = state["trainpipes"]
-    if not isinstance(version, int) or version < 1:
-        raise StateError(f"trainpipes: the format version is a number from 1, got {version!r}")
+    if type(version) is not int or version < 1:
+        raise StateError(
+            f"trainpipes: the format version is a number from 1, got {shown(version)}; load the state "
+            "as it was saved"
+        )
     if version > FORMAT:
         raise StateError(
-            f"trainpipes: saved in format {version}, this version reads up to {FORMAT}; "
+            f"trainpipes: saved in format {shown(version)}, this version reads up to {FORMAT}; "
             "install the trainpipes that wrote it, or a newer one"
         )
-    epoch = _integer(state, "epoch")
-    m = _integer(state, "m")
-    _check_identity(_text(state, "pipeline"), identity)
-    saved_shards = _integer(state, "num_shards")
-    if saved_shards != num_shards:
+    epoch, m = _integer(state, "epoch", MOST_PASSES), _integer(state, "m", MOST_COUNTED)
+    num_shards = _integer(state, "num_shards", MOST_COUNTED, 1)
+    sizes, turn = (_text(state, key, "") for key in ("batch_sizes", "turn"))
+    pipeline, check = unsealed(_text(state, "pipeline"))
+    tag = None if check is None else check[:8]
+    if tag and check != tag + checksum(pipeline, tag, epoch, m, num_shards, sizes, turn):
         raise StateError(
-            f"num_shards: saved {saved_shards}, now {num_shards}; "
-            f"use .sharding_filter(num_shards={saved_shards})"
+            f"pipeline: its checksum is not that of it and of epoch {epoch}, m = {m}, num_shards = "
+            f"{num_shards}, batch_sizes and turn: the state was edited or is damaged, or ranks saved it at "
+            "different steps: load it as it was saved, and save on all ranks after the same step"
         )
-    cursors = {}
-    extra = {}
+    if tag is None and len(sizes) > MOST_SIZES:
+        raise StateError(
+            f"batch_sizes: damaged, got {shown(sizes)}; load the state as it was saved"
+        )
+    if turn:
+        _check_turn(turn, m)
+    cursors, extra = {}, {}
     for key, value in state.items():
         if key.startswith("shard-"):
-            shard = _shard_number(key, num_shards)
-            cursors[shard] = check_cursor(key, value, shard, m, num_shards)
-        elif key not in ("trainpipes", "epoch", "m", "num_shards", "pipeline"):
+            if tag is None and isinstance(value, str) and unsealed(value)[1]:
+                raise damaged(f"it has no checksum, and {cut(key)} has one")
+            cursors[shard_of(key, num_shards)] = read_cursor(key, value, m, num_shards, tag)
+        elif key not in _COMMON:
             extra[key] = value
-    changed = extra.pop("batch_sizes", "")
-    sizes = BatchSizes.parse(changed) if changed else None
-    return Position(epoch, m, num_shards, cursors, extra, sizes)
+    position = Position(epoch, m, num_shards, cursors, extra, BatchSizes.parse(sizes))
+    return Saved(position, pipeline, tag is not None)
 
 
-def render(position: Position, identity: str, texts: Mapping[int, str]) -> dict[str, Any]:
-    """The state of a position; ``texts`` are the cursors, already as JSON."""
+def render(
+    position: Position,
+    identity: str,
+    texts: Mapping[int, str] | None = None,
+    has_checksum: bool = True,
+) -> dict[str, Any]:
+    """The state of a position.
+
+    Args:
+        position: where a run stands.
+        identity: of the pipeline.
+        texts: the cursors, sealed with the checksum of ``identity``; those of ``position`` if left out.
+        has_checksum: False for what is made of states that have none: nothing vouches for them.
+    """
+    tag = checksum(identity) if has_checksum else None
+    if texts is None:
+        texts = {s: cursor_text(cursor, s, tag) for s, cursor in position.cursors.items()}
+    # Always there: torch.distributed.checkpoint loads the keys that a fresh state has.
+    sizes = "" if position.sizes is None else position.sizes.render()
+    turn = position.extra.get("turn", "")
+    pipeline = with_notes(identity, position.notes)
+    if tag is not None:
+        common = tag, position.epoch, position.m, position.num_shards, sizes, turn
+        pipeline = sealed(pipeline, tag + checksum(pipeline, *common))
     state: dict[str, Any] = {
         "trainpipes": FORMAT,
         "epoch": position.epoch,
         "m": position.m,
         "num_shards": position.num_shards,
-        "pipeline": identity,
-        # Always there: torch.distributed.checkpoint loads the keys that a fresh state has.
-        "batch_sizes": "" if position.sizes is None else render_sizes(position.sizes),
+        "pipeline": pipeline,
+        "batch_sizes": sizes,
     }
     state.update((shard_key(shard), texts[shard]) for shard in sorted(texts))
     state.update(position.extra)
     return state
 
 
-def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Path of the first leaf in which two values of JSON types differ, and both values.
-
-    >>> first_difference({"a": [1, 2]}, {"a": [1, 3]})
-    ('a/1', 2, 3)
-    """
-    if isinstance(saved, dict) and isinstance(present, dict):
-        for key in [*saved, *(k for k in present if k not in saved)]:
-            below = f"{path}/{key}" if path else str(key)
-            found = first_difference(saved.get(key), present.get(key), below)
-            if found:
-                return found
-        return None
-    if isinstance(saved, list) and isinstance(present, list):
-        for number in range(max(len(saved), len(present))):
-            old, new = (v[number] if number < len(v) else None for v in (saved, present))
-            found = first_difference(old, new, f"{path}/{number}")
-            if found:
-                return found
-        return None
-    return None if saved == present and type(saved) is type(present) else (path, saved, present)
+def _check_turn(text: str, m: int) -> None:
+    """Raise unless this is what a worker of a StatefulDataLoader says of itself."""
+    turn = load_json(text) if len(text) < 1000 else None
+    if isinstance(turn, dict) and turn.keys() == {"worker", "num_workers", "origin"}:
+        worker, workers, origin = turn["worker"], turn["num_workers"], turn["origin"]
+        good = is_count(worker) and is_count(workers) and is_count(origin)
+        if good and worker < workers and origin <= m:
+            return
+    raise StateError(f"turn: damaged, got {shown(text)}; load the state as it was saved")
 
 
-def _check_identity(saved: str, present: str) -> None:
-    if saved == present:
-        return
-    before, now = read_identity(saved), read_identity(present)
-    stages = [s["stage"] for s in before["stages"]], [s["stage"] for s in now["stages"]]
-    if stages[0] != stages[1]:
-        chains = [" -> ".join(names) for names in stages]
-        raise StateError(
-            f"stages: saved {chains[0]}, now {chains[1]}; a state belongs to the pipeline that "
-            f"saved it: {_CURES['stages']}"
-        )
-    found = named_difference(before, now)
-    if found is None:  # the same in another spelling
-        return
-    path, old, new = found
-    cure = _CURES.get(path.split("/")[0], _CURES["stages"])
-    if stages[1][:1] == ["mix"] and path.startswith(("data/sources", "stages/mix/")):
-        cure += "; what is mixed, and how, may change with load_state_dict(state, allow_changes=['mix'])"
-    raise StateError(f"{path}: saved {json.dumps(old)}, now {json.dumps(new)}; {cure}")
-
-
-def named_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """``first_difference`` of two pipelines' identities, with the stage's name in the path."""
-    found = first_difference(before, now)
-    if found is None:
-        return None
-    parts = found[0].split("/")
-    if parts[0] == "stages" and len(parts) > 1 and int(parts[1]) < len(before["stages"]):
-        parts[1] = before["stages"][int(parts[1])]["stage"]
-    return "/".join(parts), found[1], found[2]
-
-
-def read_identity(text: str) -> dict[str, Any]:
-    """The data and the stages that a state's ``"pipeline"`` tells.
-
-    Raises:
-        StateError: it is damaged.
-    """
-    try:
-        identity = json.loads(text)
-        names = [stage["stage"] for stage in identity["stages"]]
-        assert isinstance(identity, dict)
-        assert all(isinstance(name, str) for name in names)
-    except (ValueError, TypeError, KeyError, AssertionError) as error:
-        raise StateError(f"pipeline: damaged ({error}); load the state as it was saved") from error
-    return identity
-
-
-def _integer(state: Mapping[str, Any], key: str) -> int:
+def _integer(state: Mapping[str, Any], key: str, most: int, least: int = 0) -> int:
     value = state.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise StateError(
-            f"{key}: must be an integer of 0 or more, got {value!r}; the state is cut short or "
-            "was edited: load it as it was saved"
-        )
-    return value
+    if type(value) is int and least <= value < most:
+        return value
+    raise StateError(f"{key}: must be an integer of {least} or more, got {shown(value)}; {_EDITED}")
 
 
-def _text(state: Mapping[str, Any], key: str) -> str:
-    value = state.get(key)
-    if not isinstance(value, str):
-        raise StateError(
-            f"{key}: must be a string, got {value!r}; the state is cut short or was edited: "
-            "load it as it was saved"
-        )
-    return value
-
-
-def _shard_number(key: str, num_shards: int) -> int:
-    try:
-        shard = int(key.removeprefix("shard-"))
-    except ValueError:
-        shard = -1
-    if not 0 <= shard < num_shards:
-        raise StateError(f"{key}: no such shard among {num_shards}; load the state as it was saved")
-    return shard
-
-
-def check_cursor(key: str, value: Any, shard: int, m: int, num_shards: int) -> dict[str, Any]:
-    """A shard's cursor, if it is one and fits ``m``.
-
-    Raises:
-        StateError: it is damaged, or of another step.
-    """
-    try:
-        cursor = json.loads(value)
-        delivered, at = cursor["delivered"], cursor["at"]
-        good = isinstance(delivered, int) and isinstance(at, int) and _has_place(cursor)
-    except (TypeError, ValueError, KeyError):
-        good = False
-    if not good:
-        raise StateError(
-            f"{key}: must be a cursor as state_dict() wrote it, got {value!r}; "
-            "the state is damaged: load it as it was saved"
-        )
-    owed = slots_before(m, shard, num_shards)
-    if delivered != owed and not (cursor.get("ended") and delivered < owed):
-        raise StateError(
-            f"{key}/delivered: {delivered} micro-batches, but m = {m} means {owed}; the state was "
-            "edited, or ranks saved it at different steps: save on all ranks after the same step"
-        )
-    assert isinstance(cursor, dict)
-    return cursor
-
-
-def _has_place(cursor: dict[str, Any]) -> bool:
-    while "below" in cursor:
-        cursor = cursor["below"]
-    return all(
-        isinstance(cursor[key], int) and cursor[key] >= 0 for key in ("epoch", "window", "row")
-    )
+def _text(state: Mapping[str, Any], key: str, default: Any = None) -> str:
+    value = state.get(key, default)
+    if isinstance(value, str):
+        return value
+    raise StateError(f"{key}: must be a string, got {shown(value)}; {_EDITED}")

@@ -62,6 +62,11 @@ class Topology:
         first = self.first(origin) + self.world_size * self.worker
         return max(m, origin) + (first - max(m, origin)) % stride
 
+    def shards(self, origin: int, num_shards: int) -> set[int]:
+        """The shards of this consumer, workers taking turns from ``origin``."""
+        first, stride = self.next_slot(origin, origin), self.world_size * self.num_workers
+        return {m % num_shards for m in range(first, first + num_shards, stride)}
+
 
 def data_parallel() -> tuple[int, int]:
     """Rank and world size: of ``torch.distributed`` when it is initialised, else from the

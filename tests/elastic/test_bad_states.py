@@ -42,9 +42,9 @@ def states(world: int, steps: int | list[int] = 4, **options: Any) -> list[dict[
     return found
 
 
-def refused(error: type[Exception], message: str) -> Any:
-    """Expects an error that says exactly this."""
-    return pytest.raises(error, match=f"^{re.escape(message)}$")
+def refused(error: type[Exception], *said: str) -> Any:
+    """Expects an error that says all of these, in their order."""
+    return pytest.raises(error, match="(?s)" + ".*".join(map(re.escape, said)))
 
 
 @pytest.fixture(autouse=True)
@@ -60,13 +60,11 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("world", [5, 7, 8, 24])
 def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(world: int) -> None:
     pipe = rows().distributed(rank=0, world_size=world)
-    message = (
-        f"ranks x workers must divide num_shards = 12, got {world} ranks; [1, 2, 3, 4, 6, 12] do"
-    )
+    said = "num_shards = 12", f"{world} ranks", "[1, 2, 3, 4, 6, 12] do"
     for subject in (pipe, tp.Loader(pipe), tp.Loader(pipe, num_workers=1)):
-        with refused(tp.TopologyError, message):
+        with refused(tp.TopologyError, *said):
             next(iter(subject))
-    with refused(tp.TopologyError, message):
+    with refused(tp.TopologyError, *said):
         pipe.state_dict()
 
 
@@ -76,8 +74,10 @@ def test_workers_of_a_plain_data_loader_must_divide_too_and_those_of_a_loader_ne
         in_worker(0, 2, 1000, pipe),
         refused(
             tp.TopologyError,
-            "ranks x workers must divide num_shards = 12, got 4 ranks x 2 DataLoader workers; "
-            "[1, 2, 3, 4, 6, 12] do, or use trainpipes.Loader, which takes any number of workers",
+            "num_shards = 12",
+            "4 ranks x 2 DataLoader workers",
+            "[1, 2, 3, 4, 6, 12] do",
+            "trainpipes.Loader",
         ),
     ):
         next(iter(pipe))
@@ -87,10 +87,7 @@ def test_workers_of_a_plain_data_loader_must_divide_too_and_those_of_a_loader_ne
 @pytest.mark.parametrize("workers", [0, 1])
 def test_several_ranks_without_a_sharding_filter_are_refused(workers: int) -> None:
     pipe = tp.from_arrow(pa.table({"x": [1, 2, 3]})).batch(2).distributed(rank=0, world_size=2)
-    with refused(
-        tp.TopologyError,
-        "2 ranks would all read the same rows: add .sharding_filter() to the pipeline",
-    ):
+    with refused(tp.TopologyError, "2 ranks", "the same rows", "add .sharding_filter()"):
         next(iter(tp.Loader(pipe, num_workers=workers)))
 
 
@@ -105,8 +102,8 @@ def test_an_environment_that_makes_no_sense_is_refused(
             monkeypatch.setenv(name, value)
     with refused(
         tp.TopologyError,
-        "RANK and WORLD_SIZE of the environment are integers with 0 <= RANK < WORLD_SIZE, got "
-        f"RANK={rank!r}, WORLD_SIZE={world!r}: set both, or neither, or give "
+        "0 <= RANK < WORLD_SIZE",
+        f"RANK={rank!r}, WORLD_SIZE={world!r}",
         "pipe.distributed(rank=..., world_size=...)",
     ):
         next(iter(rows()))
@@ -138,8 +135,9 @@ def test_an_environment_that_contradicts_torch_distributed_is_refused(
     monkeypatch.setenv("WORLD_SIZE", "4")
     with refused(
         tp.TopologyError,
-        "torch.distributed says rank 0 of 1, and the environment RANK=1, WORLD_SIZE=4: start all processes "
-        "by one launcher, or say which is meant with pipe.distributed(rank=..., world_size=...)",
+        "torch.distributed says rank 0 of 1",
+        "RANK=1, WORLD_SIZE=4",
+        "pipe.distributed(rank=..., world_size=...)",
     ):
         next(iter(rows()))
     monkeypatch.setenv("RANK", "0")
@@ -152,9 +150,9 @@ def test_an_epoch_of_unknown_length_on_several_ranks_needs_torch_distributed() -
     for subject in (pipe, tp.Loader(pipe), tp.Loader(pipe, num_workers=1)):
         with refused(
             tp.TopologyError,
-            "row counts of this pipeline are not known beforehand, so that its ranks must agree where an "
-            "epoch ends, and torch.distributed is not initialised: call init_process_group() first, or "
-            "add .repeat() and count steps",
+            "torch.distributed is not initialised",
+            "init_process_group()",
+            "add .repeat()",
         ):
             next(iter(subject))
     assert pipe.state_dict()["m"] == 0  # type: ignore[index]
@@ -164,8 +162,8 @@ def test_an_epoch_of_unknown_length_on_several_ranks_needs_torch_distributed() -
 def test_an_epoch_of_unknown_length_on_ranks_that_cannot_meet_is_refused() -> None:
     with refused(
         tp.TopologyError,
-        "the pipeline is one of 2 ranks, and torch.distributed has 1, so that it is not known who must agree "
-        "where an epoch ends: give pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh",
+        "one of 2 ranks, and torch.distributed has 1",
+        "pipe.distributed(mesh=...)",
     ):
         next(iter(filtered().distributed(rank=0, world_size=2)))
 
@@ -176,9 +174,9 @@ def test_an_epoch_of_unknown_length_on_several_ranks_with_plain_workers_is_refus
         in_worker(0, 2, 1000, pipe),
         refused(
             tp.TopologyError,
-            "row counts of this pipeline are not known beforehand, so that several ranks would end an "
-            "epoch at different steps and hang, got 2 ranks with DataLoader workers, which cannot agree: add "
-            ".repeat() and count steps, or use trainpipes.Loader",
+            "2 ranks with DataLoader workers",
+            "add .repeat()",
+            "trainpipes.Loader",
         ),
     ):
         next(iter(pipe))
@@ -188,43 +186,31 @@ def test_an_epoch_of_unknown_length_on_several_ranks_with_plain_workers_is_refus
 
 
 def test_states_of_runs_with_other_options_are_not_merged() -> None:
-    with refused(
-        tp.StateError, "stages/shuffle/seed: state 0 has 1, state 2 has 2; merge states of one run"
-    ):
+    with refused(tp.StateError, "stages/shuffle/seed", "state 0 has 1", "state 2 has 2", "one run"):
         tp.merge_states([*states(3)[:2], states(3, seed=2)[2]])
 
 
 def test_states_of_runs_over_other_data_are_not_merged() -> None:
-    with refused(
-        tp.StateError, "data/rows: state 0 has 203, state 1 has 210; merge states of one run"
-    ):
+    with refused(tp.StateError, "data/rows", "state 0 has 203", "state 1 has 210", "one run"):
         tp.merge_states([states(3)[0], *states(3, count=210)[1:]])
 
 
 def test_states_of_other_num_shards_are_not_merged() -> None:
-    with refused(
-        tp.StateError,
-        "num_shards: state 0 has 12, state 1 has 24; merge states that one run saved after the same step",
-    ):
+    with refused(tp.StateError, "num_shards", "state 0 has 12", "state 1 has 24", "the same step"):
         tp.merge_states([states(3)[0], states(3, shards=24)[1], states(3)[2]])
 
 
 def test_states_of_different_epochs_are_not_merged() -> None:
     ended, running = states(2, [25, 24])
     assert (ended["epoch"], running["epoch"]) == (1, 0)
-    with refused(
-        tp.StateError,
-        "epoch: state 0 has 1, state 1 has 0; merge states that one run saved after the same step",
-    ):
+    with refused(tp.StateError, "epoch", "state 0 has 1", "state 1 has 0", "the same step"):
         tp.merge_states([ended, running])
 
 
 @pytest.mark.parametrize("again", [[0, 0, 1, 2], [0, 0, 1]])
 def test_a_rank_that_comes_twice_is_named(again: list[int]) -> None:
     saved = states(3)
-    with refused(
-        tp.StateError, "shard-0000: is in state 0 and in state 1; merge one state of each rank"
-    ):
+    with refused(tp.StateError, "shard-0000", "state 0", "state 1", "one state of each rank"):
         tp.merge_states([saved[rank] for rank in again])
 
 
@@ -244,8 +230,11 @@ def test_a_rank_that_is_missing_is_named_with_its_shards(
     saved = states(world, 1)
     with refused(
         tp.StateError,
-        f"the cursors of shards {shards} are missing, those of {ranks}: merge the states of all ranks, or "
-        "save with torch.distributed.checkpoint, or with loader.gather_state() on all ranks",
+        str(shards),
+        ranks,
+        "merge the states of all ranks",
+        "torch.distributed.checkpoint",
+        "loader.gather_state()",
     ):
         tp.merge_states([saved[rank] for rank in there])
 
@@ -266,32 +255,32 @@ def test_a_rank_that_is_behind_or_has_not_started_is_named(
 ) -> None:
     with refused(
         tp.StateError,
-        f"state {state}: shard-{shard:04d}/delivered: {delivered} micro-batches, but m = {m} means {owed}; "
-        "the state was edited, or ranks saved it at different steps: save on all ranks after the same step",
+        f"state {state}",
+        f"shard-{shard:04d}",
+        f"{delivered} micro-batches, but m = {m} means {owed}",
+        "save on all ranks after the same step",
     ):
         tp.merge_states(states(3, steps))
 
 
 def test_no_states_are_not_merged() -> None:
-    with refused(tp.StateError, "merge_states(states) takes the states of all ranks, got none"):
+    with refused(tp.StateError, "merge_states", "got none"):
         tp.merge_states([])
+    with refused(tp.StateError, "merge_states", "got int"):
+        tp.merge_states(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("thing", "message"),
     [
-        (3, "a state is the dict that state_dict() gave, got int"),
-        (None, "a state is the dict that state_dict() gave, got NoneType"),
-        ("{}", "a state is the dict that state_dict() gave, got str"),
-        (
-            {"model": 1},
-            "not a state of trainpipes: it lacks some of trainpipes, epoch, m, num_shards, pipeline (found "
-            "'model'); load what state_dict() gave, as it was",
-        ),
+        (3, "got int"),
+        (None, "got NoneType"),
+        ("{}", "got str"),
+        ({"model": 1}, "found 'model'"),
     ],
 )
 def test_what_is_no_state_is_not_merged(thing: Any, message: str) -> None:
-    with refused(tp.StateError, message):
+    with refused(tp.StateError, "state", message):
         tp.merge_states([states(2)[0], thing])
 
 
@@ -317,14 +306,15 @@ def test_a_state_that_lacks_shards_of_a_rank_is_refused_with_the_ways_to_get_the
     rank: int, world: int, own: list[int], lacking: list[int], workers: int
 ) -> None:
     loader = tp.Loader(rows().distributed(rank=rank, world_size=world), num_workers=workers)
-    loader.load_state_dict(states(3)[0])
     with refused(
         tp.StateError,
-        f"a state for this consumer needs the cursors of shards {own}, and those of {lacking} are not in "
-        "it: load trainpipes.merge_states([...]) of the states of all ranks and workers, or what "
-        "loader.gather_state() or torch.distributed.checkpoint saved",
+        str(own),
+        str(lacking),
+        "trainpipes.merge_states([...])",
+        "loader.gather_state()",
+        "torch.distributed.checkpoint",
     ):
-        next(iter(loader))
+        loader.load_state_dict(states(3)[0])
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -336,19 +326,16 @@ def test_a_ranks_state_is_enough_for_ranks_that_share_its_shards(rank: int) -> N
 def test_a_state_of_other_num_shards_is_refused() -> None:
     with refused(
         tp.StateError,
-        "stages/sharding_filter/num_shards: saved 12, now 24; build the pipeline as it was when the state "
-        "was saved, or start a new run",
+        "sharding_filter/num_shards",
+        "saved 12, now 24",
+        "build the pipeline as it was",
     ):
         load(tp.merge_states(states(3)), 0, 1, shards=24)
 
 
 def test_a_state_whose_m_was_edited_is_refused() -> None:
     state = tp.merge_states(states(3))
-    with refused(
-        tp.StateError,
-        "shard-0000/delivered: 1 micro-batches, but m = 13 means 2; the state was edited, or ranks saved "
-        "it at different steps: save on all ranks after the same step",
-    ):
+    with refused(tp.StateError, "m = 13", "edited", "save on all ranks after the same step"):
         load({**state, "m": 13}, 0, 1)
 
 
@@ -367,27 +354,22 @@ def stateful(pipe: tp.Pipeline, steps: int, **options: Any) -> dict[str, Any]:
 @pytest.mark.usefixtures("no_processes_left")
 def test_a_stateful_data_loaders_state_between_two_snapshots_is_refused() -> None:
     state = stateful(rows(), 8, snapshot_every_n_steps=3)
-    message = (
-        "this StatefulDataLoader's state was taken 2 batches after its last snapshot, and holds no position "
-        "for now: use snapshot_every_n_steps=1, or load it into a StatefulDataLoader with as many workers"
-    )
-    with refused(tp.StateError, message):
+    said = "2 batches after its last snapshot", "snapshot_every_n_steps=1", "as many workers"
+    with refused(tp.StateError, *said):
         tp.merge_states([state])
-    with refused(tp.StateError, message):
+    with refused(tp.StateError, *said):
         rows().load_state_dict(state)
-    with refused(tp.StateError, message):
+    with refused(tp.StateError, *said):
         tp.Loader(rows()).load_state_dict(state)
 
 
 @pytest.mark.usefixtures("no_processes_left")
 def test_a_stateful_data_loaders_state_past_the_end_of_a_shard_is_refused_elsewhere() -> None:
     state = stateful(filtered(), 20)
-    with pytest.raises(tp.StateError) as caught:
+    with refused(
+        tp.StateError, "a shard has ended", "StatefulDataLoader with as many", "trainpipes.Loader"
+    ):
         tp.merge_states([state])
-    assert str(caught.value).endswith(
-        "Or a shard has ended in the middle of an epoch, past which workers of a DataLoader get out of "
-        "step: load the state into a StatefulDataLoader with as many workers, or use trainpipes.Loader"
-    )
 
 
 def test_a_workers_state_in_one_of_other_workers_is_refused() -> None:
@@ -400,8 +382,9 @@ def test_a_workers_state_in_one_of_other_workers_is_refused() -> None:
         in_worker(0, 3, 1000, pipe),
         refused(
             tp.StateError,
-            "this state is of worker 0 of 2, loaded in worker 0 of 3: a StatefulDataLoader resumes with the "
-            "number of workers it was saved with; trainpipes.Loader takes any",
+            "worker 0 of 2",
+            "worker 0 of 3",
+            "trainpipes.Loader takes any",
         ),
     ):
         iterator = iter(pipe)

@@ -159,8 +159,8 @@ class RowMixture(RowStream):
         """Where the row of that number stands."""
 
     @abstractmethod
-    def leads(self, plan: Any, state: dict[str, Any]) -> bool:
-        """Whether a state may be one of a shard's, as far as can be told."""
+    def leads(self, plan: Any, shard: int, place: dict[str, Any]) -> bool:
+        """Whether a position may be one of a shard's, as far as can be told."""
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> StreamReader:
         raise TypeError("a mixture has no one order of its own: each shard mixes for itself")

@@ -71,6 +71,8 @@ class Stage(BaseNode[Any]):
             into below it.
         takes_objects: of one that does, whether it also takes rows of which Arrow can't make columns.
         makes_objects: whether rows that come out are Python objects.
+        cursor_keys: where it has a position of its own, the counts that it adds to a cursor beside "below",
+            the cursor of what is below.
     """
 
     role: ClassVar[Role] = "rows"
@@ -85,6 +87,7 @@ class Stage(BaseNode[Any]):
     takes_objects: bool = False
     makes_objects: bool = False
     free: ClassVar[frozenset[str]] = frozenset()
+    cursor_keys: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(self, source: BaseNode[Any] | None = None, **options: Any) -> None:
         super().__init__()

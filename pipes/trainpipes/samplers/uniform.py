@@ -62,11 +62,11 @@ class RandomSampler(RowSampler):
             whole_number(num_samples, 1, "RandomSampler(num_samples)", "indices in an epoch")
         self.num_samples = num_samples
         self.seed = whole_number(seed, None, "RandomSampler(seed)", "a seed")
-        self._last: Permutation | None = None
-        self._last_of: tuple[int, int, int] | None = None
+        # In one place: another thread may draw from another epoch at any time.
+        self._last: tuple[tuple[int, int, int], Permutation] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_last": None, "_last_of": None}
+        return {**vars(self), "_last": None}
 
     def length(self, rows: int) -> int:
         return rows if self.num_samples is None else self.num_samples
@@ -89,11 +89,10 @@ class RandomSampler(RowSampler):
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _permutation(self, rows: int, epoch: int, turn: int) -> Permutation:
-        last = self._last
-        if last is None or self._last_of != (rows, epoch, turn):
-            last = Permutation(rows, self.seed, "rows", epoch, turn)
-            self._last, self._last_of = last, (rows, epoch, turn)
-        return last
+        last, key = self._last, (rows, epoch, turn)
+        if last is None or last[0] != key:
+            last = self._last = key, Permutation(rows, self.seed, "rows", epoch, turn)
+        return last[1]
 
     def fingerprint(self) -> dict[str, Any]:
         return {

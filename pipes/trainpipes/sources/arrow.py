@@ -67,7 +67,7 @@ class ArrowSource(RandomAccessSource):
         self.lengths = np.diff(np.append(starts, len(table)))
         self.row_bytes = table.nbytes / len(table) if len(table) else None
         self._keys: dict[int, str] = {}
-        self._chunks: list[pa.RecordBatch] | None = None
+        self._chunks: tuple[list[pa.RecordBatch], IntArray] | None = None  # and their first rows
 
     def reader(self) -> Reader:
         return self
@@ -77,18 +77,19 @@ class ArrowSource(RandomAccessSource):
 
     def take(self, index: IntArray) -> pa.Table:
         if self._chunks is None:
-            self._chunks = self._table.to_batches()
-            self._firsts = np.cumsum([0, *(len(chunk) for chunk in self._chunks)])
-        if len(self._chunks) < 2:
+            made = self._table.to_batches()
+            self._chunks = made, np.cumsum([0, *(len(chunk) for chunk in made)])
+        chunks, firsts = self._chunks
+        if len(chunks) < 2:
             return self._table.take(index)
         # ChunkedArray.take may copy the whole column; a chunk's own takes what is asked.
-        which = np.searchsorted(self._firsts, index, side="right") - 1
+        which = np.searchsorted(firsts, index, side="right") - 1
         order = np.argsort(which, kind="stable")
         found, edges = np.unique(which[order], return_index=True)
         parts = []
         for chunk, places in zip(found, np.split(order, edges[1:]), strict=True):
-            rows = pa.array(index[places] - self._firsts[chunk])
-            parts.append(pa.Table.from_batches([self._chunks[chunk].take(rows)]))
+            rows = pa.array(index[places] - firsts[chunk])
+            parts.append(pa.Table.from_batches([chunks[chunk].take(rows)]))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return pa.concat_tables(parts).combine_chunks().take(back)

@@ -54,6 +54,7 @@ class Batch(Stage):
     """
 
     role = "batch"
+    cursor_keys = ()
 
     def __init__(
         self,

@@ -66,6 +66,7 @@ class BucketByLength(Stage):
 
     role = "batch"
     keeps_rows = False
+    cursor_keys = ("row",)
 
     def __init__(
         self,

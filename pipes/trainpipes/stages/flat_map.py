@@ -34,6 +34,7 @@ class _Several(Stage):
 
     role = "pack"
     keeps_rows = False
+    cursor_keys = ("row",)
     per_row = True
     makes_objects = True
 

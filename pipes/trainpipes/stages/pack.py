@@ -98,6 +98,7 @@ class Pack(Stage):
     role = "pack"
     needs_columns = True
     keeps_rows = False
+    cursor_keys = ("row",)
     plan: Any = None  # of the chain that it is in
 
     def __init__(

@@ -21,6 +21,7 @@ class _Counted(Stage):
     arithmetic; elsewhere, in a pipeline of one shard, it counts what passes. Cursor then: the count,
     and the rows' state at the start of the run in hand."""
 
+    cursor_keys = ("passed", "row")
     rolls = False  # whether what comes from below goes on into the next epoch
 
     def __init__(self, source: BaseNode[Any] | None = None, count: int = 0) -> None:

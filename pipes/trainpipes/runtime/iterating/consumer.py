@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from weakref import finalize
 
-from trainpipes.errors import StateError
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.runtime.shards.beforehand import Beforehand
@@ -63,20 +63,9 @@ class Consumer:
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, origin)
         self._end = plan.last_slot(topology.world_size, origin)
-        self._own = self._shards()
+        self._own = topology.shards(origin, plan.num_shards)
         self._running = set(self._own)
-        lacking = position.missing(self._own)
-        if lacking:
-            raise StateError(
-                f"a state for this consumer needs the cursors of shards {sorted(self._own)}, and "
-                f"those of {sorted(lacking)} are not in it: load trainpipes.merge_states([...]) of the "
-                "states of all ranks and workers, or what loader.gather_state() or "
-                "torch.distributed.checkpoint saved"
-            )
-
-    def _shards(self) -> set[int]:
-        first = self._topology.next_slot(self._origin, self._origin)
-        return {m % self._num_shards for m in range(first, first + self._num_shards, self._stride)}
+        position.require(self._own)
 
     def __next__(self) -> Any:
         if not self._started:
@@ -209,13 +198,12 @@ class Consumer:
 
     def render(self, m: int, texts: dict[int, str], extra: dict[str, Any] | None) -> dict[str, Any]:
         """The state of given cursors."""
-        sizes = self._start.sizes
-        position = Position(self.epoch, m, self._num_shards, extra=extra or {}, sizes=sizes)
+        position = replace(self._start, m=m, cursors={}, extra=extra or {})
         return render(position, self._plan.identity, texts)
 
     def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state of the next pass's start."""
-        start = Position(self.epoch + 1, 0, self._num_shards)
+        start = Position(self.epoch + 1, 0, self._num_shards, notes=self._start.notes)
         plan = self._plan.resized(None)
         after = Consumer(plan, self._topology, start, 0, self._stops_at_holes)
         return after.render(0, after.texts(), extra)

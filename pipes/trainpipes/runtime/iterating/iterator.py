@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from trainpipes.cursor import is_count
 from trainpipes.errors import StateError, TopologyError
 from trainpipes.merge import merge_states
 from trainpipes.runtime.iterating.agreement import InStep, agreement_over
@@ -17,8 +18,9 @@ from trainpipes.runtime.iterating.passes import Passes
 from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.runtime.planning.change import adapt
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.shards.lane import check_places
+from trainpipes.runtime.shards.places import check_places
 from trainpipes.runtime.warn_once import warn_once
+from trainpipes.shown import shown
 from trainpipes.state import Position, parse
 from trainpipes.topology import Topology
 
@@ -129,6 +131,12 @@ class Runner:
         check_places(self.plan.resized(position.sizes), position)
         return position
 
+    def require_shards(self, position: Position) -> None:
+        """Raise unless all shards of this rank are there."""
+        rank, world = self.ranks()
+        if get_worker_info() is None and self.plan.num_shards % world == 0:
+            position.require(Topology(rank, world).shards(position.m, self.plan.num_shards))
+
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
         if isinstance(state, Mapping) and "trainpipes" not in state and "pipeline" not in state:
@@ -136,6 +144,7 @@ class Runner:
         if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
             state = adapt(state, self.plan, allow_changes)
         position = self.parse(state)
+        self.require_shards(position)
         self.pending = dict(state)
         self.last = None
         self.passes.rewind(position.epoch)
@@ -150,7 +159,9 @@ class Runner:
     def state_at(self, batches: int, epoch: int) -> dict[str, Any]:
         """The state after so many batches of each rank in a pass."""
         if isinstance(batches, bool) or not isinstance(batches, int) or batches < 0:
-            raise StateError(f"state_at(batches_delivered) counts from 0, got {batches!r}")
+            raise StateError(f"state_at(batches_delivered) counts from 0, got {shown(batches)}")
+        if not is_count(epoch):
+            raise StateError(f"state_at(epoch) counts from 0, got {shown(epoch)}")
         plan, world = self.plan, self.ranks()[1]
         m = batches * world
         if plan.known and m > plan.pass_batches:
@@ -259,6 +270,7 @@ class PipelineIterator:
             StateError: it does not fit the pipeline.
         """
         position = self._runner.parse(state)
+        self._runner.require_shards(position)
         self._loaded = dict(state)
         self._pass = None
         if self._info is None:

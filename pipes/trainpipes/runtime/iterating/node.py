@@ -11,7 +11,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.runtime.iterating.iterator import Pass
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.rows.block import Payload
-from trainpipes.runtime.shards.lane import check_places
+from trainpipes.runtime.shards.places import check_places
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.runtime.stage import Stage
 from trainpipes.state import Position, parse

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainpipes.order import Layout
+from trainpipes.cursor import is_count
 from trainpipes.runtime.mixing.mix_rules import MixRules
 from trainpipes.runtime.mixing.mix_windows import MixWindows
 from trainpipes.runtime.mixing.mixed_ids import MixedIds
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.shards.places import leads
 from trainpipes.runtime.source import Place, RowMixture, RowSource, RowStream
 
 __all__ = ["Mixture"]
+
+#: Rows or tokens by which a source may be ahead, at most; it is a row's length, about.
+MOST_AHEAD = 1 << 40
 
 
 class Mixture(RowMixture):
@@ -57,34 +61,35 @@ class Mixture(RowMixture):
         place = plan.place_of(row)
         return Place(place.path, place.row_group, place.row, "/".join(path))
 
-    def leads(self, plan: Plan, state: dict[str, Any]) -> bool:
+    def leads(self, plan: Plan, shard: int, place: dict[str, Any]) -> bool:
         rules: MixRules = plan.stages[0].rules(self)
-        ahead = state.get("ahead", [0] * len(rules.names))
-        good = isinstance(ahead, list) and len(ahead) == len(rules.names)
-        good = good and all(isinstance(a, int) for a in ahead)
-        good = good and isinstance(state.get("tokens", 0), int) and state["window"] == 0
-        cursors = state.get("sources", {})
-        if not good or not isinstance(cursors, dict) or not cursors.keys() <= set(rules.names):
+        found = dict(place)
+        epoch, window, row = (found.pop(key) for key in ("epoch", "window", "row"))
+        if window != 0:
             return False
-        return all(self._may_be(plan.mixed[n], c, state["epoch"]) for n, c in cursors.items())
+        if not found:
+            return bool(row == 0)
+        cursors = found.pop("sources", None)
+        # Shares are counted anew where the mix was changed.
+        good = _are_even(found.pop("ahead", [0] * len(rules.names)), rules)
+        if rules.lengths is not None:
+            good = good and is_count(found.pop("tokens", None))
+        if not good or found or not isinstance(cursors, dict):
+            return False
+        return cursors.keys() <= set(rules.names) and all(
+            _may_be(plan.mixed[name], shard, epoch, cursor) for name, cursor in cursors.items()
+        )
 
-    def _may_be(self, plan: Plan, cursor: Any, number: int) -> bool:
-        below = cursor
-        while isinstance(below, dict) and "below" in below:
-            below = below["below"]
-        if not isinstance(below, dict) or not isinstance(cursor.get("at"), int):
-            return False
-        if not all(
-            isinstance(below.get(k), int) and below[k] >= 0 for k in ("epoch", "window", "row")
-        ):
-            return False
-        first = plan.first_epoch(number)
-        if not first <= below["epoch"] < plan.first_epoch(number + 1):
-            return False
-        if isinstance(plan.source, RowMixture):
-            return plan.source.leads(plan, below)
-        layout = plan.layout_of(below["epoch"])
-        if not isinstance(layout, Layout):
-            return True
-        most = max(layout.num_windows(span) for span in range(layout.num_spans))
-        return bool(below["window"] <= max(most, 1))
+
+def _are_even(ahead: Any, rules: MixRules) -> bool:
+    """Whether sources may be as far ahead as this: in sum they never are."""
+    if not isinstance(ahead, list) or len(ahead) != len(rules.names):
+        return False
+    most = sum(rules.steps[0]) * MOST_AHEAD
+    return all(type(a) is int and -most <= a <= most for a in ahead) and sum(ahead) == 0
+
+
+def _may_be(plan: Plan, shard: int, number: int, cursor: Any) -> bool:
+    if not isinstance(cursor, dict) or cursor.get("gone", True) is not True:
+        return False
+    return leads(plan, shard, number, {k: v for k, v in cursor.items() if k != "gone"})

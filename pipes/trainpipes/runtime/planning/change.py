@@ -16,12 +16,15 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from trainpipes.cursor import is_count, shard_key
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.identity import damaged, read_identity
 from trainpipes.order import Layout
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.planning.remix import remixed
+from trainpipes.runtime.planning.remix import remix
 from trainpipes.runtime.run import innermost
-from trainpipes.state import BatchSizes, parse, read_identity, render_sizes, shard_key
+from trainpipes.shown import shown
+from trainpipes.state import BatchSizes, Position, read, render
 
 __all__ = ["ALLOWED", "adapt"]
 
@@ -41,23 +44,29 @@ def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> 
         ConfigError: ``allow_changes`` names something else.
         StateError: it cannot change where the state stands.
     """
-    unknown = sorted(set(allow_changes) - set(ALLOWED))
-    if isinstance(allow_changes, str) or unknown:
+    if isinstance(allow_changes, str) or not all(name in ALLOWED for name in allow_changes):
         raise ConfigError(
-            f"allow_changes is a list of some of {list(ALLOWED)}, got {allow_changes!r}; everything else "
-            "must be as it was saved"
+            f"allow_changes is a list of some of {list(ALLOWED)}, got {shown(allow_changes)}; everything "
+            "else must be as it was saved"
         )
+    saved = read(state)
+    saved.check_like(plan.identity)
+    position = saved.position
+    if position.num_shards != plan.num_shards:
+        return state
+    identity, position.notes = read_identity(saved.pipeline)
     if "mix" in allow_changes:
-        state = remixed(state, plan)
+        remix(identity, position, plan)
     if "pack_length" in allow_changes:
-        state = _repacked(state, plan)
-    return _rebatched(state, plan) if "batch_size" in allow_changes else state
+        _repack(identity, position, plan)
+    if "batch_size" in allow_changes:
+        _rebatch(identity, position, plan)
+    return render(position, json.dumps(identity, separators=(",", ":")))
 
 
-def _repacked(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """The state with the pack length of ``plan``."""
-    saved = read_identity(state["pipeline"])
-    packs = [s for s in saved["stages"] if s["stage"] == "pack"]
+def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
+    """Give a state the pack length of ``plan``."""
+    packs = [s for s in identity["stages"] if s["stage"] == "pack"]
     now = [int(s.options["length"]) for s in plan.stages if s.role == "pack" and s.name == "pack"]
     changes = [
         (stage, length)
@@ -65,11 +74,10 @@ def _repacked(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
         if stage.get("length") != length
     ]
     if not changes or len(packs) != len(now):
-        return state
-    position = parse(state, state["pipeline"], plan.num_shards)
+        return
     for shard, cursor in position.cursors.items():
         if not _begins_epoch(cursor, shard, position.epoch, plan):
-            old, new = changes[0][0].get("length"), changes[0][1]
+            old, new = shown(changes[0][0].get("length")), changes[0][1]
             raise StateError(
                 f"pack/length: saved {old}, now {new}; it can change where an epoch starts, and "
                 f"{shard_key(shard)} stands within epoch {innermost(cursor)['epoch']} (m = {position.m}): "
@@ -78,7 +86,6 @@ def _repacked(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
             )
     for stage, length in changes:
         stage["length"] = length
-    return {**state, "pipeline": json.dumps(saved, separators=(",", ":"))}
 
 
 def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -> bool:
@@ -101,25 +108,24 @@ def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -
     return bool(place["window"] >= layout.num_windows(slot % layout.num_spans))
 
 
-def _rebatched(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """The state with the batch size of ``plan``."""
-    saved = read_identity(state["pipeline"])
-    before = next((s for s in saved["stages"] if s["stage"] == "batch"), None)
+def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
+    """Give a state the batch size of ``plan``."""
+    before = next((s for s in identity["stages"] if s["stage"] == "batch"), None)
     if plan.batch is None or before is None:
-        return state
+        return
     if "batch_size" not in before or not plan.batch.options["batch_size"]:  # it counts tokens
-        return state
+        return
     old, new = before["batch_size"], plan.batch_size
     if old == new:
-        return state
+        return
+    if not is_count(old, 1):
+        raise damaged(f"batch/batch_size is {shown(old)}")
     before["batch_size"] = new
-    changed = {**state, "pipeline": json.dumps(saved, separators=(",", ":"))}
     if not plan.whole:
-        return changed
-    sizes = _sizes(state, plan, old)
-    changed["batch_sizes"] = "" if sizes is None else render_sizes(sizes)
+        return
+    position.sizes = sizes = _sizes(position, plan, old)
     if plan.num_shards == 1 or sizes is None:
-        return changed
+        return
     if not plan.seekable:
         raise StateError(
             f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, "
@@ -127,18 +133,15 @@ def _rebatched(state: dict[str, Any], plan: Plan) -> dict[str, Any]:
             "state of an epoch's start"
         )
     resized = plan.resized(sizes)  # a shard's next rows are others now
-    for key in [key for key in changed if key.startswith("shard-")]:
-        shard = int(key.removeprefix("shard-"))
-        cursor = resized.cursor_at(int(state["m"]), shard, int(state["epoch"]), onward=True)
-        changed[key] = json.dumps(cursor, separators=(",", ":"))
-    return changed
+    for shard in position.cursors:
+        cursor = resized.cursor_at(position.m, shard, position.epoch, onward=True)
+        position.cursors[shard] = cursor
 
 
-def _sizes(state: dict[str, Any], plan: Plan, old: int) -> BatchSizes | None:
+def _sizes(position: Position, plan: Plan, old: int) -> BatchSizes | None:
     """The sizes of the epoch that the state stands in, the new one from there on."""
-    m, first_epoch = int(state["m"]), plan.first_epoch(int(state["epoch"]))
-    known = BatchSizes.parse(state["batch_sizes"]) if state.get("batch_sizes") else None
-    sizes = known or BatchSizes(first_epoch, 0, ((0, old),))
+    m, first_epoch = position.m, plan.first_epoch(position.epoch)
+    sizes = position.sizes or BatchSizes(first_epoch, 0, ((0, old),))
     if not plan.rolling and plan.repeat is not None and plan.known:
         sizes = _current(plan, sizes, old, first_epoch, m)
     if m == sizes.start:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -199,7 +200,8 @@ class Cut(Arranged):
             return self._resized_layout(self.sizes)
         if not isinstance(layout, Layout) or not self._by_bytes:
             return layout
-        if epoch not in self._layouts:
+        found = self._layouts.get(epoch)
+        if found is None:
             source = self.source
             assert isinstance(source, RowSource)
             assert source.block_bytes is not None
@@ -208,10 +210,11 @@ class Cut(Arranged):
             used = blocks.lengths / np.maximum(1, source.lengths)
             sizes = source.block_bytes * used
             cuts = even_cuts(starts, sizes if order is None else sizes[order], layout.num_spans)
-            self._layouts[epoch] = replace(layout, cuts=cuts)
-            while len(self._layouts) > 3:
-                self._layouts.popitem(last=False)
-        return self._layouts[epoch]
+            found = self._layouts[epoch] = replace(layout, cuts=cuts)
+            with suppress(KeyError):  # another thread has let it go
+                while len(self._layouts) > 3:
+                    self._layouts.popitem(last=False)
+        return found
 
     def _resized_layout(self, sizes: BatchSizes) -> Layout | StreamLayout:
         (_, first), *later = sizes.sizes

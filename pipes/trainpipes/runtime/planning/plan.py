@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
+from trainpipes.checksum import checksum, unsealed
 from trainpipes.order import Layout, StreamLayout
 from trainpipes.runtime.caching.cached import CachedBlocks
 from trainpipes.runtime.planning.counted import Counted
@@ -138,11 +139,17 @@ class Plan(Counted):
         before or after the shuffle are named after it, wherever they are written."""
         return self._identity(moved=True)
 
+    @cached_property
+    def tag(self) -> str:
+        """A checksum of it, which tells cursors from those of another pipeline."""
+        return checksum(self.identity)
+
     def identity_for(self, state: Any) -> str:
         """The identity for a state to be compared with: older ones have stages as they were written."""
         written = self._identity(moved=False)
         saved = state.get("pipeline") if isinstance(state, Mapping) else None
-        return written if saved == written else self.identity
+        as_written = isinstance(saved, str) and unsealed(saved)[0] == written
+        return written if as_written else self.identity
 
     def _identity(self, moved: bool) -> str:
         shaping = [s for s in self.stages if s.role not in ("place", "files", "cache")]

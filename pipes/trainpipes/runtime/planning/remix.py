@@ -10,37 +10,44 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from trainpipes.cursor import shard_key
 from trainpipes.errors import StateError
-from trainpipes.runtime.run import innermost
-from trainpipes.state import first_difference, parse, read_identity, shard_key
+from trainpipes.identity import damaged, first_difference, said
+from trainpipes.shown import cut
+from trainpipes.state import Position
 
-__all__ = ["remixed"]
+__all__ = ["remix"]
 
 #: Options that say what a source's rows are to the mix: they stay.
 KEPT = ("by", "tokens", "column")
 
 
-def remixed(state: dict[str, Any], plan: Any) -> dict[str, Any]:
-    """The state as the mix of ``plan`` would have it; as it is where there is no mix.
+def remix(identity: dict[str, Any], position: Position, plan: Any) -> None:
+    """Make a state one of the mix of ``plan``; leave it as it is where there is no mix.
+
+    Args:
+        identity: of the pipeline that saved it.
+        position: where it stands.
+        plan: of the pipeline that loads it.
 
     Raises:
         StateError: a source that stays is another now, or what stands above the mix holds rows of it.
     """
-    saved, now = read_identity(state["pipeline"]), json.loads(plan.identity)
-    mixes = [identity["stages"][0] for identity in (saved, now)]
-    if any(mix["stage"] != "mix" for mix in mixes) or saved["stages"][0] == now["stages"][0]:
-        return state
-    before, after = mixes
+    now = json.loads(plan.identity)
+    before, after = identity["stages"][0], now["stages"][0]
+    if any(mix["stage"] != "mix" for mix in (before, after)) or before == after:
+        return
+    data = identity["data"].get("sources")
+    if not all(isinstance(names, dict) for names in (data, before.get("sources"))):
+        raise damaged("it does not say what was mixed")
     for name in before["sources"]:
         if name in after["sources"]:
-            _same(f"data/sources/{name}", *(i["data"]["sources"][name] for i in (saved, now)))
-            _same(f"stages/mix/sources/{name}", *(m["sources"][name] for m in mixes))
+            _same(f"data/sources/{name}", data.get(name), now["data"]["sources"][name])
+            _same(f"stages/mix/sources/{name}", *(m["sources"][name] for m in (before, after)))
     for option in KEPT:
         _same(f"stages/mix/{option}", before.get(option), after.get(option))
-    if "repeat" in (before["stop"], after["stop"]):  # epochs are numbered otherwise
-        _same("stages/mix/stop", before["stop"], after["stop"])
-    position = parse(state, state["pipeline"], plan.num_shards)
-    changed = dict(state)
+    if "repeat" in (before.get("stop"), after["stop"]):  # epochs are numbered otherwise
+        _same("stages/mix/stop", before.get("stop"), after["stop"])
     for shard, cursor in position.cursors.items():
         here = cursor
         while "below" in here:
@@ -51,18 +58,17 @@ def remixed(state: dict[str, Any], plan: Any) -> dict[str, Any]:
                     "the pipeline with pack() and take() in the sources, where it can"
                 )
             here = here["below"]
-        mixed = innermost(cursor)
-        mixed.pop("ahead", None)
-        kept = mixed.get("sources", {})
-        if kept:
-            mixed["sources"] = {
+        here.pop("ahead", None)
+        kept = here.get("sources")
+        if isinstance(kept, dict) and kept:
+            here["sources"] = {
                 name: {k: v for k, v in own.items() if k != "gone"}
+                if isinstance(own, dict)
+                else own
                 for name, own in kept.items()
                 if name in after["sources"]
             }
-        changed[shard_key(shard)] = json.dumps(cursor, separators=(",", ":"))
-    saved["data"], saved["stages"][0] = now["data"], now["stages"][0]
-    return {**changed, "pipeline": json.dumps(saved, separators=(",", ":"))}
+    identity["data"], identity["stages"][0] = now["data"], after
 
 
 def _same(path: str, saved: Any, now: Any) -> None:
@@ -70,7 +76,7 @@ def _same(path: str, saved: Any, now: Any) -> None:
     if found is not None:
         where, old, new = found
         raise StateError(
-            f"{where}: saved {json.dumps(old)}, now {json.dumps(new)}; allow_changes=['mix'] lets sources "
+            f"{cut(where)}: saved {said(old)}, now {said(new)}; allow_changes=['mix'] lets sources "
             "come and go, and their weights, schedule and repetitions change: a source that stays, and what "
             "is counted, must be as it was; give a source that is another now another name"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -37,14 +38,16 @@ class BlockTable:
         self, key: tuple[int, ...], make: Callable[[], IntArray | None]
     ) -> tuple[IntArray, IntArray | None]:
         """Rows before each place of an epoch's order of blocks, and that order."""
-        if key not in self._orders:
+        found = self._orders.get(key)
+        if found is None:
             order = make()
             lengths = self.lengths if order is None else self.lengths[order]
             starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-            self._orders[key] = (starts, order)
-            while len(self._orders) > 3:
-                self._orders.popitem(last=False)
-        return self._orders[key]
+            found = self._orders[key] = (starts, order)
+            with suppress(KeyError):  # another thread has let it go
+                while len(self._orders) > 3:
+                    self._orders.popitem(last=False)
+        return found
 
     def locate(self, source: RowSource, row: int) -> Place:
         """Where a row, numbered in file order, stands."""

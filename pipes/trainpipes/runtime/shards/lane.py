@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, MutableSequence
 from functools import partial
 from typing import Any, NoReturn
 
-from trainpipes.errors import DataError, StateError, TrainpipesError
-from trainpipes.order import Layout
+from trainpipes.cursor import cursor_text
+from trainpipes.errors import DataError, TrainpipesError
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, Ticket
 from trainpipes.runtime.rows.late_items import LateItems
-from trainpipes.runtime.run import innermost
 from trainpipes.runtime.shards.chains import Chains
 from trainpipes.runtime.shards.making import Made, Maker, finish, hand_over, make
-from trainpipes.runtime.source import Place, RowMixture
-from trainpipes.state import Position, shard_key
+from trainpipes.runtime.source import Place
 
-__all__ = ["ENDED", "Lane", "check_places"]
+__all__ = ["ENDED", "Lane"]
 
 
 class _Ended:
@@ -156,9 +153,9 @@ class Lane:
         return cursor
 
     def cursor_text(self) -> str:
-        """``cursor`` as compact JSON."""
+        """``cursor`` as it stands in a state."""
         try:
-            return json.dumps(self.cursor(), separators=(",", ":"))
+            return cursor_text(self.cursor(), self._shard, self._chains.plan.tag)
         except TypeError as error:
             raise DataError(
                 f"a position is kept as JSON, and a node below gave a state that JSON cannot hold: {error}"
@@ -187,37 +184,3 @@ def say_where(error: Exception, plan: Plan) -> None:
     else:
         error.add_note(f"raised in {stage}" + ("" if row is None else f" at {place}"))
     del error._trainpipes  # type: ignore[attr-defined]
-
-
-def check_places(plan: Plan, position: Position) -> None:
-    """Raise unless the cursors of a state point to where its micro-batches have led, as far as that
-    can be told.
-
-    Raises:
-        StateError: one does not; it was edited or is damaged.
-    """
-    first = plan.first_epoch(position.epoch)
-    for shard, cursor in position.cursors.items():
-        below = innermost(cursor)
-        good = below["epoch"] >= first
-        if plan.times is not None:
-            good = good and below["epoch"] < first + plan.times
-        layout = plan.layout_of(below["epoch"]) if good else plan.layout
-        if isinstance(plan.source, RowMixture):
-            good = good and plan.source.leads(plan, below)
-        elif plan.seekable:
-            led = (
-                plan.cursor_at(position.m, shard, position.epoch, onward)
-                for onward in (False, True)
-            )
-            good = any(place.items() <= cursor.items() for place in led)
-        elif isinstance(layout, Layout):
-            span = plan.slot(shard, first, first) % layout.num_spans
-            windows = layout.num_windows(span)
-            good = good and below["window"] <= max(windows, 1)
-        if not good:
-            raise StateError(
-                f"{shard_key(shard)}: {json.dumps(cursor)} is not where {cursor['delivered']} micro-batches "
-                f"of pass {position.epoch} have led; the state was edited or is damaged: load it as "
-                "it was saved"
-            )

@@ -1,0 +1,112 @@
+"""What several threads share is whole at any time: another one may come between any two lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from trainpipes.runtime.reading import block_table
+from trainpipes.runtime.reading.block_table import BlockTable
+from trainpipes.samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from trainpipes.samplers.row_sampler import RowSampler
+from trainpipes.sources import arrow
+from trainpipes.sources.arrow import ArrowSource
+
+
+def at_each_line(
+    module: Any, make: Callable[[], Any], first: Callable[[Any], Any], other: Callable[[Any], Any]
+) -> list[Any]:
+    """What ``first`` makes of a fresh object where another thread does ``other`` with that before its first
+    line in a module; before its second line; and so on."""
+    found: list[Any] = []
+    while True:
+        came, result = _at_line(len(found), module.__file__, make(), first, other)
+        if not came:
+            return found
+        found.append(result)
+
+
+def _at_line(
+    number: int, path: str, shared: Any, first: Callable[[Any], Any], other: Callable[[Any], Any]
+) -> tuple[bool, Any]:
+    lines, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename != path:
+            return None
+        if event == "line":
+            if lines == number:
+                other(shared)
+            lines += 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        result = first(shared)
+    finally:
+        sys.settrace(before)
+    return number < lines, result
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RandomSampler(seed=3),
+        lambda: RandomSampler(seed=3, num_samples=70),
+        lambda: SubsetRandomSampler(range(5, 25), seed=3),
+        lambda: WeightedRandomSampler(range(30), 12, replacement=False, seed=3),
+    ],
+)
+def test_an_epochs_order_is_its_own_whatever_others_draw_meanwhile(
+    make: Callable[[], RowSampler],
+) -> None:
+    def drawn(sampler: RowSampler, epoch: int) -> list[int]:
+        return sampler.index(epoch, 0, sampler.length(30), 30).tolist()
+
+    def used() -> RowSampler:
+        sampler = make()
+        drawn(sampler, 0)
+        return sampler
+
+    module = sys.modules[type(make()).__module__]
+    assert drawn(make(), 0) != drawn(make(), 1)
+    for meanwhile in (0, 1):
+        found = at_each_line(
+            module, used, lambda s: drawn(s, 1), lambda s, e=meanwhile: drawn(s, e)
+        )
+        assert len(found) > 3
+        assert all(order == drawn(make(), 1) for order in found)
+
+
+def test_rows_of_a_table_in_chunks_can_be_taken_by_several_at_once() -> None:
+    table = pa.concat_tables(pa.table({"x": range(n, n + 5)}) for n in range(0, 50, 5))
+    rows = np.array([48, 3, 17])
+
+    def take(source: ArrowSource) -> list[int]:
+        return source.take(rows)["x"].to_pylist()
+
+    found = at_each_line(arrow, lambda: ArrowSource(table), take, take)
+    assert len(found) > 10
+    assert all(taken == rows.tolist() for taken in found)
+
+
+def test_the_order_of_an_epochs_blocks_can_be_asked_for_by_several_at_once() -> None:
+    def order(blocks: BlockTable, epoch: int) -> list[int]:
+        return blocks.order((epoch,), lambda: np.roll(np.arange(5), epoch))[1].tolist()  # type: ignore[union-attr]
+
+    def later_ones(blocks: BlockTable) -> None:
+        for epoch in range(10, 15):
+            order(blocks, epoch)
+
+    make = partial(BlockTable, np.arange(1, 6))
+    found = at_each_line(block_table, make, lambda blocks: order(blocks, 2), later_ones)
+    assert len(found) > 5
+    assert all(taken == [3, 4, 0, 1, 2] for taken in found)
