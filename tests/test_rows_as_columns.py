@@ -2,7 +2,13 @@
 run starts at."""
 
 import datetime
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -301,3 +307,125 @@ class TestWhatDoesNotFit:
         for wrong in ({"x": "int64"}, "x", pa.schema([]), pa.schema([("x", pa.int8())] * 2)):
             with pytest.raises(tp.ConfigError, match="schema"):
                 tp.from_dataset([1], schema=wrong)
+
+
+class TestStates:
+    """A state keeps the schema that was found."""
+
+    @staticmethod
+    def pipe(calls: list[int], wide: int = 0) -> tp.Pipeline:
+        def function(n: int) -> dict[str, Any]:
+            calls.append(n)
+            return {"x": n if n != 40 else 0.5, **{f"column-{k:03}": k for k in range(wide)}}
+
+        rows = tp.from_dataset(range(600)).map(function, version="1")
+        return rows.sharding_filter(2).shuffle(50).batch(10).pad_collate()
+
+    @pytest.mark.parametrize("kind", ["pipeline", "iterator", "loader", "workers"])
+    def test_a_resume_does_not_look_again(self, kind: str) -> None:
+        calls: list[int] = []
+
+        def make() -> Any:
+            pipe = self.pipe(calls)
+            if kind == "pipeline":
+                return pipe
+            return (
+                iter(pipe)
+                if kind == "iterator"
+                else tp.Loader(pipe, num_workers=2 * (kind == "workers"))
+            )
+
+        whole = make()
+        iterator = iter(whole)
+        next(iterator)
+        state = json.loads(json.dumps(whole.state_dict()))
+        wanted = [digest(batch) for batch in iterator]
+        resumed = make()
+        resumed.load_state_dict(state)
+        calls.clear()
+        iterator = iter(resumed)
+        first = next(iterator)
+        assert len(calls) < 200
+        assert [digest(first), *(digest(batch) for batch in iterator)] == wanted
+
+    def test_a_large_one_is_looked_at_again_and_compared(self) -> None:
+        pipe = self.pipe([], wide=300)
+        iterator = iter(pipe)
+        next(iterator)
+        state = pipe.state_dict()
+        assert len(state["pipeline"]) < 2000
+        again = self.pipe([], wide=300)
+        again.load_state_dict(state)
+        assert digest(next(iter(again))) == digest(next(iterator))
+        other = self.pipe([], wide=299)
+        other.load_state_dict(state)
+        with pytest.raises(tp.StateError, match="allow_changes"):
+            next(iter(other))
+
+    def test_a_pickled_pipeline_takes_it_along(self) -> None:
+        pipe = tp.from_dataset(list(range(300))).map(one_column).batch(10).pad_collate()
+        next(iter(pipe))
+        state = pickle.loads(pickle.dumps(pipe)).state_dict()
+        assert "schemas" in state["pipeline"]
+
+    def test_another_given_one_is_a_change_that_is_to_be_allowed(self) -> None:
+        def make(kind: pa.DataType | None) -> tp.Pipeline:
+            schema = None if kind is None else pa.schema([("x", kind)])
+            rows = tp.from_dataset(range(100)).map(one_column, schema=schema)
+            return rows.batch(10).pad_collate()
+
+        pipe = make(None)
+        next(iter(pipe))
+        state = pipe.state_dict()
+        make(pa.int64()).load_state_dict(state)
+        wider = make(pa.float64())
+        with pytest.raises(tp.StateError, match=r"saved .*int64.*now .*float64.*allow_changes"):
+            wider.load_state_dict(state)
+        wider.load_state_dict(state, allow_changes=["schema"])
+        batch = next(iter(wider))
+        assert batch["x"].dtype == torch.float64
+        assert batch["x"][0] == 10
+
+    def test_pipelines_of_arrow_alone_have_none(self) -> None:
+        pipe = (
+            tp.from_arrow(pa.table({"x": range(9)}))
+            .filter(pc.field("x") > 1)
+            .batch(2)
+            .pad_collate()
+        )
+        next(iter(pipe))
+        assert "schemas" not in pipe.state_dict()["pipeline"]
+
+    def test_spawned_workers_of_any_loader_find_the_same(self, tmp_path: Path) -> None:
+        script = tmp_path / "train.py"
+        script.write_text(textwrap.dedent(SPAWNED))
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["torch.float64"] * 2
+
+
+def one_column(n: int) -> dict[str, Any]:
+    return {"x": n}
+
+
+SPAWNED = """
+    import trainpipes as tp
+    from torch.utils.data import DataLoader
+
+    def rows(n):
+        return {"x": 0.5 if n == 3 else n}
+
+    def main():
+        pipe = tp.from_dataset(range(200)).map(rows).sharding_filter(2).batch(10).pad_collate()
+        loaders = [
+            DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context="spawn"),
+            tp.Loader(pipe, num_workers=2, multiprocessing_context="spawn"),
+        ]
+        for loader in loaders:
+            print(*{batch["x"].dtype for batch in loader})
+
+    if __name__ == "__main__":
+        main()
+"""

@@ -136,6 +136,7 @@ class Pipeline(IterableDataset[Any]):
             "seen_ranks": ranks,
             "passes": runner.passes,
             "pending": runner.pending,
+            "notes": runner.notes,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -143,6 +144,7 @@ class Pipeline(IterableDataset[Any]):
         self._seen_ranks = state["seen_ranks"]
         self._runner.passes = state["passes"]
         self._runner.pending = state["pending"]
+        self._runner.notes = state["notes"]
 
     _seen_ranks: tuple[int, int] | None = None
 

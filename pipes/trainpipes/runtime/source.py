@@ -75,11 +75,13 @@ class RowSource(ABC):
         lengths: rows in each block, in file order, int64 ``[blocks]``.
         row_bytes: bytes of an average row in memory, as far as it can be told; None if unknown.
         block_bytes: bytes of each block, float64 ``[blocks]``; None if all rows count alike.
+        plans: of the pipelines whose rows these are, if there are several.
     """
 
     lengths: IntArray
     row_bytes: float | None = None
     block_bytes: npt.NDArray[np.float64] | None = None
+    plans: Sequence[Any] = ()
 
     @abstractmethod
     def reader(self) -> Reader:

@@ -131,7 +131,7 @@ class Joined(RowSource):
     """
 
     def __init__(self, plans: Sequence[Plan], asker: str) -> None:
-        self.plans = list(plans)
+        self.plans: list[Plan] = list(plans)
         self._asker = asker
         self._sources: list[RowSource] = [plan.source for plan in plans]  # type: ignore[misc]
         self._apply = [chain_before(_on_rows(plan)) for plan in plans]

@@ -22,6 +22,7 @@ from trainpipes.runtime.mixing.mix_rules import MixRules, Stop
 from trainpipes.runtime.mixing.mixture import Mixture
 from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.stage import Stage, identify, show
 from trainpipes.sources.mix_weights import (
@@ -344,7 +345,9 @@ class Mix(Stage):
     @cached_property
     def _identities(self) -> dict[str, Any]:
         opened = self.plan.source.sources
-        plans = {name: Plan(p.stages, opened[name]) for name, p in self._pipelines.items()}
+        plans = {
+            name: Plan(p.stages, opened[name], Schemas()) for name, p in self._pipelines.items()
+        }
         return {name: json.loads(plan.identity)["stages"] for name, plan in plans.items()}
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -70,7 +69,6 @@ class MapBatches(Stage):
         super().__init__(source, fn=fn, format=format, version=version)
         self._fn = fn
         self._format = format
-        self._lock = threading.Lock()
 
     def identity(self) -> dict[str, Any]:
         return named(super().identity(), self.options["version"])
@@ -107,18 +105,17 @@ class MapBatches(Stage):
     def _type(self, name: str) -> pa.DataType | None:
         """The type of a column that the function returns as a list of Python values: that of the first
         rows, as for rows that are Python objects."""
-        with self._lock:
-            plan = self.plan
-            key = f"{self.name}-{plan.stages.index(self)}"
-            if key not in plan.schemas:
-                stages = [*plan.before, *plan.after]
-                below = stages[: stages.index(self)]
-                try:
-                    plan.schemas[key] = find_schema(plan, below, str(self), CURE, self._untyped)
-                except Unfit as unfit:
-                    raise unfit.error from None
-            schema = plan.schemas[key]
+        key = f"{self.name}-{self.plan.stages.index(self)}"
+        schema = self.plan.schemas.get(key, self._find)
         return schema.field(name).type if name in schema.names else None
+
+    def _find(self) -> pa.Schema:
+        stages = [*self.plan.before, *self.plan.after]
+        below = stages[: stages.index(self)]
+        try:
+            return find_schema(self.plan, below, str(self), CURE, self._untyped)
+        except Unfit as unfit:
+            raise unfit.error from None
 
     def _untyped(self, block: Block) -> list[dict[str, Any]]:
         """Columns that the function returns as Python values, for some rows."""

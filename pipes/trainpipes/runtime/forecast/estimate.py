@@ -81,7 +81,7 @@ def _measured(plan: Plan, stages: Sequence[Stage]) -> dict[Stage, float]:
             continue
         tallies[stage] = _Tally(SAMPLE_ROWS if number == place else None), _Tally()
         chain += [tallies[stage][0], fresh, tallies[stage][1]]
-    for _ in _pass(Plan([*chain, _Uncollated()], plan.source)):
+    for _ in _pass(Plan([*chain, _Uncollated()], plan.source, plan.schemas)):
         pass
     return {stage: out.items / max(1, into.items) for stage, (into, out) in tallies.items()}
 

@@ -198,7 +198,8 @@ class Consumer:
 
     def render(self, m: int, texts: dict[int, str], extra: dict[str, Any] | None) -> dict[str, Any]:
         """The state of given cursors."""
-        position = replace(self._start, m=m, cursors={}, extra=extra or {})
+        notes = {**self._start.notes, **self._plan.notes}
+        position = replace(self._start, m=m, cursors={}, extra=extra or {}, notes=notes)
         return render(position, self._plan.identity, texts)
 
     def next_pass_state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:

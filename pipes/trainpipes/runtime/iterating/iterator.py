@@ -104,6 +104,7 @@ class Runner:
     def __init__(self, stages: Callable[[], Plan], ranks: Callable[[], tuple[int, int]]) -> None:
         self._make = stages
         self._plan: Plan | None = None
+        self._notes: dict[str, Any] = {}
         self.ranks = ranks
         self.members: tuple[int, ...] | None = None
         self.passes = Passes()
@@ -115,7 +116,17 @@ class Runner:
     def plan(self) -> Plan:
         if self._plan is None:
             self._plan = self._make()
+            self._plan.adopt(self._notes)
         return self._plan
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What is known of the rows' schemas, for a copy of the pipeline."""
+        return self._notes if self._plan is None else self._plan.notes
+
+    @notes.setter
+    def notes(self, notes: dict[str, Any]) -> None:
+        self._notes = notes
 
     def topology(self) -> Topology:
         """This consumer, checked against the pipeline's shards."""
@@ -129,6 +140,7 @@ class Runner:
     def parse(self, state: Any) -> Position:
         position = parse(state, self.plan.identity_for(state), self.plan.num_shards)
         check_places(self.plan.resized(position.sizes), position)
+        self.plan.adopt(position.notes)
         return position
 
     def require_shards(self, position: Position) -> None:

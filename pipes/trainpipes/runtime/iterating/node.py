@@ -106,6 +106,7 @@ class NodeIterator:
         if state is not None:
             position = parse(state, plan.identity_for(state), plan.num_shards)
             check_places(plan.resized(position.sizes), position)
+            plan.adopt(position.notes)
             self._pass = Pass(
                 plan, topology, position, position.m, go_on=False, threads=self._threads
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 from weakref import WeakMethod
 
@@ -111,7 +112,9 @@ class Rounded:
             ranks = (self._topology.rank, self._topology.world_size)
             start = self._start_workers()
             assert start is not None
-            self._messages = start(self._position, ranks, workers)
+            self._plan.find_schemas()  # once for all workers, and for the states made here
+            position = replace(self._position, notes=self._plan.notes)
+            self._messages = start(position, ranks, workers)
         message = next(self._messages, None)
         if message is None:
             raise RuntimeError("all workers have ended, and not all of their batches have come")

@@ -104,6 +104,7 @@ class Rounds(IterableDataset[Message]):
     def __iter__(self) -> Iterator[Message]:
         if self._plan is None:
             self._plan = Plan([cls(None, **options) for cls, options in self._steps], self._source)
+            self._plan.adopt(self._position.notes)
         info = get_worker_info()
         end_in_peace()
         position = self._position

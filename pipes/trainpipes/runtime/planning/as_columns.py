@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +48,6 @@ class AsColumns(Stage):
         self._asker = asker
         self._may_stay = may_stay
         self._given = schema
-        self._lock = threading.Lock()
         self.plan: Any = None
         self.key = ""
 
@@ -61,19 +59,19 @@ class AsColumns(Stage):
         return {"stage": self.name, "schema": None if self._given is None else written(self._given)}
 
     @property
+    def given(self) -> pa.Schema | None:
+        """The schema that the user gave."""
+        return self._given
+
+    @property
     def schema(self) -> pa.Schema | None:
         """What all rows fit; None where they stay as they are.
 
         Raises:
             SchemaError: none was given, and none can be found.
         """
-        if self._given is not None:
-            return self._given
-        with self._lock:
-            if self.key not in self.plan.schemas:
-                self.plan.schemas[self.key] = self._find()
-            found: pa.Schema | None = self.plan.schemas[self.key]
-            return found
+        found: pa.Schema | None = self.plan.schemas.get(self.key, self._find)
+        return found
 
     def _find(self) -> pa.Schema | None:
         stages = [*self.plan.before, *self.plan.after]

@@ -29,7 +29,7 @@ from trainpipes.state import BatchSizes, Position, read, render
 __all__ = ["ALLOWED", "adapt"]
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
-ALLOWED = ("batch_size", "mix", "pack_length")
+ALLOWED = ("batch_size", "mix", "pack_length", "schema")
 
 
 def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
@@ -55,6 +55,8 @@ def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> 
     if position.num_shards != plan.num_shards:
         return state
     identity, position.notes = read_identity(saved.pipeline)
+    if "schema" in allow_changes:
+        position.notes.pop("schemas", None)
     if "mix" in allow_changes:
         remix(identity, position, plan)
     if "pack_length" in allow_changes:
@@ -157,7 +159,7 @@ def _current(plan: Plan, sizes: BatchSizes, old: int, first_epoch: int, m: int) 
         type(s)(None, **{**s.options, "batch_size": old}) if s.role == "batch" else s
         for s in plan.stages
     ]
-    before = Plan(stages, plan.source).resized(sizes)
+    before = Plan(stages, plan.source, plan.schemas).resized(sizes)
     epoch = before.epoch_of(m, first_epoch)
     if epoch == sizes.epoch:
         return sizes

@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
 
 from trainpipes.order import IntArray, Layout, StreamLayout, even_cuts, permutation
 from trainpipes.runtime.planning.arrange import Arranged, arrange
 from trainpipes.runtime.planning.as_columns import AsColumns
+from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.reading.numbered import DRAWN_ROWS, RowOrder, drawn_rows
 from trainpipes.runtime.reading.random_access import RandomAccessSource
@@ -41,13 +41,17 @@ class Cut(Arranged):
     Args:
         stages: the chain, first one first; the instances belong to the plan.
         source: rows already listed, if another plan of the same chain has; listed anew otherwise.
+        schemas: of such a plan; its own otherwise.
 
     Attributes:
-        schemas: of rows that are Python objects, as far as they have been found, by ``AsColumns.key``.
+        schemas: of rows that are Python objects, by ``AsColumns.key``.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], source: RowSource | RowStream | None = None
+        self,
+        stages: Sequence[Stage],
+        source: RowSource | RowStream | None = None,
+        schemas: Schemas | None = None,
     ) -> None:
         self.stages = list(stages)
         vars(self).update(vars(arrange(self.stages)))
@@ -55,11 +59,15 @@ class Cut(Arranged):
             stage.bind(self.stages[:number])
             if hasattr(stage, "plan"):  # it asks where rows are from
                 stage.plan = self
-        self.schemas: dict[str, pa.Schema] = {}
+        self.schemas = schemas or Schemas()
         for stage in [*self.before, *self.after]:
             if isinstance(stage, AsColumns):
                 stage.plan = self
+                if stage.given is not None:
+                    self.schemas.give(stage.key, stage.given)
         self._source = source
+        if schemas is None:
+            self._join_schemas()
         self.sizes: BatchSizes | None = None
 
     # What the options say
@@ -103,7 +111,13 @@ class Cut(Arranged):
                 self._source = self.stages[len(self.file_stages)].open_source(self.file_stages)
             else:
                 self._source = first.open_source()
+            self._join_schemas()
         return self._source
+
+    def _join_schemas(self) -> None:
+        if isinstance(self._source, RowSource):
+            for number, part in enumerate(self._source.plans):
+                self.schemas.join(str(number), part.schemas)
 
     @cached_property
     def blocks(self) -> BlockTable:

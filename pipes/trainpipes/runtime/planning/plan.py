@@ -11,6 +11,7 @@ from typing import Any
 from trainpipes.checksum import checksum, unsealed
 from trainpipes.order import Layout, StreamLayout
 from trainpipes.runtime.caching.cached import CachedBlocks
+from trainpipes.runtime.planning.as_columns import AsColumns
 from trainpipes.runtime.planning.counted import Counted
 from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.reading.numbered import NumberedWindows, buffered_numbers, drawn_numbers
@@ -33,15 +34,15 @@ class Plan(Counted):
     Args:
         stages: the chain, first one first; the instances belong to the plan.
         source: rows already listed, if another plan of the same chain has; listed anew otherwise.
+        schemas: of such a plan; its own otherwise.
     """
 
     def resized(self, sizes: BatchSizes | None) -> Plan:
         """This plan for a pass in which the size of micro-batches was changed."""
         if sizes == self.sizes:
             return self
-        plan = Plan(self.stages, self.source)
+        plan = Plan(self.stages, self.source, self.schemas)
         plan.sizes = sizes
-        plan.schemas = self.schemas
         return plan
 
     @cached_property
@@ -50,6 +51,8 @@ class Plan(Counted):
         if not isinstance(self.source, RowMixture):
             return {}
         plans: dict[str, Plan] = self.stages[0].plans(self)
+        for name, plan in plans.items():
+            self.schemas.join(name, plan.schemas)
         return plans
 
     def windows(self, pool: Pool | None = None, number: int = 0) -> Windows:
@@ -130,6 +133,31 @@ class Plan(Counted):
         if isinstance(self.source, RowMixture):
             return self.source.place_of(self, row)
         return Place(row=row)
+
+    # Schemas of rows that are Python objects
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What a state keeps beside the identity, and goes on with."""
+        schemas = self.schemas.notes()
+        return {"schemas": schemas} if schemas else {}
+
+    def adopt(self, notes: Mapping[str, Any]) -> None:
+        """Go on with what a state kept.
+
+        Raises:
+            StateError: it is damaged, or does not go with the pipeline.
+        """
+        if "schemas" in notes:
+            self.schemas.load(notes["schemas"])
+
+    def find_schemas(self) -> None:
+        """Find those that are not known yet, for those who have none of the rows."""
+        for stage in [*self.before, *self.after]:
+            if isinstance(stage, AsColumns):
+                _ = stage.schema
+        for plan in self.mixed.values():
+            plan.find_schemas()
 
     # Identity
 
