@@ -9,10 +9,11 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.runtime.rows.block import Payload
-from trainpipes.runtime.rows.columns import from_columns, table_of, to_columns
+from trainpipes.runtime.rows.columns import from_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
+from trainpipes.stages.columns import columns_as
 from trainpipes.stages.map import named
 
 __all__ = ["Format", "MapBatches"]
@@ -72,9 +73,9 @@ class MapBatches(Stage):
                 f"{self} stands below pad_collate() or collate(), which make tensors of columns; "
                 "above them use map()"
             )
-        table = table_of(run.block.data, self)
+        columns = columns_as(run.block, self._format, self)
         try:
-            data: Payload = from_columns(self._fn(to_columns(table, self._format)), self)
+            data: Payload = from_columns(self._fn(columns), self)
         except Exception as error:
             blame(error, self, int(run.block.ids[0]))
             raise

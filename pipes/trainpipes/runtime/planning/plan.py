@@ -34,6 +34,9 @@ class Plan(Counted):
         source: rows already listed, if another plan of the same chain has; listed anew otherwise.
     """
 
+    #: Whether it is made to look at rows, not to be trained on.
+    quiet = False
+
     def resized(self, sizes: BatchSizes | None) -> Plan:
         """This plan for a pass in which the size of micro-batches was changed."""
         if sizes == self.sizes:
