@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode
@@ -14,6 +15,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block, TensorRows
+from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.rows.lone_copy import copied
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
@@ -92,7 +94,7 @@ class Collate(Stage):
     def _collated(self, run: Run) -> list[Any]:
         """What torch's ``default_collate`` makes of each micro-batch."""
         items: list[Any] = []
-        for rows in run.unroll():
+        for rows in micro_batches(run):
             if not isinstance(rows, list | tuple):
                 raise ConfigError(
                     f"{self} works on micro-batches, got a row ({type(rows).__name__}): put .batch(n) before "
@@ -132,6 +134,15 @@ def _part(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     if stop - start == len(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
     return copied(tensor[start:stop])
+
+
+def micro_batches(run: Run) -> Sequence[Any]:
+    """The rows of each micro-batch; fixed-size lists of numbers as arrays, which torch stacks."""
+    data = run.block.data
+    if run.bounds is None or not isinstance(data, pa.Table):
+        return run.unroll()
+    rows = python_rows(data, every=True)
+    return [rows[start:stop] for start, stop in pairwise(run.bounds.tolist())]
 
 
 def check_keys(rows: Sequence[Any]) -> None:

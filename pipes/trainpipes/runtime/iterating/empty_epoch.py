@@ -30,25 +30,25 @@ def warn_if_all_empty(plan: Plan, topology: Topology) -> None:
 
 
 def _cause(plan: Plan, world: int) -> str | None:
+    """Which stages left nothing of how many rows; None where there was nothing, or nothing was asked for."""
     rows = int(plan.source.lengths.sum()) if isinstance(plan.source, RowSource) else None
-    if rows == 0:
-        return f"{plan.stages[0]} has no rows"
-    stages = [s for p in (*plan.mixed.values(), plan) for s in p.stages if _may_drop(s)]
-    if any(stage.options.get("count") == 0 and stage.role == "take" for stage in stages):
-        return None
-    if any(stage.share == 0 for stage in stages):
+    stages = [s for p in (*plan.mixed.values(), plan) for s in p.stages if _drops(s)]
+    if rows == 0 or any(stage.share == 0 or _takes_none(stage) for stage in stages):
         return None
     if plan.known and plan.pass_batches:
         return f"its {int(plan.pass_batches)} batches are fewer than {world} ranks, which get as many each"
     count = "the rows" if rows is None else f"{rows:,} rows"
-    if not stages:
-        return f"{plan.stages[0]} gave no rows"
-    return f"{' and '.join(map(str, stages))} left none of {count}"
+    return f"{' and '.join(map(str, stages))} left none of {count}" if stages else None
 
 
-def _may_drop(stage: Stage) -> bool:
-    if stage.options.get("drop_last") or stage.role == "pack":
-        return True
-    return stage.role in ("take", "skip") or (
-        stage.role in ("rows", "finish") and not stage.keeps_rows
-    )
+def _drops(stage: Stage) -> bool:
+    """Whether a stage may leave items out."""
+    if stage.role == "batch":
+        return bool(stage.options["drop_last"])
+    if stage.role == "pack":
+        return stage.name != "pack"
+    return stage.role in ("take", "skip") or (stage.role in ("rows", "finish") and not stage.keeps_rows)
+
+
+def _takes_none(stage: Stage) -> bool:
+    return stage.role == "take" and stage.options["count"] == 0

@@ -13,7 +13,13 @@ import torch
 from trainpipes.errors import SchemaError
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Payload, TensorRows
-from trainpipes.runtime.rows.fixed_lists import array_of, fixed_shape, is_number, one_array
+from trainpipes.runtime.rows.fixed_lists import (
+    array_of,
+    fixed_shape,
+    is_number,
+    lists_of,
+    one_array,
+)
 
 __all__ = ["from_columns", "table_of", "to_columns"]
 
@@ -177,10 +183,7 @@ def _array(column: Any) -> Any:
                 raise ValueError(
                     f"an array of shape {list(column.shape)} has no values in its rows"
                 )
-            inner = pa.array(column.reshape(-1))
-            for size in column.shape[:0:-1]:
-                inner = pa.FixedSizeListArray.from_arrays(inner, size)
-            return inner
+            return lists_of(column)
         if column.dtype == object:
             column = list(column)
     if isinstance(column, list | tuple):

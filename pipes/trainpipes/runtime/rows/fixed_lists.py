@@ -7,7 +7,10 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["array_of", "fixed_shape", "is_number", "one_array", "python_rows"]
+__all__ = ["array_of", "fixed_shape", "is_number", "lists_of", "one_array", "python_rows"]
+
+#: What the values of lists that were arrays are called in a column's type, so that rows are arrays again.
+CELL = "cell"
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -51,6 +54,15 @@ def array_of(array: pa.Array) -> npt.NDArray[Any] | None:
     return found.reshape(rows, *shape)
 
 
+def lists_of(array: npt.NDArray[Any]) -> pa.Array:
+    """An array ``[rows, n, ...]`` as fixed-size lists, of which rows come as arrays again."""
+    inner = pa.array(array.reshape(-1))
+    for size in array.shape[:0:-1]:
+        kind = pa.list_(pa.field(CELL, inner.type), size)
+        inner = pa.FixedSizeListArray.from_arrays(inner, type=kind)
+    return inner
+
+
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array."""
     array = column.combine_chunks()
@@ -59,17 +71,28 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
     return array
 
 
-def python_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """One dict a row, of Python values; fixed-size lists of numbers are arrays of their dtype and shape, each
-    with memory of its own."""
-    shapes = {field.name: fixed_shape(field.type) for field in table.schema}
-    if not any(shapes.values()):
+def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
+    """One dict a row, of Python values; what were arrays once are arrays again, each with memory of its own.
+
+    Args:
+        table: the rows.
+        every: whether all fixed-size lists of numbers are given as arrays.
+    """
+    arrays = {
+        field.name: fixed_shape(field.type) is not None and (every or _was_array(field.type))
+        for field in table.schema
+    }
+    if not any(arrays.values()):
         return list(table.to_pylist())
     columns = [
-        _arrays(table.column(name)) if shape else table.column(name).to_pylist()
-        for name, shape in shapes.items()
+        _arrays(table.column(name)) if as_array else table.column(name).to_pylist()
+        for name, as_array in arrays.items()
     ]
-    return [dict(zip(shapes, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [dict(zip(arrays, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _was_array(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.FixedShapeTensorType) or kind.value_field.name == CELL
 
 
 def _arrays(column: pa.ChunkedArray) -> list[Any]:
