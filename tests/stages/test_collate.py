@@ -22,10 +22,16 @@ TODAY = datetime.date(2020, 1, 1)
     [
         (pa.array([1, 2, 3, 4, 5, None, 7, 8]), "column 'a' is null"),
         (pa.array([1.5] * 5 + [None] + [2.5] * 2), "column 'a' is null"),
-        (pa.array([[1, 2]] * 5 + [[3]] + [[4, 5]] * 2), r"has the shape \[1\].* has \[2\].*pad_collate"),
+        (
+            pa.array([[1, 2]] * 5 + [[3]] + [[4, 5]] * 2),
+            r"has the shape \[1\].* has \[2\].*pad_collate",
+        ),
         (pa.array([[1, 2]] * 5 + [None] + [[4, 5]] * 2), "column 'a' is null"),
         (pa.array([[1, 2]] * 5 + [[3, None]] + [[4, 5]] * 2), r"is \[3, None\]"),
-        (pa.array([[1, 2]] * 5 + [None] + [[4, 5]] * 2, pa.list_(pa.int8(), 2)), "column 'a' is null"),
+        (
+            pa.array([[1, 2]] * 5 + [None] + [[4, 5]] * 2, pa.list_(pa.int8(), 2)),
+            "column 'a' is null",
+        ),
     ],
     ids=["null", "null float", "ragged", "null list", "null within", "null of fixed size"],
 )

@@ -53,7 +53,9 @@ class RecordsTooMuch(Stage):
 class AddsLater(Map):
     """Has an option beside those of the stage that it is made of."""
 
-    def __init__(self, source: BaseNode[Any] | None = None, *, times: int = 1, **options: Any) -> None:
+    def __init__(
+        self, source: BaseNode[Any] | None = None, *, times: int = 1, **options: Any
+    ) -> None:
         super().__init__(source, **options)
         self.options["times"] = times
 

@@ -47,7 +47,9 @@ def _drops(stage: Stage) -> bool:
         return bool(stage.options["drop_last"])
     if stage.role == "pack":
         return stage.name != "pack"
-    return stage.role in ("take", "skip") or (stage.role in ("rows", "finish") and not stage.keeps_rows)
+    return stage.role in ("take", "skip") or (
+        stage.role in ("rows", "finish") and not stage.keeps_rows
+    )
 
 
 def _takes_none(stage: Stage) -> bool:
