@@ -99,9 +99,17 @@ class TestATrainerAtWork:
             return written(*given)
 
         monkeypatch.setattr(RaggedWriter, "write", note)
-        for _ in tp.Loader(pipe, threads=1):
-            time.sleep(0.001)
-        assert sum(name.startswith("trainpipes") for name in by) > len(by) / 2
+        own = threading.current_thread().name
+        early = 0  # batches for which this thread had nothing to make
+        before = 0
+        for taken, _ in enumerate(tp.Loader(pipe, threads=1), 1):
+            early += by.count(own) == before
+            before = by.count(own)
+            for _ in range(100):  # at work until one more is there, however slow the machine is
+                time.sleep(0.001)
+                if len(by) > taken:
+                    break
+        assert early > len(pipe) / 2
         assert len(by) < 1.2 * len(pipe)  # hardly any was made twice
 
 

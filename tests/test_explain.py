@@ -1,5 +1,7 @@
 """explain() says what will happen before it does."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,6 +47,14 @@ def test_what_it_says_of_memory_bounds_the_windows_that_are_held(files):
     windows = pipe._runner.plan.windows()
     held = sum(windows.get(span, 0, span, 0, {}).content()[0].data.nbytes for span in range(12))
     assert held <= said.window_bytes <= 4 * held
+
+
+def test_bytes_are_said_in_the_same_units_everywhere(files):
+    said = str(tp.list_files(files).read_parquet().shuffle(1000).explain())
+    units = set(re.findall(r"[\d.,]+ (B|bytes|[kKMG]i?B)\b", said))
+    assert units <= {"B", "kB", "MB", "GB"}
+    assert "kB" in units
+    assert re.search(r"memory +about [\d.]+ kB in 1 window", said)
 
 
 def test_it_says_who_gets_what(files):

@@ -15,6 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import trainpipes as tp
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.dataset import FromDataset
 from trainpipes.sources.packed_list import PackedList, packed
 
 SCRIPT = Path(__file__).parent / "flat_memory.py"
@@ -83,9 +87,30 @@ def test_a_packed_list_is_the_list() -> None:
 
 def test_what_does_not_pickle_or_is_no_list_stays_as_it_is() -> None:
     locks = {"dataset": [threading.Lock()] * 2000}
-    assert packed(locks) is locks
+    assert packed(FromDataset, locks) is locks
     few = {"dataset": [1, 2]}
-    assert packed(few) is few
+    assert packed(FromDataset, few) is few
     other = {"dataset": range(5000)}
-    assert packed(other) is other
-    assert isinstance(packed({"dataset": [0] * 2000})["dataset"], PackedList)
+    assert packed(FromDataset, other) is other
+    assert isinstance(packed(FromDataset, {"dataset": [0] * 2000})["dataset"], PackedList)
+
+
+class Keep(Stage):
+    """Keeps the rows that are in a list; it looks at what the list is."""
+
+    keeps_rows = False
+
+    def __init__(self, source: Any = None, dataset: Any = None) -> None:
+        super().__init__(source, dataset=dataset)
+
+    def process(self, run: Run) -> Run:
+        assert type(self.options["dataset"]) is list
+        kept = [k for k, row in enumerate(run.unroll()) if row in self.options["dataset"]]
+        return run.pick(np.array(kept, dtype=np.int64))
+
+
+def test_a_list_that_another_stage_calls_its_dataset_reaches_workers_as_it_is() -> None:
+    pipe = tp.from_dataset(list(range(3000))).then(Keep(dataset=list(range(0, 6000, 3))))
+    pipe = pipe.sharding_filter(4).batch(100)
+    found = [row for batch in tp.Loader(pipe, num_workers=1) for row in batch]
+    assert sorted(found) == list(range(0, 3000, 3))

@@ -62,7 +62,9 @@ def pipeline(rows: int = 4000) -> tp.Pipeline:
     return tp.from_arrow(table).sharding_filter(12).shuffle(200, seed=1).batch(4).pad_collate()
 
 
-@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"prefetch_factor": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"persistent_workers": True}, {"prefetch_factor": 1}, {"prefetch_factor": None}]
+)
 def test_workers_that_end_at_different_rounds_and_passes_that_are_broken_off(
     options: dict[str, Any],
 ) -> None:

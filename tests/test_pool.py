@@ -237,6 +237,24 @@ def test_the_number_of_threads_is_that_of_the_cores_shared_by_ranks(
     assert default_threads() == 1
     monkeypatch.setenv("TRAINPIPES_THREADS", "0")
     assert default_threads() == 0
+    monkeypatch.setenv("TRAINPIPES_THREADS", " 3 ")
+    assert default_threads() == 3
+    monkeypatch.setenv("TRAINPIPES_THREADS", "")  # as if it were not set
+    assert default_threads() == 1
+
+
+@pytest.mark.parametrize("value", ["two", "-1", "1.5", "²", "0x2"])
+def test_a_number_of_threads_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("TRAINPIPES_THREADS", value)
+    rows = tp.from_arrow(pa.table({"x": range(9)})).batch(3)
+    with pytest.raises(
+        tp.ConfigError, match="TRAINPIPES_THREADS is an integer of 0 or more"
+    ) as caught:
+        next(iter(rows))
+    assert repr(value) in str(caught.value)
+    assert next(iter(tp.Loader(rows, threads=0)))  # nobody asks for it
 
 
 def test_a_script_that_ends_in_mid_epoch_ends_well(tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ def test_a_newer_format_is_refused() -> None:
     assert "install" in told
 
 
-@pytest.mark.parametrize("version", [0, -1, "1", None, 1.5, True])
+@pytest.mark.parametrize("version", [0, -1, "1", None, 1.5])
 def test_a_format_that_is_no_number_is_refused(version: Any) -> None:
     told = refusal(pipeline(), {**saved(pipeline()), "trainpipes": version})
     assert "the format version is a number from 1" in told

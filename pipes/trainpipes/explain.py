@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from trainpipes.amount import amount
 from trainpipes.order import Layout, divisors, slots_before
 from trainpipes.runtime.forecast.estimate import cuts_by_length
 from trainpipes.runtime.forecast.shares import Share, reads_per_block, shares
@@ -97,7 +98,7 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
             lines.append(
                 (
                     "memory",
-                    f"about {_size(window_bytes)} in {open_spans} window{'s' * (open_spans > 1)} for "
+                    f"about {amount(window_bytes)} in {open_spans} window{'s' * (open_spans > 1)} for "
                     f"each {'worker' if num_workers else 'rank'}",
                 )
             )
@@ -105,7 +106,7 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     if plan.mixed and window_bytes:
         who = "worker" if num_workers else "rank"
         lines.append(
-            ("memory", f"about {_size(window_bytes)} in all sources' windows for each {who}")
+            ("memory", f"about {amount(window_bytes)} in all sources' windows for each {who}")
         )
     if plan.cache is not None:
         cached = plan.cached_blocks
@@ -209,11 +210,3 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
             f"num_shards = {plan.num_shards} fits few world sizes; 24, 48, 96, 240 or 960 fit many"
         )
     return notes
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return ""

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
@@ -47,7 +48,7 @@ class Loader:
         pipeline: what to run.
         num_workers: worker processes; 0 to work in this one. Worth their cost where Python functions
             of rows take the time.
-        prefetch_factor: rounds of up to 8 batches a worker that are made ahead.
+        prefetch_factor: rounds of up to 8 batches a worker that are made ahead; 2 for None.
         persistent_workers: keep the processes from one epoch to the next.
         worker_init_fn: called with the worker's id in each worker.
         timeout: seconds to wait for a worker before an error; 0 for ever.
@@ -64,9 +65,9 @@ class Loader:
     >>> for batch in loader:
     ...     state = loader.state_dict()
     ...     break
-    >>> resumed = tp.Loader(tp.from_iterable(lambda: range(10), version="x").batch(4))
-    >>> loader.load_state_dict(state)
-    >>> list(loader)
+    >>> resumed = tp.Loader(loader.pipeline)
+    >>> resumed.load_state_dict(state)
+    >>> list(resumed)
     [[4, 5, 6, 7], [8, 9]]
     """
 
@@ -75,7 +76,7 @@ class Loader:
         pipeline: Pipeline,
         *,
         num_workers: int = 0,
-        prefetch_factor: int = 2,
+        prefetch_factor: int | None = 2,
         persistent_workers: bool = False,
         worker_init_fn: Callable[[int], None] | None = None,
         timeout: float = 0,
@@ -101,8 +102,8 @@ class Loader:
                 f"Loader works in threads or in worker processes, got threads={threads} and "
                 f"num_workers={num_workers}; leave one out"
             )
-        if prefetch_factor < 1:
-            raise ConfigError(f"Loader(prefetch_factor) is 1 or more, got {prefetch_factor!r}")
+        prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
+        whole_number(prefetch_factor, 1, "Loader(prefetch_factor)", "rounds that are made ahead")
         if pin_memory and not any(isinstance(s, Pin) for s in pipeline.stages):
             pipeline = pipeline.pin()
         self.pipeline = pipeline
@@ -237,7 +238,7 @@ class Loader:
         epoch[0] = position.epoch
         plan = self._runner.plan
         if self._steps is None:
-            self._steps = [(cls, packed(options)) for cls, options in self.pipeline._steps]
+            self._steps = [(cls, packed(cls, options)) for cls, options in self.pipeline._steps]
         slots = Slots(workers, self._options["prefetch_factor"])
         rounds = Rounds(self._steps, plan.source, ranks, workers, epoch, position, slots)
         generator = torch.Generator()  # a DataLoader would draw from the global one

@@ -16,6 +16,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.iterating.iterator import Runner
 from trainpipes.runtime.rows.columns import table_of
+from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.chains import Chains
 
@@ -50,11 +51,10 @@ class MapDataset(Dataset[dict[str, Any]]):
         rows = len(self)
         if not -rows <= index < rows:
             raise IndexError(f"row {index} of {rows}")
-        row: dict[str, Any] = self.table.slice(index % rows, 1).to_pylist()[0]
-        return row
+        return python_rows(self.table.slice(index % rows, 1))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        return list(self.table.take(pa.array(indices, pa.int64())).to_pylist())
+        return python_rows(self.table.take(pa.array(indices, pa.int64())))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}

@@ -160,6 +160,28 @@ class TestPadValue:
         stage.bind([])
         assert one([[1], []], stage=stage).tolist() == [[1], [0]]
 
+    def test_is_to_be_given_where_a_function_tokenizes(self) -> None:
+        def words(texts: list[str]) -> list[list[int]]:
+            return [[len(word) for word in text.split()] for text in texts]
+
+        rows = tp.from_arrow(pa.table({"text": ["a few words", "one"]})).tokenize(
+            words, labels=True
+        )
+        with pytest.raises(
+            ConfigError, match=r"words .* is a function .*: give pad_collate\(value="
+        ) as caught:
+            list(rows.batch(2).pad_collate())
+        assert "'input_ids'" in str(caught.value)
+        (batch,) = rows.batch(2).pad_collate(value=7)
+        assert batch["input_ids"].tolist() == [[1, 3, 5], [3, 7, 7]]
+        assert batch["labels"].tolist() == [[1, 3, 5], [3, -100, -100]]
+        own = rows.batch(2).pad_collate(columns={"input_ids": {"value": 8}})
+        assert next(iter(own))["input_ids"][1].tolist() == [3, 8, 8]
+        with pytest.raises(ConfigError, match=r"is a function .*: give pack\(pad_id="):
+            rows.pack(8)
+        packed = rows.pack(8, pad_id=9).batch(1).pad_collate(pad_to_multiple_of=10)
+        assert next(iter(packed))["input_ids"][0, 4:].tolist() == [9] * 4
+
     def test_may_be_given_and_spares_what_is_masked(self) -> None:
         names = ("input_ids", "labels", "token_type_ids", "other")
         rows = pa.table({name: pa.array([[1], []], IDS) for name in names})
@@ -233,6 +255,61 @@ class TestDtypes:
         found = [batch[name].dtype for name in "abcd"]
         assert found == [torch.int32, torch.int32, torch.float64, torch.float32]
 
+    @pytest.mark.parametrize("as_rows", [False, True])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+    def test_a_float_dtype_is_that_of_all_floats_and_of_no_ids(
+        self, dtype: torch.dtype, as_rows: bool
+    ) -> None:
+        rows = pa.table(
+            {
+                "input_ids": pa.array([[1, 2], [3]], IDS),
+                "label": [1, 0],
+                "score": [0.5, 1.5],
+                "weights": [[0.5], [1.5, 2.5]],
+                "vector": pa.array([[0.5, 1.5], [2.5, 3.5]], pa.list_(pa.float64(), 2)),
+                "flags": [[True], [False, True]],
+            }
+        )
+        batch = collated(rows.to_pylist() if as_rows else rows, dtype=dtype)[0]
+        whole = ["input_ids", "attention_mask", "label"]
+        assert [batch[name].dtype for name in whole] == [torch.int64] * 3
+        assert {batch[name].dtype for name in ("score", "weights", "vector")} == {dtype}
+        assert batch["flags"].dtype == torch.bool
+        assert batch["score"].tolist() == [0.5, 1.5]
+        assert batch["weights"].tolist() == [[0.5, 0.0], [1.5, 2.5]]
+
+    def test_one_column_may_have_another_float_dtype_than_the_rest(self) -> None:
+        rows = pa.table({"a": [0.5], "b": [0.5], "n": [3]})
+        columns = {"b": {"dtype": torch.float64}, "n": {"dtype": torch.float32}}
+        batch = collated(rows, dtype=torch.float16, columns=columns)[0]
+        assert [batch[name].dtype for name in "abn"] == [
+            torch.float16,
+            torch.float64,
+            torch.float32,
+        ]
+
+    def test_of_rows_that_are_tensors_may_be_given_too(self) -> None:
+        given = (torch.arange(4.0).double(), torch.arange(4), torch.arange(4))
+        rows = TensorRows(given, ("x", "n", "small"))
+        columns = {"small": {"dtype": torch.int8}}
+        batch = collated(rows, dtype=torch.float32, columns=columns)[0]
+        found = [batch[name].dtype for name in ("x", "n", "small")]
+        assert found == [torch.float32, torch.int64, torch.int8]
+        large = TensorRows((torch.tensor([1, 300]),), ("small",))
+        with pytest.raises(DataError, match="holds 300, which int8 cannot hold"):
+            collated(large, columns=columns)
+        with pytest.raises(SchemaError, match="no column 'smal'"):
+            collated(large, columns={"smal": {"value": 1}})
+        with pytest.raises(SchemaError, match="to get the mask 'm', and holds no lists"):
+            collated(large, mask={"small": "m"})
+
+    @pytest.mark.parametrize(
+        "dtype", [None, float, "float32", np.float32, torch.bool, torch.complex64]
+    )
+    def test_that_is_none_is_refused(self, dtype: Any) -> None:
+        with pytest.raises(ConfigError, match=r"pad_collate\(dtype\)"):
+            PadCollate(dtype=dtype)
+
     def test_anything_else_is_a_list_of_objects(self) -> None:
         when = datetime(2024, 1, 1)
         rows = pa.table(
@@ -262,6 +339,8 @@ class TestDtypes:
             one([2**63], pa.uint64())
         with pytest.raises(SchemaError, match="holds float64, and int64 would cut fractions"):
             one([[1.5]], pa.list_(pa.float64()), columns={"input_ids": {"dtype": torch.int64}})
+        with pytest.raises(DataError, match="holds 2, which bool cannot hold"):
+            one([[1, 0], [2]], columns={"input_ids": {"dtype": torch.bool}})
 
 
 class TestMasks:

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, _utils
+from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
 from trainpipes.runtime.warn_once import _warned
+from trainpipes.sources.tensors import FromTensors
+from trainpipes.stages.batch import Batch
+from trainpipes.stages.collate import Collate
+from trainpipes.stages.sharding_filter import ShardingFilter
+from trainpipes.stages.shuffle import Shuffle
 from trainpipes.stages.to import To
 from trainpipes.testing import check_resume
 
@@ -39,6 +45,33 @@ class Noted(To):
             return ready()
 
         return given
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_as_a_node_it_copies_as_far_ahead_and_its_state_is_that_of_what_was_given(
+    depth: int,
+) -> None:
+    expected = [int(batch["x"].sum()) for batch in batches()]
+
+    def chain() -> Any:
+        rows = FromTensors(tensors=(torch.arange(40),), names=("x",))
+        dealt = Shuffle(ShardingFilter(rows, 4), 7, seed=1)
+        return NodeLoader(Noted(Collate(Batch(dealt, 2)), "cpu", depth=depth))
+
+    Noted.notes = []
+    loader = chain()
+    found, state = [], None
+    for number, batch in enumerate(loader):
+        found.append(int(batch["x"].sum()))
+        if number == 5:
+            begun = sum(what == "begun" for what, _ in Noted.notes)
+            assert begun == 6 + depth
+            state = json.loads(json.dumps(loader.state_dict()))
+    assert found == expected
+    assert state is not None
+    again = chain()
+    again.load_state_dict(state)
+    assert [int(batch["x"].sum()) for batch in again] == expected[6:]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
+from trainpipes.errors import ConfigError
+
 __all__ = ["Pool", "Ticket", "default_threads"]
 
 #: Threads that one process starts of itself, at most.
@@ -27,10 +29,19 @@ PATIENCE = 30.0
 
 def default_threads() -> int:
     """Cores that this process may use, shared with the other ranks of the machine; at most 8.
-    ``TRAINPIPES_THREADS`` says another number."""
-    asked = os.environ.get("TRAINPIPES_THREADS")
-    if asked is not None and asked.isdigit():
+    ``TRAINPIPES_THREADS`` says another number.
+
+    Raises:
+        ConfigError: it says what is no number.
+    """
+    asked = os.environ.get("TRAINPIPES_THREADS", "").strip()
+    if asked.isdecimal():
         return int(asked)
+    if asked:
+        raise ConfigError(
+            f"the environment's TRAINPIPES_THREADS is an integer of 0 or more, got {asked!r:.60}: unset it "
+            "for one thread a core"
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, min(MOST_THREADS, (cores or 1) // max(1, int(ranks) if ranks.isdigit() else 1)))

@@ -7,6 +7,7 @@ that ends in it then runs exactly as the pipeline of the same stages would.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -50,11 +51,15 @@ class Stage(BaseNode[Any]):
     """One step of a pipeline.
 
     A stage of your own with role "rows" or "finish" defines ``process``. Its options go to
-    ``super().__init__`` by name; they are what the pipeline records, prints, compares and pickles.
+    ``super().__init__`` by name, all of them: they are what the pipeline records, prints, compares and
+    pickles, and makes its stages of.
 
     Args:
         source: the node below, or None as a step of a pipeline.
         options: the options as given.
+
+    Raises:
+        ConfigError: an option of a stage of your own is not among these.
 
     Attributes:
         role: what the stage is to the plan.
@@ -99,6 +104,11 @@ class Stage(BaseNode[Any]):
         self.source = source
         self.options = options
         self._iterator: Any = None
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "__init__" in vars(cls):
+            cls.__init__ = checked_init(cls.__init__)  # type: ignore[method-assign]
 
     # As a step
 
@@ -222,6 +232,39 @@ class _Processed:
                     "repeat() would look for one for ever: check its condition",
                     stage=str(self._stage),
                 )
+
+
+def checked_init(init: Callable[..., None]) -> Callable[..., None]:
+    """A stage's ``__init__`` that refuses to lose an option."""
+
+    @functools.wraps(init)
+    def checked(self: Stage, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        if type(self).__init__ is checked:  # all the stage's classes have had their turn
+            check_recorded(self)
+
+    return checked
+
+
+def check_recorded(stage: Stage) -> None:
+    """Raise unless a stage can be made anew of the options that it has recorded."""
+    own = type(stage)
+    parameters = inspect.signature(own).parameters
+    names = [p.name for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    by_place = [p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    lost = [*by_place, *(name for name in names if name not in (*stage.options, "source"))]
+    unknown = [] if open_ended else [name for name in stage.options if name not in names]
+    if names[:1] == ["source"] and not lost and not unknown:
+        return
+    wanted = [name for name in names if name != "source"] + by_place
+    said = ", ".join(["self", "source=None", *(f"{name}=..." for name in wanted)])
+    handed = ", ".join(["source", *(f"{name}={name}" for name in wanted)])
+    raise ConfigError(
+        f"{own.__name__}: a pipeline makes its stages anew of their options, and would lose "
+        f"{', '.join(lost or unknown) or 'source'}: write def __init__({said}), and in it "
+        f"super().__init__({handed})"
+    )
 
 
 def snake_case(name: str) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainpipes.sources.dataset import FromDataset
+
 __all__ = ["PackedList", "packed"]
 
 #: Items of a list that is worth packing.
@@ -62,9 +64,10 @@ def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return found
 
 
-def packed(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a stage with its data set packed, if that is a long list of items that pickle."""
-    items: Any = options.get("dataset")
+def packed(stage: type, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of ``from_dataset`` with its data set packed, if that is a long list of items that pickle;
+    those of any other stage as they are."""
+    items: Any = options.get("dataset") if issubclass(stage, FromDataset) else None
     if type(items) not in (list, tuple) or len(items) < LEAST_ITEMS:
         return options
     try:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 from torchdata.nodes import BaseNode
 
+from trainpipes.amount import amount
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.order import IntArray
 from trainpipes.runtime.source import Place, RowSource
@@ -204,7 +205,7 @@ class ParquetSource(RowSource):
 
     def describe(self) -> list[tuple[str, str]]:
         rows = self.lengths
-        lines = [("files", f"{len(self.files):,}, {_amount(self.index.sizes.sum())}")]
+        lines = [("files", f"{len(self.files):,}, {amount(self.index.sizes.sum())}")]
         groups = f"{len(rows):,}"
         if len(rows):
             least, middle, most = rows.min(), int(np.median(rows)), rows.max()
@@ -212,14 +213,6 @@ class ParquetSource(RowSource):
         lines.append(("row groups", groups))
         lines.append(("rows", f"{rows.sum():,}"))
         if self.row_bytes is not None:
-            whole = _amount(self.row_bytes * float(rows.sum()))
-            lines.append(("in memory", f"{_amount(self.row_bytes)} a row, {whole} in all"))
+            whole = amount(self.row_bytes * float(rows.sum()))
+            lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
         return lines
-
-
-def _amount(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
+import pyarrow as pa
 import torch
 from torch.utils.data import default_collate
 from torchdata.nodes import BaseNode
 
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block, TensorRows
-from trainpipes.runtime.rows.columns import table_of, to_columns
+from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.rows.lone_copy import copied
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame, each
+from trainpipes.stages.columns import columns_as
 from trainpipes.stages.map import named
 
 __all__ = ["Collate"]
@@ -31,10 +35,14 @@ class Collate(Stage):
 
     Args:
         source: the node below, or None as a step of a pipeline.
-        fn: function of one micro-batch; torch's ``default_collate`` if left out.
+        fn: function of one micro-batch; torch's ``default_collate`` if left out, which stacks rows as they
+            are: arrays of one shape, fixed-size lists of Arrow among them, become tensors ``[B, ...]``.
         format: what the function takes: "rows", a list of rows as ``DataLoader`` gives to its
             ``collate_fn``; or the columns as "arrow", "numpy" or "torch" (see ``map_batches``).
         version: names the function in checkpoints; see ``map``.
+
+    Raises:
+        DataError: without ``fn``: a null, rows of different shapes, or what makes no tensor; names the row.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: [(1, 0.5), (2, 1.5)]).batch(2).collate())
@@ -73,7 +81,9 @@ class Collate(Stage):
                 and run.bounds is not None
             ):
                 return run.with_items(_stacked(run.block.data, run.bounds.tolist()))
-            return run.with_items(each(self, self._fn or default_collate, run))
+            if self._fn is None:
+                return run.with_items(self._collated(run))
+            return run.with_items(each(self, self._fn, run))
         if run.bounds is None:
             raise ConfigError(f"{self} works on micro-batches: put .batch(n) before it")
         edges = run.bounds.tolist()
@@ -82,8 +92,28 @@ class Collate(Stage):
             items.append(self._of_columns(run.block.slice(start, stop)))
         return run.with_items(items)
 
+    def _collated(self, run: Run) -> list[Any]:
+        """What torch's ``default_collate`` makes of each micro-batch."""
+        items: list[Any] = []
+        for rows in micro_batches(run):
+            if not isinstance(rows, list | tuple):
+                raise ConfigError(
+                    f"{self} works on micro-batches, got a row ({type(rows).__name__}): put .batch(n) before "
+                    "it"
+                )
+            try:
+                check_keys(rows)
+                items.append(default_collate(list(rows)))
+            except Exception as error:
+                bad = error if isinstance(error, BadCell) else unfit(rows)
+                refused = DataError(f"{self}: {bad}", stage=str(self))
+                ids = run.row_ids(len(items))
+                blame(refused, self, int(ids[min(bad.row or 0, len(ids) - 1)]))
+                raise refused from None if bad is error else error
+        return items
+
     def _of_columns(self, block: Block) -> Any:
-        columns = to_columns(table_of(block.data, self), self._format)
+        columns = columns_as(block, self._format, self)
         try:
             return columns if self._fn is None else self._fn(columns)
         except Exception as error:
@@ -105,3 +135,65 @@ def _part(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     if stop - start == len(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
     return copied(tensor[start:stop])
+
+
+def micro_batches(run: Run) -> Sequence[Any]:
+    """The rows of each micro-batch; fixed-size lists of numbers as arrays, which torch stacks."""
+    data = run.block.data
+    if run.bounds is None or not isinstance(data, pa.Table):
+        return run.unroll()
+    rows = python_rows(data, every=True)
+    return [rows[start:stop] for start, stop in pairwise(run.bounds.tolist())]
+
+
+def check_keys(rows: Sequence[Any]) -> None:
+    """Raise BadCell unless rows that are dicts have the same keys: torch leaves out those that the first one
+    lacks."""
+    keys = rows[0].keys() if rows and isinstance(rows[0], Mapping) else None
+    for number, row in enumerate(rows):
+        if keys is not None and isinstance(row, Mapping) and row.keys() != keys:
+            raise BadCell(
+                number,
+                f"a row has the keys {list(row)} where the first of its micro-batch has {list(keys)}: give "
+                "all rows the same, by map()",
+            )
+
+
+def unfit(rows: Sequence[Any]) -> BadCell:
+    """What of a micro-batch torch's ``default_collate`` does not take."""
+    number = next((n for n, row in enumerate(rows) if not collates(rows[0], row)), 0)
+    first, row, where = rows[0], rows[number], "a row"
+    if isinstance(first, Mapping) and isinstance(row, Mapping):
+        name = next((name for name in first if not collates(first[name], row[name])), None)
+        if name is not None:
+            first, row, where = first[name], row[name], f"column {name!r}"
+    if row is None:
+        problem = (
+            "is null, which has no place in a tensor: fill it with map(), or drop it with filter()"
+        )
+    elif size_of(row) is not None and size_of(first) not in (None, size_of(row)):
+        problem = (
+            f"has the shape {size_of(row)} where the first row of its micro-batch has {size_of(first)}, and "
+            "rows are stacked as they are: pad_collate() pads lists of numbers"
+        )
+    else:
+        problem = (
+            f"is {row!r:.60} ({type(row).__name__}), of which torch's default_collate makes no tensor here: "
+            "leave it out with select(), make a number of it with map(), or use pad_collate()"
+        )
+    return BadCell(number, f"{where} {problem}")
+
+
+def collates(first: Any, other: Any) -> bool:
+    try:
+        default_collate([first, other])
+    except Exception:
+        return False
+    return True
+
+
+def size_of(value: Any) -> list[int] | None:
+    """The shape of an array, or of a list by itself; None for what has none."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return list(value.shape)
+    return [len(value)] if isinstance(value, list | tuple) else None

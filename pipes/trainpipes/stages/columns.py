@@ -8,11 +8,13 @@ from typing import Any
 import pyarrow as pa
 from torchdata.nodes import BaseNode
 
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.columns import table_of
+from trainpipes.runtime.rows.columns import table_of, to_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.stages.blame import blame
 from trainpipes.stages.naming import need_columns
 
 __all__ = ["Rename", "Select"]
@@ -93,3 +95,17 @@ def columns_of(block: Block, asker: object) -> Block:
     if isinstance(block.gathered_from()[0], pa.Table):
         return block
     return block.with_data(table_of(block.data, asker))
+
+
+def columns_as(block: Block, format: str, asker: Stage) -> Any:
+    """Rows in the form that a user's function takes: "arrow", "numpy" or "torch".
+
+    Raises:
+        DataError: a null where the array of a column has no place for one; names the row.
+    """
+    try:
+        return to_columns(table_of(block.data, asker), format)
+    except BadCell as bad:
+        error = DataError(f"{asker}: {bad}", stage=str(asker))
+        blame(error, asker, None if bad.row is None else int(block.ids[bad.row]))
+        raise error from None

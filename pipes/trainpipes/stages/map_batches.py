@@ -12,10 +12,11 @@ from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.runtime.planning.first_rows import Unfit, find_schema
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block, Payload
-from trainpipes.runtime.rows.columns import from_columns, table_of, to_columns, untyped_columns
+from trainpipes.runtime.rows.columns import from_columns, untyped_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
+from trainpipes.stages.columns import columns_as
 from trainpipes.stages.map import named
 
 __all__ = ["Format", "MapBatches"]
@@ -79,8 +80,9 @@ class MapBatches(Stage):
                 f"{self} stands below pad_collate() or collate(), which make tensors of columns; "
                 "above them use map()"
             )
+        columns = columns_as(run.block, self._format, self)
         try:
-            data: Payload = from_columns(self._made(run.block), self, self._type)
+            data: Payload = from_columns(self._fn(columns), self, self._type)
         except BadCell as bad:
             error = SchemaError(f"{self}: {bad}", stage=str(self))
             blame(error, self, int(run.block.ids[bad.row or 0]))
@@ -95,12 +97,6 @@ class MapBatches(Stage):
                 stage=str(self),
             )
         return run.with_block(run.block.with_data(data))
-
-    def _made(self, block: Block) -> Any:
-        """What the function makes of some rows."""
-        table = table_of(block.data, self)
-        assert self._fn is not None
-        return self._fn(to_columns(table, self._format))
 
     def _type(self, name: str) -> pa.DataType | None:
         """The type of a column that the function returns as a list of Python values: that of the first
@@ -119,7 +115,7 @@ class MapBatches(Stage):
 
     def _untyped(self, block: Block) -> list[dict[str, Any]]:
         """Columns that the function returns as Python values, for some rows."""
-        columns = untyped_columns(self._made(block))
+        columns = untyped_columns(self._fn(columns_as(block, self._format, self)))
         if not columns:
             return []
         return [

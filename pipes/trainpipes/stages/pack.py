@@ -78,7 +78,8 @@ class Pack(Stage):
             is counted: a warning of the logger ``trainpipes`` says so, and ``explain()`` how much so far.
         along: other columns of as many numbers as ``column`` to pack the same way; padded with 0.
         seed: of the order of a window's rows.
-        pad_id: what input_ids are padded with: by default the pad token of the ``tokenize`` below, or 0.
+        pad_id: what input_ids are padded with: by default the pad token of the ``tokenize`` below, or 0;
+            to be given where a function tokenizes.
 
     Raises:
         DataError: an id is null or beyond int32, a column is not as long as ``column``, or a document is
@@ -158,6 +159,11 @@ class Pack(Stage):
         self._crosses = any(stage.role == "repeat" for stage in below)
         if self.options["pad_id"] is None:
             tokenize = [stage for stage in below if isinstance(stage, Tokenize)]
+            if tokenize and not tokenize[-1].says_pad_id:
+                raise ConfigError(
+                    f"{self} fills rows up with the tokenizer's pad token, and {tokenize[-1].maker} is a "
+                    "function that does not say which that is: give pack(pad_id=...)"
+                )
             self.pad_id = tokenize[-1].pad_id if tokenize else 0
 
     def identity(self) -> dict[str, Any]:

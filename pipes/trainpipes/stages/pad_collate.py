@@ -34,7 +34,9 @@ from trainpipes.stages.pad_columns import (
     Column,
     Opaque,
     Ragged,
+    as_array,
     check_fit,
+    no_mask,
     of_arrow,
     of_list,
 )
@@ -53,7 +55,7 @@ class PadCollate(Stage):
     In: micro-batches of rows with columns. Out: a dict of tensors each, ``[B, L]`` for a column of
     lists:
 
-    - list of integers: ``dtype``; of bools: bool; of float32 or float64: float32; of float16: float16;
+    - list of integers: int64; of bools: bool; of float32 or float64: float32; of float16: float16;
       of fixed-size lists of n numbers: ``[B, L, n]``
     - integer: int64 ``[B]``; bool, float32, float64: as it is, ``[B]``
     - fixed-size list or tensor of numbers: as it is, ``[B, n, …]``
@@ -80,7 +82,8 @@ class PadCollate(Stage):
         truncating: the side on which rows longer than ``max_length`` are cut: "post" (the default)
             or "pre".
         value: what ragged columns are padded with. Left out, columns of token ids get the pad
-            token of the ``tokenize`` below, others 0. "labels" get -100, "attention_mask" and
+            token of the ``tokenize`` below, others 0; to be given where a function tokenizes, which
+            does not say what its pad token is. "labels" get -100, "attention_mask" and
             "token_type_ids" 0, unless ``columns`` says otherwise.
         mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 where there is a
             token) unless the rows have a column of that name. False for none, or a dict of ragged
@@ -88,7 +91,8 @@ class PadCollate(Stage):
         columns: for a column a dict of ``max_length``, ``pad_to_multiple_of``, ``padding``,
             ``truncating``, ``value``, ``dtype``, or ``mask`` (a name), which come before those
             above. ``dtype`` also applies to columns of numbers.
-        dtype: of ragged columns of integers.
+        dtype: an integer dtype is that of ragged columns of integers, a float dtype that of all
+            columns of floats: ids stay int64.
 
     Raises:
         DataError: a null where a number or a list should be, or an integer that ``dtype`` cannot
@@ -137,7 +141,11 @@ class PadCollate(Stage):
             columns=columns,
             dtype=dtype,
         )
-        self._dtype = numpy_dtype(dtype, "pad_collate")
+        found = numpy_dtype(dtype, "pad_collate")
+        if found.kind not in "iuf":
+            raise ConfigError(f"pad_collate(dtype) is a dtype of integers or floats, got {dtype}")
+        self._integers = np.dtype(np.int64) if found.kind == "f" else found
+        self._floats = found if found.kind == "f" else None
         self._rule = rule
         self._rules = {name: column_rule(rule, name, own) for name, own in (columns or {}).items()}
         self._dtypes = {
@@ -150,11 +158,11 @@ class PadCollate(Stage):
         self._adds_attention = mask is None and ids.mask is None
         self._tokenize: Tokenize | None = None
         self._id_columns: frozenset[str] = frozenset()
-        self._packed = False
+        self._pack: Pack | None = None
 
     def bind(self, below: Sequence[Stage]) -> None:
         self._tokenize, self._id_columns = None, frozenset()
-        self._packed = any(isinstance(stage, Pack) for stage in below)
+        self._pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         for stage in below:
             if isinstance(stage, Tokenize):
                 self._tokenize = stage
@@ -186,10 +194,37 @@ class PadCollate(Stage):
         edges = list(pairwise(run.bounds.tolist()))
         if isinstance(data, TensorRows) and data.names is not None:
             named = dict(zip(data.names, data.tensors, strict=True))
-            return run.with_items([{k: t[a:b].clone() for k, t in named.items()} for a, b in edges])
+            return run.with_items(self._of_tensors(named, edges, run.block.ids))
         rows = run.block.rows()
         ids = run.block.ids
         return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in edges])
+
+    def _of_tensors(
+        self, named: Mapping[str, torch.Tensor], edges: Sequence[tuple[int, int]], ids: IntArray
+    ) -> list[dict[str, Any]]:
+        """Micro-batches of tensors, whose rows are of one shape: only their dtype may be another."""
+        need_columns(list(named), [*self._rules, *self._asked_masks], self)
+        dtypes = {}
+        for name, tensor in named.items():
+            try:
+                if name in self._asked_masks:
+                    raise no_mask(self._asked_masks[name])
+                dtypes[name] = self._tensor_dtype(name, tensor)
+            except BadCell as bad:
+                self._refuse_cell(name, bad, ids)
+        return [
+            {name: t[a:b].to(dtypes[name], copy=True) for name, t in named.items()}
+            for a, b in edges
+        ]
+
+    def _tensor_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
+        asked = self._rules[name].dtype if name in self._rules else None
+        if asked is not None:
+            size = tensor[:1].numel()
+            check_fit(as_array(tensor), self._dtypes[name], lambda place: place // size)
+        elif self._floats is not None and tensor.is_floating_point():
+            asked = self.options["dtype"]
+        return tensor.dtype if asked is None else asked
 
     def _of_foreign(self, run: Run) -> list[dict[str, Any]]:
         """Items of another kind of node, which are micro-batches if they are lists of rows."""
@@ -235,7 +270,7 @@ class PadCollate(Stage):
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)
-        adds_attention = self._adds_attention and not self._packed
+        adds_attention = self._adds_attention and self._pack is None
         if adds_attention and "attention_mask" not in {*present, *masks.values()}:
             masks = {"input_ids": "attention_mask"} | masks
         taken = sorted(set(masks.values()) & set(present))
@@ -250,24 +285,27 @@ class PadCollate(Stage):
                 column: Column = read(values, name)
                 writers.append(self._writer(name, column, bounds, masks.get(name)))
             except BadCell as bad:
-                kind = SchemaError if bad.row is None else DataError
-                error = kind(f"{self}: column {name!r} {bad}", stage=str(self))
-                if bad.row is not None:
-                    blame(error, self, int(ids[bad.row]))
-                raise error from None
-        if self._packed and "segment_ids" in present:
+                self._refuse_cell(name, bad, ids)
+        if self._pack is not None and "segment_ids" in present:
             writers.append(SequencesWriter())
         count = len(bounds) - 1
         batches = late_batches(writers, count)
         small = sum(writer.nbytes for writer in writers) <= count * LATE_BYTES
         return batches if small else list(batches)
 
+    def _refuse_cell(self, name: str, bad: BadCell, ids: IntArray) -> NoReturn:
+        kind = SchemaError if bad.row is None else DataError
+        error = kind(f"{self}: column {name!r} {bad}", stage=str(self))
+        if bad.row is not None:
+            blame(error, self, int(ids[bad.row]))
+        raise error from None
+
     def _writer(self, name: str, column: Column, bounds: IntArray, mask: str | None) -> Writer:
         """What puts one column, and its mask, into a micro-batch."""
         if isinstance(column, Ragged):
             return self._ragged_writer(name, column, bounds, mask)
         if mask is not None and name in self._asked_masks:
-            raise BadCell(None, f"is to get the mask {mask!r}, and holds no lists that are padded")
+            raise no_mask(mask)
         edges = bounds.tolist()
         if isinstance(column, Opaque):
             return ObjectWriter(name, column.values, edges)
@@ -303,13 +341,17 @@ class PadCollate(Stage):
         found: np.dtype[Any] = values.dtype
         if values.dtype.kind in "iu" and values.ndim == 1:
             found = np.dtype(np.int64)
-        elif self._packed and values.ndim == 2:
+        elif values.dtype.kind == "f" and self._floats is not None:
+            found = self._floats
+        elif self._pack is not None and values.ndim == 2:
             found = self._ragged_dtype(values.dtype)
         return self._dtypes.get(name) or found
 
     def _ragged_dtype(self, found: np.dtype[Any]) -> np.dtype[Any]:
         if found.kind in "iu":
-            return self._dtype
+            return self._integers
+        if found.kind == "f" and self._floats is not None:
+            return self._floats
         return np.dtype(np.float32) if found.kind == "f" and found.itemsize > 2 else found
 
     def _side(self, rule: Rule) -> PadSide:
@@ -322,7 +364,13 @@ class PadCollate(Stage):
         if value is None:
             value = FIXED.get(name, self._rule.value)
         if value is None and self._tokenize is not None and name in self._id_columns:
-            value = self._tokenize.pad_id
+            if self._pack is None and not self._tokenize.says_pad_id:
+                raise ConfigError(
+                    f"{self}: column {name!r} is padded with the tokenizer's pad token, and "
+                    f"{self._tokenize.maker} is a function that does not say which that is: give "
+                    "pad_collate(value=...)"
+                )
+            value = self._tokenize.pad_id if self._pack is None else self._pack.pad_id
         if value is None:
             return 0
         try:

@@ -15,9 +15,21 @@ import torch
 from trainpipes.byte_rows import gather_rows
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.bad_cell import BadCell
+from trainpipes.runtime.rows.fixed_lists import is_number
 from trainpipes.stages.text_columns import one_chunk
 
-__all__ = ["BadCell", "Column", "Even", "Opaque", "Ragged", "check_fit", "of_arrow", "of_list"]
+__all__ = [
+    "BadCell",
+    "Column",
+    "Even",
+    "Opaque",
+    "Ragged",
+    "as_array",
+    "check_fit",
+    "no_mask",
+    "of_arrow",
+    "of_list",
+]
 
 Array = npt.NDArray[Any]
 
@@ -90,7 +102,7 @@ def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) 
         return _of_lists(array, name)
     if pa.types.is_fixed_size_list(kind):
         return _of_fixed(array, name)
-    if not _is_number(kind):
+    if not is_number(kind):
         return Opaque(array.to_pylist())
     _refuse_null(array, name)
     return Even(_numpy(array))
@@ -112,11 +124,11 @@ def _of_lists(array: Any, name: str) -> Column:
     shape: tuple[int, ...] = ()
     while pa.types.is_fixed_size_list(leaf):
         leaf, shape = leaf.value_type, (*shape, leaf.list_size)
-    if not _is_number(leaf):
+    if not is_number(leaf):
         inner = leaf
         while pa.types.is_list(inner) or pa.types.is_large_list(inner):
             inner = inner.value_type
-        if inner is not leaf and _is_number(inner):
+        if inner is not leaf and is_number(inner):
             raise BadCell(None, TWO_RAGGED)
         return Opaque(array.to_pylist())
     _refuse_null(array, name)
@@ -136,7 +148,7 @@ def _of_fixed(array: Any, name: str) -> Column:
     leaf = array.type
     while pa.types.is_fixed_size_list(leaf):
         leaf, shape = leaf.value_type, (*shape, leaf.list_size)
-    if not _is_number(leaf):
+    if not is_number(leaf):
         return Opaque(array.to_pylist())
     _refuse_null(array, name)
     rows, starts = len(array), np.arange(len(array))
@@ -145,12 +157,6 @@ def _of_fixed(array: Any, name: str) -> Column:
         array = array.flatten()
         _refuse_null_within(array, starts)
     return Even(_numpy(array).reshape(rows, *shape))
-
-
-def _is_number(kind: Any) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )
 
 
 def _numpy(array: Any) -> Array:
@@ -176,6 +182,10 @@ def _refuse_null_within(values: Any, starts: IntArray) -> None:
         place = int(values.is_null().index(True).as_py())
         row = int(np.searchsorted(starts, place, side="right")) - 1
         raise BadCell(row, NULL_WITHIN)
+
+
+def no_mask(mask: str) -> BadCell:
+    return BadCell(None, f"is to get the mask {mask!r}, and holds no lists that are padded")
 
 
 NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_batches()"
@@ -209,7 +219,7 @@ def of_list(values: Sequence[Any], name: str) -> Column:
         )
     if kinds[0] == "list":
         return _of_row_lists(values)
-    arrays = [_array(value) for value in values]
+    arrays = [as_array(value) for value in values]
     if kinds[0] == "number":
         found = np.array(arrays)
         return Even(found)
@@ -239,7 +249,7 @@ def _kind(value: Any) -> str:
     return "none" if value is None else "other"
 
 
-def _array(value: Any) -> Any:
+def as_array(value: Any) -> Any:
     """A tensor as an array; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -256,7 +266,7 @@ def _of_row_lists(rows: Sequence[Any]) -> Column:
         if plain:
             values = np.array(list(chain.from_iterable(rows)))
         else:  # an empty Python list says nothing of its type
-            parts = [np.asarray(_array(row)) for row in rows if not isinstance(row, list) or row]
+            parts = [np.asarray(as_array(row)) for row in rows if not isinstance(row, list) or row]
             values = np.concatenate(parts)
     except ValueError:  # arrays of several lengths within a row
         raise BadCell(None, TWO_RAGGED) from None
@@ -278,15 +288,15 @@ def _of_row_lists(rows: Sequence[Any]) -> Column:
 def first_unfit(values: Array, dtype: npt.DTypeLike) -> int | None:
     """Index of the first integer, flat, that an integer type cannot hold; None if there is none."""
     kind = np.dtype(dtype)
-    if kind.kind not in "iu" or values.dtype.kind not in "iu" or not values.size:
+    if kind.kind not in "iub" or values.dtype.kind not in "iu" or not values.size:
         return None
     if np.can_cast(values.dtype, kind, "safe"):
         return None
-    limits = np.iinfo(kind)
-    if int(values.min()) >= limits.min and int(values.max()) <= limits.max:
+    least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    if int(values.min()) >= least and int(values.max()) <= most:
         return None
     flat = values.reshape(-1)
-    return int(np.flatnonzero((flat < limits.min) | (flat > limits.max))[0])
+    return int(np.flatnonzero((flat < least) | (flat > most))[0])
 
 
 def check_fit(values: Any, dtype: np.dtype[Any], row_of: Any) -> None:

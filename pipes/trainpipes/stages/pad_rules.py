@@ -55,6 +55,10 @@ class Rule:
 def numpy_dtype(dtype: Any, asker: str) -> np.dtype[Any]:
     """NumPy's name for a torch dtype."""
     try:
+        if not isinstance(
+            dtype, torch.dtype
+        ):  # torch takes None, and Python's types, for some dtype
+            raise TypeError
         return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError:
         raise ConfigError(

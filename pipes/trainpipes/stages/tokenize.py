@@ -172,6 +172,11 @@ class Tokenize(Stage):
         return self._engine.pad_id() or 0
 
     @property
+    def says_pad_id(self) -> bool:
+        """Whether the tokenizer can say what it is padded with: a function cannot."""
+        return not isinstance(self._engine, Function)
+
+    @property
     def padding_side(self) -> Literal["pre", "post"]:
         """The side that transformers' settings of the tokenizer pad on; "post" without any."""
         return self._engine.padding() or "post"

@@ -79,7 +79,7 @@ def _measured(plan: Plan, stages: Sequence[Stage]) -> dict[Stage, float]:
         if not drops or number < cached:
             chain.append(fresh)
             continue
-        tallies[stage] = _Tally(SAMPLE_ROWS if number == place else None), _Tally()
+        tallies[stage] = _Tally(most=SAMPLE_ROWS if number == place else None), _Tally()
         chain += [tallies[stage][0], fresh, tallies[stage][1]]
     for _ in _pass(Plan([*chain, _Uncollated()], plan.source, plan.schemas)):
         pass
@@ -87,6 +87,7 @@ def _measured(plan: Plan, stages: Sequence[Stage]) -> dict[Stage, float]:
 
 
 def _pass(plan: Plan) -> Iterator[Any]:
+    plan.quiet = True
     run = Pass(plan, Topology(), Position(0, 0, 1), 0, go_on=False)
     while True:
         try:
@@ -105,8 +106,8 @@ class _Tally(Stage):
     role = "rows"
     keeps_rows = False
 
-    def __init__(self, most: int | None = None) -> None:
-        super().__init__(None)
+    def __init__(self, source: None = None, most: int | None = None) -> None:
+        super().__init__(source, most=most)
         self.most = most
         self.items = 0
 

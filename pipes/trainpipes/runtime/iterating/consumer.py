@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import finalize
 
+from trainpipes.runtime.iterating.empty_epoch import warn_if_all_empty
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.runtime.shards.beforehand import Beforehand
@@ -110,6 +111,8 @@ class Consumer:
                     self._beforehand.given()
                 return item
         self._end_pass()
+        if self._last < 0 and self._start.m == 0:
+            warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
 
     def _end_pass(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
+from trainpipes.runtime.iterating.ahead import placed
 from trainpipes.runtime.iterating.iterator import Pass
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.rows.block import Payload
@@ -30,9 +31,10 @@ class FromNode(Stage):
     role = "source"
     makes_objects = True
     read_once = True
+    free = frozenset({"node"})
 
-    def __init__(self, node: BaseNode[Any]) -> None:
-        super().__init__(None)
+    def __init__(self, source: None = None, node: BaseNode[Any] | None = None) -> None:
+        super().__init__(source, node=node)
         self.node = node
 
     @property
@@ -40,6 +42,7 @@ class FromNode(Stage):
         return True
 
     def open_source(self, files: Any = None) -> NodeStream:
+        assert self.node is not None
         return NodeStream(self.node)
 
 
@@ -91,7 +94,7 @@ class NodeIterator:
     """
 
     def __init__(self, nodes: Sequence[BaseNode[Any]]) -> None:
-        stages = [n if isinstance(n, Stage) else FromNode(n) for n in nodes]
+        stages = [n if isinstance(n, Stage) else FromNode(node=n) for n in nodes]
         self._plan = Plan(stages)
         self._number = 0
         self._pass: Pass | None = None
@@ -108,13 +111,19 @@ class NodeIterator:
             check_places(plan.resized(position.sizes), position)
             plan.adopt(position.notes)
             self._pass = Pass(
-                plan, topology, position, position.m, go_on=False, threads=self._threads
+                plan,
+                topology,
+                position,
+                position.m,
+                go_on=False,
+                threads=self._threads,
+                places=True,
             )
         else:
             if self._pass is not None and self._consumed:
                 self._number = self._pass.epoch + 1
             start = Position(self._number, 0, plan.num_shards)
-            self._pass = Pass(plan, topology, start, 0, threads=self._threads)
+            self._pass = Pass(plan, topology, start, 0, threads=self._threads, places=True)
         self._number = self._pass.epoch
         # A state in mid-pass means that something of it was consumed.
         self._consumed = state is not None and position.m > 0
@@ -122,10 +131,7 @@ class NodeIterator:
     def __next__(self) -> Any:
         assert self._pass is not None
         self._consumed = True
-        item = next(self._pass)
-        for stage in self._plan.place:
-            item = stage.place(item)
-        return item
+        return placed(self._plan, next(self._pass))
 
     def state_dict(self) -> dict[str, Any]:
         assert self._pass is not None

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from weakref import WeakMethod
 
 from trainpipes.runtime.iterating.consumer import Consumer
+from trainpipes.runtime.iterating.empty_epoch import warn_if_all_empty
 from trainpipes.runtime.iterating.rounds import Message
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.state import Position
@@ -103,6 +104,8 @@ class Rounded:
             self._last = shard
             self._next += world
             return item
+        if self._last < 0 and self._position.m == 0:
+            warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
 
     def _receive(self) -> None:

@@ -37,6 +37,9 @@ class Plan(Counted):
         schemas: of such a plan; its own otherwise.
     """
 
+    #: Whether it is made to look at rows, not to be trained on.
+    quiet = False
+
     def resized(self, sizes: BatchSizes | None) -> Plan:
         """This plan for a pass in which the size of micro-batches was changed."""
         if sizes == self.sizes:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.order import IntArray
+from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.rows.joined import Joining
 from trainpipes.runtime.rows.large_memory import LargeMemory
 from trainpipes.runtime.rows.lone_copy import gathered
@@ -123,13 +124,13 @@ class Block:
         return Block(data, self.ids[rows], epoch=epoch, part=part)
 
     def rows(self) -> list[Any]:
-        """One Python object a row: a dict of Python values for Arrow rows."""
+        """One Python object a row: for Arrow rows a dict, as ``python_rows`` makes it."""
         data = self.data
         if isinstance(data, list):
             return data
         if isinstance(data, TensorRows):
             return data.rows()
-        return list(data.to_pylist())
+        return python_rows(data)
 
     def with_data(self, data: Payload) -> Block:
         return Block(data, self.ids, epoch=self.epoch, part=self.part)

@@ -6,12 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from trainpipes.errors import SchemaError
+from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Payload, TensorRows
+from trainpipes.runtime.rows.fixed_lists import (
+    array_of,
+    fixed_shape,
+    is_number,
+    lists_of,
+    one_array,
+)
 from trainpipes.runtime.rows.row_schema import column_of, short
 from trainpipes.runtime.rows.row_types import NoColumn
 
@@ -52,31 +60,70 @@ def _plain(value: Any) -> Any:
 
 
 def to_columns(table: pa.Table, format: str) -> Any:
-    """A table in the form ``format`` names; ``[rows, ...]`` arrays where columns are even."""
+    """A table in the form ``format`` names; ``[rows, ...]`` arrays where columns are even.
+
+    The form of a column follows from its type alone, not from the rows that happen to be at hand.
+
+    Raises:
+        BadCell: a null where the array of a column has no place for one.
+    """
     if format == "arrow":
         return table
-    columns = {name: _numpy(table.column(name)) for name in table.column_names}
-    if format == "numpy":
-        return columns
-    return {name: _tensor(column) for name, column in columns.items()}
+    change = _tensor if format == "torch" else _same
+    return {name: change(_numpy(table.column(name), name)) for name in table.column_names}
 
 
-def _numpy(column: pa.ChunkedArray) -> Any:
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    if pa.types.is_fixed_size_list(array.type) and not array.null_count:
-        flat = array.flatten().to_numpy(zero_copy_only=False)
-        return flat.reshape(len(array), array.type.list_size)
-    return array.to_numpy(zero_copy_only=False)
+def _numpy(column: pa.ChunkedArray, name: str) -> npt.NDArray[Any]:
+    array = one_array(column)
+    if fixed_shape(array.type) is not None:
+        found = array_of(array)
+        if found is None:
+            row = next(k for k in range(len(array)) if array_of(array.slice(k, 1)) is None)
+            raise BadCell(row, _NO_NULL.format(name=name, kind=array.type))
+        return found
+    _refuse_null(array, name)
+    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values
 
 
-def _tensor(column: Any) -> Any:
-    if column.dtype != object:
-        return torch.from_numpy(np.array(column))
-    if len(column) and isinstance(column[0], np.ndarray):
-        return [torch.from_numpy(np.array(row)) for row in column]
-    return column.tolist()
+_NO_NULL = (
+    "column {name!r} holds a null, for which an array of {kind} has no place: fill it in a "
+    'map_batches(format="arrow"), drop such rows with filter(), or leave the column out with select()'
+)
+
+
+def _refuse_null(array: pa.Array, name: str) -> None:
+    """Refuse a null among integers or bools, in lists too: arrays with one would be of another dtype."""
+    leaf, whole = array, array.type
+    while pa.types.is_list(leaf.type) or pa.types.is_large_list(leaf.type):
+        leaf = leaf.flatten()
+    exact = is_number(leaf.type) and not pa.types.is_floating(leaf.type)
+    if not (exact and leaf.null_count):
+        return
+    low, high = 0, len(array)  # rows up to low hold none, those up to high do
+    while high - low > 1:
+        middle = (low + high) // 2
+        leaf = array.slice(low, middle - low)
+        while pa.types.is_list(leaf.type) or pa.types.is_large_list(leaf.type):
+            leaf = leaf.flatten()
+        low, high = (low, middle) if leaf.null_count else (middle, high)
+    raise BadCell(low, _NO_NULL.format(name=name, kind=whole))
+
+
+def _same(column: npt.NDArray[Any]) -> Any:
+    return column
+
+
+def _tensor(value: Any) -> Any:
+    """A column as a tensor; a list of tensors where rows are ragged, and of Python values where they are no
+    numbers."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == object:
+        return [_tensor(row) for row in value]
+    if value.dtype.kind in "biuf":
+        return torch.from_numpy(np.array(value))
+    return value.tolist()
 
 
 #: The type of a column that holds Python values, by its name; None where none is known.
@@ -93,26 +140,55 @@ def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> 
             to hold; None to take that.
     """
     if isinstance(columns, pa.RecordBatch):
-        return pa.Table.from_batches([columns])
-    if isinstance(columns, pa.Table):
-        return columns
-    if not isinstance(columns, Mapping):
+        columns = pa.Table.from_batches([columns])
+    if not isinstance(columns, Mapping | pa.Table):
         raise SchemaError(
             f"{asker}: the function returns a dict of columns or a pyarrow.Table, got "
             f"{type(columns).__name__}",
             stage=str(asker),
         )
-    return pa.table(
-        {name: _returned(column, name, asker, type_of) for name, column in columns.items()}
-    )
+    if isinstance(columns, pa.Table):
+        names = columns.column_names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SchemaError(
+                f"{asker}: the function returned a table with the column {twice[0]!r} twice, of which rows "
+                "would have one: give each a name of its own",
+                stage=str(asker),
+            )
+        return columns
+    arrays = {name: _returned(column, name, asker, type_of) for name, column in columns.items()}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise SchemaError(
+            f"{asker}: the columns that the function returns are equally long, got "
+            + ", ".join(f"{length} in {name!r}" for name, length in lengths.items()),
+            stage=str(asker),
+        )
+    return pa.table(arrays)
 
 
-def _returned(column: Any, name: str, asker: object, type_of: TypeOf | None) -> Any:
+def _returned(column: Any, name: Any, asker: object, type_of: TypeOf | None) -> Any:
     """One column that a function returned."""
-    if type_of is None or not _is_untyped(column):
+    try:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a column is a string, got {name!r:.40}")
+        if isinstance(column, str | bytes | Mapping) or getattr(column, "ndim", 1) == 0:
+            raise TypeError(f"one {type(column).__name__} for all rows; give one value for each")
+        if type_of is not None and _is_untyped(column):
+            return _of_values(list(column), name, asker, type_of(name))
         return _array(column)
-    kind = type_of(name)
-    values = list(column)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, TrainpipesError):
+            raise
+        raise SchemaError(
+            f"{asker}: the function returned in {name!r} what makes no column: {error}",
+            stage=str(asker),
+        ) from error
+
+
+def _of_values(values: list[Any], name: str, asker: object, kind: pa.DataType | None) -> Any:
+    """A column of Python values, of the type that those of the first rows have."""
     if kind is None:
         raise SchemaError(
             f"{asker}: the function returned a column {name!r} that it did not for the first rows: have it "
@@ -155,13 +231,34 @@ def _array(column: Any) -> Any:
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return column
     if isinstance(column, torch.Tensor):
-        column = column.detach().cpu().numpy()
-    if isinstance(column, np.ndarray) and column.ndim > 1:
-        flat = np.ascontiguousarray(column).reshape(-1)
-        inner = pa.array(flat)
-        for size in column.shape[:0:-1]:
-            inner = pa.FixedSizeListArray.from_arrays(inner, size)
-        return inner
+        column = _of_tensor(column)
+    if isinstance(column, np.ndarray):
+        if not column.dtype.isnative:
+            column = column.astype(column.dtype.newbyteorder("="))
+        if column.ndim > 1:
+            if not column.size and 0 in column.shape[1:]:
+                raise ValueError(
+                    f"an array of shape {list(column.shape)} has no values in its rows"
+                )
+            return lists_of(column)
+        if column.dtype == object:
+            column = list(column)
     if isinstance(column, list | tuple):
-        return pa.array([_plain(v) for v in column])
+        return pa.array([_lists_of_arrays(value) for value in column])
     return pa.array(column)
+
+
+def _lists_of_arrays(value: Any) -> Any:
+    """A row as Arrow takes it. Arrays keep their dtype, which Python's numbers would lose; those of several
+    dimensions are lists of them."""
+    if isinstance(value, torch.Tensor):
+        value = _of_tensor(value)
+    if isinstance(value, np.ndarray):
+        return [_lists_of_arrays(row) for row in value] if value.ndim > 1 else value[()]
+    return value
+
+
+def _of_tensor(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    if tensor.dtype == torch.bfloat16:  # unknown to NumPy; float32 holds all of its values
+        tensor = tensor.float()
+    return tensor.numpy(force=True)

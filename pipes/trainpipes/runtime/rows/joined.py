@@ -203,7 +203,7 @@ class _Ranges(_Filled):
         self._lengths: list[Array] = []
 
     def _add(self, edges: Array, values: Array) -> bool:
-        if self.values.count + len(values) > np.iinfo(edges.dtype).max:
+        if self.values.count + len(values) > largest(edges.dtype):
             return False
         self.values.add(values)
         self._lengths.append(np.diff(edges))
@@ -249,6 +249,11 @@ class _Strings(_Ranges):
     def array(self, kind: pa.DataType) -> Any:
         rows, offsets = self._offsets(_width(kind))
         return pa.Array.from_buffers(kind, rows, [None, offsets, self.values.buffer()])
+
+
+def largest(offsets: Any) -> int:
+    """The largest place that offsets of a type can hold."""
+    return int(np.iinfo(offsets).max)
 
 
 _NO_BYTES = np.empty(0, dtype=np.uint8)

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes.runtime.rows.fixed_lists import CELL
+
 __all__ = ["NoColumn", "as_array", "is_open", "type_of", "unite", "written"]
 
 #: Types of values whose Arrow type depends on nothing else.
@@ -91,7 +93,7 @@ def _type_of_array(array: Any) -> pa.DataType:
     if array.ndim == 1:
         return pa.list_(found)
     for size in array.shape[::-1]:
-        found = pa.list_(found, size)
+        found = pa.list_(pa.field(CELL, found), size)
     return found
 
 

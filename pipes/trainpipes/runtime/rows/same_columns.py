@@ -47,8 +47,10 @@ def difference(wanted: Any, found: Any) -> tuple[str, str] | None:
 
 
 def in_columns(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table whose columns differ in their order at most, in the wanted one."""
-    return table if table.schema.equals(wanted) else table.select(wanted.names).cast(wanted)
+    """A table whose columns differ at most in their order, and in what stands in their types for the names of
+    values, as they are wanted."""
+    same = table.schema.remove_metadata().equals(wanted, check_metadata=True)
+    return table if same else table.select(wanted.names).cast(wanted)
 
 
 def said(kind: Any) -> str:

@@ -1,0 +1,194 @@
+"""map_batches: what a function gets of columns, and what becomes of what it returns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+import trainpipes as tp
+
+SHAPES = [(2,), (2, 3), (1, 2, 2)]
+DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
+
+
+def rows(count: int = 8) -> tp.Pipeline:
+    return tp.from_arrow(pa.table({"x": range(count)}))
+
+
+def cells(numbers: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """An array for each number, of small values that every dtype holds."""
+    wide = np.asarray(numbers).reshape(-1, *(1 for _ in shape))
+    return ((wide + np.arange(np.prod(shape)).reshape(shape)) % 2).astype(dtype)
+
+
+def arrays(dtype: str, shape: tuple[int, ...], format: Any = "numpy") -> tp.Pipeline:
+    def make(columns: Any) -> dict[str, Any]:
+        made = cells(columns["x"], dtype, shape)
+        return {"x": columns["x"], "a": made if format == "numpy" else torch.from_numpy(made)}
+
+    return rows().map_batches(make, format=format, version="1")
+
+
+@pytest.mark.parametrize("format", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_of_several_dimensions_keep_their_shape_and_dtype_on_every_way_out(
+    dtype: str, shape: tuple[int, ...], format: Any, tmp_path: Path
+) -> None:
+    pipe = arrays(dtype, shape, format)
+    expected = cells(range(8), dtype, shape)
+
+    def check(found: Any) -> None:
+        assert str(found.dtype).removeprefix("torch.") == dtype
+        assert np.array_equal(np.asarray(found), expected)
+
+    check(np.stack([row["a"] for row in pipe]))
+    check(default_collate(list(pipe))["a"])
+    check(next(iter(pipe.batch(8).collate()))["a"])
+    check(next(iter(pipe.batch(8).collate(format="torch")))["a"])
+    check(next(iter(pipe.batch(8).pad_collate()))["a"])
+    check(next(iter(pipe.map(dict).batch(8).collate()))["a"])
+    check(next(iter(pipe.rename({"a": "b"}).rename({"b": "a"}).shuffle(1).batch(8).collate()))["a"])
+    again = pipe.map_batches(lambda columns: {"a": columns["a"]}, format=format)
+    check(next(iter(again.batch(8).collate()))["a"])
+    kept = pipe.to_map_dataset(str(tmp_path / "rows.arrow"))
+    check(next(iter(DataLoader(kept, batch_size=8)))["a"])
+    tp.write_memmap(tmp_path / "rows.memmap", pipe)
+    check(next(iter(tp.from_memmap(tmp_path / "rows.memmap").batch(8).collate()))["a"])
+
+
+def test_rows_of_one_block_do_not_share_memory() -> None:
+    first, second = list(arrays("float32", (2,)))[:2]
+    first["a"][:] = 9
+    assert second["a"].tolist() == [1.0, 0.0]
+
+
+def test_fixed_size_lists_of_a_file_are_stacked_by_collate_and_stay_lists_in_rows(
+    tmp_path: Path,
+) -> None:
+    column = pa.array([[0.5, n] for n in range(6)], pa.list_(pa.float32(), 2))
+    pq.write_table(pa.table({"a": column}), tmp_path / "x.parquet", row_group_size=4)
+    pipe = tp.list_files(tmp_path).read_parquet()
+    assert next(iter(pipe)) == {"a": [0.5, 0.0]}
+    batch = next(iter(pipe.batch(6).collate()))["a"]
+    assert (batch.dtype, batch.tolist()) == (torch.float32, [[0.5, float(n)] for n in range(6)])
+
+
+@pytest.mark.parametrize("format", ["numpy", "torch"])
+def test_the_form_of_a_column_does_not_depend_on_the_rows_at_hand(format: Any) -> None:
+    ragged = pa.array([None, [1, 2], [], [3]], pa.list_(pa.int32()))
+    table = pa.table({"n": range(4), "r": ragged})
+    seen: list[Any] = []
+
+    def look(columns: Any) -> Any:
+        seen.extend(columns["r"])
+        return columns
+
+    found = list(tp.from_arrow(table).map_batches(look, format=format))
+    assert found == table.to_pylist()
+    kind: Any = np.ndarray if format == "numpy" else torch.Tensor
+    assert seen[0] is None
+    assert all(isinstance(row, kind) for row in seen[1:])
+
+
+def test_ragged_tensors_come_back_in_their_dtype() -> None:
+    table = pa.table({"r": pa.array([[1, 2], [], [3]], pa.list_(pa.int16()))})
+    found = tp.from_arrow(table).map_batches(lambda columns: columns, format="torch")
+    (back,) = found.batch(3).collate(format="arrow")
+    assert back.schema.field("r").type == pa.list_(pa.int16())
+
+
+@pytest.mark.parametrize("format", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2, 3, 4, None, 6], pa.int64()),
+        pa.array([True] * 4 + [None, False]),
+        pa.array([[1], [2], [], [4], [None, 5], [6]], pa.list_(pa.int64())),
+        pa.array([[1, 2]] * 4 + [None, [3, 4]], pa.list_(pa.int64(), 2)),
+        pa.array([[1.0, 2.0]] * 4 + [[None, 0.5], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_null_without_a_place_in_an_array_is_refused_with_its_row(
+    column: Any, format: Any, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"n": column}), tmp_path / "x.parquet", row_group_size=3)
+    pipe = tp.list_files(tmp_path).read_parquet().map_batches(lambda c: c, format=format)
+    with pytest.raises(tp.DataError, match="column 'n' holds a null") as caught:
+        list(pipe)
+    error = caught.value
+    assert (error.row_group, error.row) == (1, 4)
+    assert str(error.path).endswith("x.parquet")
+    assert "map_batches" in str(error.stage)
+
+
+def test_nulls_among_floats_and_texts_have_a_place() -> None:
+    table = pa.table({"f": [0.5, None], "t": ["a", None]})
+    found = list(tp.from_arrow(table).map_batches(lambda c: c, format="numpy"))
+    assert [row["t"] for row in found] == ["a", None]
+    assert np.isnan(found[1]["f"])
+
+
+def test_masked_arrays_have_nulls_where_they_are_masked() -> None:
+    def masked(columns: Any) -> Any:
+        flat = np.ma.masked_array(columns["x"], columns["x"] == 1)
+        pairs = np.stack([columns["x"]] * 2, axis=1)
+        both = np.ma.masked_array(pairs, (pairs == 2) & np.array([False, True]))
+        return {"m": flat, "p": both}
+
+    found = list(rows(3).map_batches(masked, format="numpy"))
+    assert [row["m"] for row in found] == [0, None, 2]
+    assert found[2]["p"] == [2, None]
+    assert found[1]["p"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda c: {"y": 5}, "in 'y' what makes no column"),
+        (lambda c: {"y": np.float32(5)}, "in 'y' what makes no column: one float32 for all rows"),
+        (lambda c: {"y": "abcdefgh"}, "in 'y' what makes no column: one str for all rows"),
+        (lambda c: {"y": b"abcdefgh"}, "one bytes for all rows"),
+        (lambda c: {"y": {"a": 1}}, "one dict for all rows"),
+        (lambda c: {"y": [1, "a"] * 4}, "in 'y' what makes no column"),
+        (lambda c: {"y": np.zeros(8, np.complex64)}, "in 'y' what makes no column"),
+        (lambda c: {"y": np.zeros((8, 0))}, "no values in its rows"),
+        (lambda c: {1: c["x"]}, "the name of a column is a string, got 1"),
+        (lambda c: {"x": c["x"], "y": c["x"][1:]}, "equally long, got . in 'x', . in 'y'"),
+        (lambda c: pa.table([c["x"], c["x"]], names=["y", "y"]), "the column 'y' twice"),
+        (lambda c: [c["x"]], "a dict of columns or a pyarrow.Table, got list"),
+        (lambda c: None, "a dict of columns or a pyarrow.Table, got NoneType"),
+    ],
+)
+def test_what_makes_no_columns_is_refused(returned: Any, message: str) -> None:
+    with pytest.raises(tp.SchemaError, match=message):
+        list(rows().map_batches(returned, format="numpy"))
+
+
+def test_arrays_in_another_byte_order_and_bfloat16_are_taken() -> None:
+    swapped = rows(3).map_batches(lambda c: {"y": c["x"].astype(">i4")}, format="numpy")
+    assert [row["y"] for row in swapped] == [0, 1, 2]
+    half = rows(3).map_batches(lambda c: {"y": c["x"].to(torch.bfloat16)}, format="torch")
+    assert [row["y"] for row in half] == [0.0, 1.0, 2.0]
+
+
+def test_lists_of_arrays_keep_their_dtype() -> None:
+    def make(columns: Any) -> Any:
+        count = len(columns["x"])
+        return {
+            "flat": [np.zeros(n % 3, np.float32) for n in range(count)],
+            "deep": [np.zeros((n % 3, 2), np.float32) for n in range(count)],
+            "objects": np.array([np.zeros(n % 3 + 1, np.int8) for n in range(count)], dtype=object),
+        }
+
+    (table,) = rows(5).map_batches(make, format="numpy").batch(5).collate(format="arrow")
+    kinds = [str(field.type).replace("element", "item") for field in table.schema]
+    assert kinds == ["list<item: float>", "list<item: list<item: float>>", "list<item: int8>"]

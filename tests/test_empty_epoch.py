@@ -1,0 +1,117 @@
+"""An epoch that gives nothing says so, once, with the stage that left nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from torchdata.nodes import Loader as NodeLoader
+
+import trainpipes as tp
+from trainpipes.runtime.warn_once import _warned
+from trainpipes.sources.arrow import FromArrow
+from trainpipes.stages.filter import Filter
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet() -> None:
+    _warned.clear()
+
+
+def table(rows: int = 97) -> pa.Table:
+    return pa.table({"x": range(rows)})
+
+
+def rows() -> tp.Pipeline:
+    return tp.from_arrow(table())
+
+
+def never(row: Any) -> bool:
+    return False
+
+
+def said(items: Any) -> list[str]:
+    """What iterating warns of, twice over."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert list(items) == []
+        assert list(items) == []
+    return [str(one.message) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: rows().filter(never), "filter(never ("),
+        (lambda: rows().filter(pc.field("x") > 100).batch(4), "filter(<pyarrow.compute.Expression"),
+        (lambda: rows().filter(never).sharding_filter(4).shuffle(9).batch(4), "filter(never ("),
+        (lambda: rows().batch(4).filter(never), "filter(never ("),
+        (lambda: rows().sample(1e-6), "sample(1e-06) left none of 97 rows"),
+        (lambda: rows().skip(97), "skip(97) left none of 97 rows"),
+        (lambda: rows().batch(10).skip(10), "skip(10) left none of 97 rows"),
+        (lambda: rows().shuffle(9).filter(pc.field("x") < 3).skip(5), "and skip(5) left none of 97 rows"),
+        (lambda: rows().batch(98, drop_last=True), "batch(98, drop_last=True) left none of 97 rows"),
+        (lambda: rows().flat_map(lambda row: []), "left none of 97 rows"),
+        (lambda: tp.from_iterable(lambda: range(9)).skip(9), "skip(9) left none of the rows"),
+        (
+            lambda: rows().sharding_filter(8).batch(50).distributed(rank=0, world_size=4),
+            "its 2 batches are fewer than 4 ranks",
+        ),
+    ],
+)  # fmt: skip
+def test_the_stage_and_the_rows_are_named(made: Callable[[], Any], message: str) -> None:
+    (found,) = said(made())
+    assert found.startswith("an epoch of this pipeline gives nothing: ")
+    assert message in found
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_loader_says_it_for_all_its_workers(workers: int) -> None:
+    pipe = rows().filter(never).sharding_filter(4).batch(4)
+    (found,) = said(tp.Loader(pipe, num_workers=workers))
+    assert "left none of 97 rows" in found
+
+
+def test_a_node_says_it_too() -> None:
+    (found,) = said(NodeLoader(Filter(FromArrow(table=table()), never)))
+    assert "left none of 97 rows" in found
+
+
+def test_files_say_how_many_rows_they_had(tmp_path: Path) -> None:
+    for name in "ab":
+        pq.write_table(table(5), tmp_path / f"{name}.parquet")
+    (found,) = said(tp.list_files(tmp_path).read_parquet().filter(never).batch(2))
+    assert "left none of 10 rows" in found
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: rows().take(0),
+        lambda: rows().batch(4).take(0),
+        lambda: rows().sample(0),
+        lambda: tp.from_arrow(table(0)),
+        lambda: tp.from_arrow(table(0)).filter(never).batch(3, drop_last=True),
+        lambda: rows().sharding_filter(8).batch(50).distributed(rank=1, world_size=4),
+    ],
+    ids=["take", "take batches", "sample", "no rows", "no rows to filter", "another rank"],
+)
+def test_nothing_is_said_where_nothing_was_asked_for(made: Callable[[], Any]) -> None:
+    assert said(made()) == []
+
+
+def test_nothing_is_said_of_an_epoch_that_gave_something_or_is_resumed_at_its_end() -> None:
+    pipe = rows().filter(pc.field("x") < 2).batch(2)
+    iterator = iter(pipe)
+    next(iterator)
+    state = iterator.state_dict()
+    assert list(iterator) == []
+    pipe.load_state_dict(state)
+    assert next(iter(pipe)) == [{"x": 0}, {"x": 1}]
+    assert rows().filter(never).batch(4).estimate_len() >= 0
