@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-#: What a request gets: nothing special; a status with headers; or one of
+#: What a request gets: nothing special; a status with headers (and "body"); or one of
 #: "stall": no answer ever; "half, then stall"; "half, then close"; "close": no answer, and the
 #: connection is closed.
 Fault = tuple[int, dict[str, str]] | str | None
@@ -21,6 +23,7 @@ class FaultyServer(ThreadingHTTPServer):
     Attributes:
         fault: says for each request (method, name, number of the request from 0) what it gets.
         asked: the requests so far, "GET 1.parquet".
+        upstream: host and port of a server that answers in place of the folder.
     """
 
     daemon_threads = True
@@ -31,6 +34,7 @@ class FaultyServer(ThreadingHTTPServer):
         self.folder = folder
         self.fault: Callable[[str, str, int], Fault] = lambda *_: None
         self.asked: list[str] = []
+        self.upstream: tuple[str, int] | None = None
         self.lock = threading.Lock()
         self.over = threading.Event()
 
@@ -64,7 +68,11 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if isinstance(fault, tuple):
-            self.answer(fault[0], b"no", fault[1])
+            headers = dict(fault[1])
+            self.answer(fault[0], headers.pop("body", "no").encode(), headers)
+            return
+        if self.server.upstream is not None:
+            self.forward(*self.server.upstream)
             return
         path = self.server.folder / name
         if path.is_dir():
@@ -76,9 +84,22 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.give(path.read_bytes(), str(fault or ""))
 
+    def forward(self, host: str, port: int) -> None:
+        upstream = http.client.HTTPConnection(host, port, timeout=30)
+        upstream.request(self.command, self.path, headers=dict(self.headers))
+        answer = upstream.getresponse()
+        left = ("connection", "content-length", "date", "server", "transfer-encoding")
+        headers = {key: value for key, value in answer.getheaders() if key.lower() not in left}
+        length = answer.getheader("Content-Length")
+        if self.command == "HEAD" and length is not None:
+            headers["Content-Length"] = length
+        self.answer(answer.status, answer.read(), headers)
+        upstream.close()
+
     def give(self, content: bytes, fault: str) -> None:
         asked = self.headers.get("Range")
-        status, headers = 200, {"Accept-Ranges": "bytes"}
+        etag = hashlib.sha256(content).hexdigest()
+        status, headers = 200, {"Accept-Ranges": "bytes", "ETag": f'"{etag}"'}
         if asked:
             first, last = asked.removeprefix("bytes=").split("-")
             start, stop = int(first), min(len(content), int(last) + 1 if last else len(content))
@@ -88,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
             status, content = 206, content[start:stop]
         self.answer(status, content, headers, half=fault.startswith("half"))
-        if fault == "half, then stall":
+        if fault == "half, then stall" and self.command == "GET":
             self.wfile.flush()
             self.server.over.wait()
 
@@ -98,7 +119,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(content)))
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content[: len(content) // 2] if half else content)

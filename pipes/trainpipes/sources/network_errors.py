@@ -56,6 +56,8 @@ ACCESS_NAMES = {
 }  # fmt: skip
 #: Codes of S3 about credentials that come as "400 Bad Request".
 ACCESS_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+#: Attributes that hold a status, of an error or its response.
+STATUS_NAMES = ("status", "status_code", "code")
 #: Characters shown of an error.
 SHOWN = 300
 
@@ -144,11 +146,11 @@ def _code(error: BaseException) -> str:
 def _status(error: BaseException) -> int | None:
     """The HTTP status that an error stands for."""
     response = _response(error)
-    told = [getattr(error, name, None) for name in ("status", "status_code", "code")]
     if isinstance(response, dict):
-        told.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+        told: Iterator[Any] = iter([response.get("ResponseMetadata", {}).get("HTTPStatusCode")])
     else:
-        told += [getattr(response, name, None) for name in ("status_code", "status")]
+        places = [(where, name) for where in (error, response) for name in STATUS_NAMES]
+        told = (getattr(where, name, None) for where, name in places)
     return next((n for n in told if isinstance(n, int) and 300 <= n < 600), None)
 
 

@@ -36,8 +36,9 @@ RETRY_SECONDS = 120.0
 #: has one second more; connections slower than that are taken for broken.
 TRY_SECONDS = 30.0
 SLOWEST = 64 << 10
-#: How many times RETRY_SECONDS listing a folder may take: S3 lists 1,000 files a request.
-LISTING = 5
+#: How many times RETRY_SECONDS listing a folder may take: S3 lists 1,000 files a request. The same for
+#: whole files.
+LONG = 5
 #: Seconds before the second try, doubled with each further one, and at most.
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 8.0
@@ -56,7 +57,7 @@ class Stopped(Exception):
 
 
 class Requests:
-    """Requests of one reader or listing. For any thread.
+    """Requests of a reader or a listing, from any thread.
 
     Args:
         seconds: how long a request is tried again.
@@ -71,18 +72,18 @@ class Requests:
         self._stopped.set()
 
     def call(self, system: Any, method: str, path: str, **options: Any) -> Any:
-        """What a method of a file system says of a path: ``info``, ``ls``, ``find``, ``size``.
+        """What a method of a file system gives for a path: ``info``, ``ls``, ``cat_file``.
 
         Raises:
             FileNotFoundError: the server says that there is no such file.
             UnreachableError: the server does not answer, or refuses to.
         """
-        listing = method in ("ls", "find")
+        long = method in ("ls", "find", "cat_file")
         found, _ = self._until_done(
             _name(system, path),
             lambda: _begin(system, method, path, **options),
-            limit=LISTING * self._seconds if listing else try_seconds(self._seconds),
-            long=listing,
+            limit=LONG * self._seconds if long else try_seconds(self._seconds),
+            long=long,
         )
         return found
 
