@@ -436,6 +436,21 @@ def test_an_error_that_is_not_about_the_server_is_not_tried_again(shaky: str) ->
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("fault", [(503, {}), "close"], ids=["503", "close"])
+@pytest.mark.parametrize("chain", ["simplecache", "filecache"])
+def test_files_that_are_copied_first_are_fetched_again(
+    server: FaultyServer, folder: Path, chain: str, fault: Fault
+) -> None:
+    urls = [f"{chain}::{server.url}/{file}.parquet" for file in range(FILES)]
+    server.fault = first(1, fault)
+    assert list(tp.list_files(urls).read_parquet(index=False)) == list(local(folder))
+
+
+def test_a_cache_that_has_zeros_where_a_request_failed_is_refused(server: FaultyServer) -> None:
+    with pytest.raises(tp.ConfigError, match="zeros"):
+        list(tp.list_files(f"blockcache::{server.url}/0.parquet").read_parquet())
+
+
 # The option
 
 

@@ -30,12 +30,12 @@ def store() -> Iterator[tuple[str, int]]:
     served.start()
     host, port = served.get_host_and_port()
     system = s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}", key="a", secret="b")
-    system.mkdir("data-sets")
+    system.mkdir("failing-store")
     for file in range(4):
         sink = pa.BufferOutputStream()
         table = pa.table({"x": list(range(100 * file, 100 * file + 100))})
         pq.write_table(table, sink, row_group_size=25)
-        system.pipe(f"data-sets/{file % 2}/{file}.parquet", sink.getvalue().to_pybytes())
+        system.pipe(f"failing-store/{file % 2}/{file}.parquet", sink.getvalue().to_pybytes())
     yield host, port
     served.stop()
 
@@ -54,7 +54,7 @@ def pipeline(server: FaultyServer, glob: str = "*/*.parquet", seconds: float = 6
         "secret": "hush",
         "config_kwargs": {"retries": {"max_attempts": 0}},
     }
-    url = f"s3://data-sets/{glob}"
+    url = f"s3://failing-store/{glob}"
     listed = tp.list_files(url, storage_options=options, retry_seconds=seconds)
     return listed.read_parquet(index=False)
 
@@ -82,7 +82,7 @@ def test_a_store_that_fails_for_a_while_gives_all_rows(
 
 def test_a_folder_that_cannot_be_listed_is_not_left_out(server: FaultyServer) -> None:
     server.fault = lambda method, name, _: BUSY if "prefix=1%2F" in name else None
-    with pytest.raises(tp.UnreachableError, match="data-sets/1"):
+    with pytest.raises(tp.UnreachableError, match="failing-store/1"):
         list(pipeline(server, seconds=1))
 
 

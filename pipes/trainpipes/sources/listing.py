@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import fsspec
+from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
@@ -61,7 +62,7 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
 
     Raises:
         MissingExtraError: the package that speaks this protocol is not installed.
-        ConfigError: nobody knows the protocol, or it does not take these options.
+        ConfigError: nobody knows the protocol, it does not take these options, or it would make up data.
     """
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
@@ -85,6 +86,11 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
         raise ConfigError(
             f"{url!r} cannot be opened with storage_options {sorted(options)}: {error}"
         ) from error
+    if type(system) is CachingFileSystem:
+        raise ConfigError(
+            f"{url!r}: where a request fails, 'blockcache::' has zeros for the data from then on; take "
+            "'simplecache::', or .cache() after read_parquet()"
+        )
     system.invalidate_cache()  # a listing of earlier may not be what is there now
     return system, path.rstrip("/") or path
 
