@@ -14,6 +14,7 @@ from trainpipes.errors import (
     StateError,
     TopologyError,
     TrainpipesError,
+    UnreachableError,
     UnreadableError,
     WorkerError,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "StateError",
     "TopologyError",
     "TrainpipesError",
+    "UnreachableError",
     "UnreadableError",
     "WorkerError",
     "cache",

@@ -8,6 +8,7 @@
     │   ├── UnreadableError    (OSError)            files that cannot be opened or decoded
     │   ├── SchemaError        (TypeError)          columns are missing, or have another type
     │   └── DataChangedError   (OSError)            a file is no longer what it was when it was listed
+    ├── UnreachableError       (OSError)            a server does not answer, or denies access
     ├── StateError             (ValueError)         a checkpoint does not fit this pipeline
     ├── WorkerError            (RuntimeError)       a worker process of ours has died
     └── MissingExtraError      (ImportError)        an optional package is not installed
@@ -17,6 +18,8 @@ as attributes: ``path``, ``row_group``, ``row``, ``stage``.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 __all__ = [
     "ConfigError",
@@ -28,6 +31,7 @@ __all__ = [
     "StateError",
     "TopologyError",
     "TrainpipesError",
+    "UnreachableError",
     "UnreadableError",
     "WorkerError",
 ]
@@ -92,6 +96,22 @@ class SchemaError(DataError, TypeError):
 
 class DataChangedError(DataError, OSError):
     """A file is no longer what it was when it was listed."""
+
+
+class UnreachableError(TrainpipesError, OSError):
+    """A server does not answer, or denies access. It says nothing about the data.
+
+    Attributes:
+        attempts: how many times it was asked.
+        seconds: how long that took.
+    """
+
+    def __init__(
+        self, message: str = "", *, attempts: int = 1, seconds: float = 0.0, **context: Any
+    ) -> None:
+        super().__init__(message, **context)
+        self.attempts = attempts
+        self.seconds = seconds
 
 
 class StateError(TrainpipesError, ValueError):

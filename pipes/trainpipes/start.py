@@ -35,7 +35,11 @@ __all__ = [
 
 
 def list_files(
-    urls: Any, *, suffix: Any = None, storage_options: Mapping[str, Any] | None = None
+    urls: Any,
+    *,
+    suffix: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    retry_seconds: float = 120.0,
 ) -> Pipeline:
     """Files by path, folder, glob (also ``**``), any fsspec URL, or a list of these. See ``ListFiles``.
 
@@ -45,7 +49,10 @@ def list_files(
       .read_parquet(columns=['text'])
       .batch(32)
     """
-    return _start(ListFiles(urls=urls, suffix=suffix, storage_options=storage_options))
+    stage = ListFiles(
+        urls=urls, suffix=suffix, storage_options=storage_options, retry_seconds=retry_seconds
+    )
+    return _start(stage)
 
 
 def from_dataset(

@@ -62,9 +62,9 @@ class Reads:
         self.names: list[str] = []
         inner = index_module.read_footer
 
-        def read(system: Any, path: str, size: int) -> bytes:
+        def read(system: Any, path: str, *more: Any) -> bytes:
             self.names.append(Path(path).name)
-            return inner(system, path, size)
+            return inner(system, path, *more)
 
         monkeypatch.setattr(index_module, "read_footer", read)
 

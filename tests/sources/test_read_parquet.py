@@ -119,9 +119,9 @@ def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
     begin, open_file = ParquetReader._begin, parquet_reader.ParquetFile
     monkeypatch.setattr(ParquetReader, "_begin", lambda r, b: (begun.append(b), begin(r, b)))
 
-    def opening(source: ParquetSource, file: int) -> Any:
+    def opening(source: ParquetSource, file: int, *more: Any) -> Any:
         opened.append(file)
-        return open_file(source, file)
+        return open_file(source, file, *more)
 
     monkeypatch.setattr(parquet_reader, "ParquetFile", opening)
     found = source(uneven)

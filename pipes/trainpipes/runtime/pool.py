@@ -105,7 +105,9 @@ class Pool:
         self.threads = threads
         self._shares = shares
         self.within = within
-        self._lock = threading.Condition()
+        # A lock in C: Ctrl-C between a Condition's own __enter__ and the block would leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._tasks: deque[Ticket] = deque()
         self._later: deque[Ticket] = deque()
         self._alive: list[threading.Thread] = []
@@ -135,7 +137,7 @@ class Pool:
             else:
                 tasks.append(ticket)
             if self._idle:
-                self._lock.notify()
+                self._changed.notify()
             elif len(self._alive) < self.threads and not self._closed:
                 name = f"trainpipes-{len(self._alive)}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -148,7 +150,7 @@ class Pool:
             with self._lock:
                 while self._paused or not (self._tasks or self._may_do_later() or self._closed):
                     self._idle += 1
-                    self._lock.wait()
+                    self._changed.wait()
                     self._idle -= 1
                 if self._closed:
                     return
@@ -165,7 +167,7 @@ class Pool:
                 self._running -= 1
                 self._at_later -= is_later
                 if self._paused:
-                    self._lock.notify_all()
+                    self._changed.notify_all()
 
     def _may_do_later(self) -> bool:
         """Whether there is something that can wait, and a thread beside for what cannot: it may take
@@ -189,7 +191,7 @@ class Pool:
             self._closed = True
             self._tasks.clear()
             self._later.clear()
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     # Forks, and the interpreter's end
 
@@ -208,16 +210,17 @@ class Pool:
         own = threading.current_thread() in self._alive
         with self._lock:
             self._paused = True
-            self._lock.wait_for(lambda: self._running <= own, PATIENCE)
+            self._changed.wait_for(lambda: self._running <= own, PATIENCE)
 
     def resume(self) -> None:
         with self._lock:
             self._paused = False
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def forget(self) -> None:
         """In a child: the threads stayed behind."""
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._alive, self._idle, self._running, self._at_later = [], 0, 0, 0
         self._paused = False
 

@@ -19,6 +19,7 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.source import Place, Reader, RowSource
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.listing import expand, is_local, open_system
+from trainpipes.sources.retry import RETRY_SECONDS, Requests, checked_seconds
 
 __all__ = ["FileList", "ListFiles", "digests"]
 
@@ -39,6 +40,7 @@ class FileList:
         system_of: which file system each is in, int64 ``[files]``.
         systems: fsspec file systems.
         stamps: of each, when it was changed (ns), or its etag; empty where the store tells neither.
+        retry_seconds: how long a request to a server is tried again.
     """
 
     names: list[str]
@@ -47,6 +49,7 @@ class FileList:
     system_of: IntArray
     systems: tuple[Any, ...]
     stamps: list[str]
+    retry_seconds: float = RETRY_SECONDS
     _process: int = field(default_factory=os.getpid, repr=False)
 
     def __len__(self) -> int:
@@ -62,6 +65,7 @@ class FileList:
             self.system_of[index],
             self.systems,
             [self.stamps[i] for i in which],
+            self.retry_seconds,
         )
 
     def system(self, file: int) -> Any:
@@ -115,10 +119,15 @@ class ListFiles(Stage):
             one or several, ``""`` for all. Case does not matter.
         storage_options: options of the fsspec file system, credentials for instance. They are
             neither shown nor part of a state.
+        retry_seconds: how long a request to a server that does not answer, breaks off, or says that it is
+            busy (408, 429, 5xx) is tried again: to list, and to read. A request of several MB has a second
+            more for each 64 KiB. What will not pass, as denied access, ends at once; local files are never
+            tried again. Not part of a state.
 
     Raises:
         ConfigError: not a path, an empty list, or a file named twice.
         MissingFilesError: nothing matches; says what is there. (When the files are listed.)
+        UnreachableError: a server does not answer, or denies access.
         MissingExtraError: the package for a protocol is not installed.
 
     >>> import tempfile, pathlib
@@ -130,6 +139,7 @@ class ListFiles(Stage):
     """
 
     role = "files"
+    free = frozenset({"retry_seconds"})
 
     def __init__(
         self,
@@ -138,6 +148,7 @@ class ListFiles(Stage):
         *,
         suffix: str | Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         if source is not None:
             raise ConfigError(f"list_files(urls) starts a pipeline, got {source!r} below it")
@@ -148,6 +159,7 @@ class ListFiles(Stage):
             urls=self._urls[0] if single else self._urls,
             suffix=suffix if suffix is None or isinstance(suffix, str) else list(suffix),
             storage_options=checked_options(storage_options),
+            retry_seconds=checked_seconds(retry_seconds),
         )
         ends = SUFFIXES if suffix is None else (suffix,) if isinstance(suffix, str) else suffix
         if not ends or not all(isinstance(end, str) for end in ends):
@@ -168,9 +180,16 @@ class ListFiles(Stage):
         return self._listed[key]
 
     def _list(self, options: Mapping[str, Any]) -> FileList:
-        opened = [open_system(url, options) for url in self._urls]
+        seconds = self.options["retry_seconds"]
+        requests = Requests(seconds)
+        opened = [open_system(url, options, seconds) for url in self._urls]
+        each = partial(expand, suffixes=self._suffixes, requests=requests)
         with ThreadPoolExecutor(min(16, len(opened))) as pool:
-            found = list(pool.map(partial(expand, suffixes=self._suffixes), self._urls, opened))
+            try:
+                found = list(pool.map(each, self._urls, opened))
+            except BaseException:
+                requests.stop()  # nobody waits for what is under way
+                raise
         systems: dict[int, Any] = {}
         names: dict[str, str] = {}
         paths, sizes, system_of, stamps = [], [], [], []
@@ -197,6 +216,7 @@ class ListFiles(Stage):
             np.array(system_of, dtype=np.int64),
             tuple(systems.values()),
             stamps,
+            seconds,
         )
 
     def open_source(self, files: Any = None) -> PathSource:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.errors import MissingFilesError, UnreadableError
+from trainpipes.errors import MissingFilesError, UnreachableError, UnreadableError
 from trainpipes.order import IntArray
 from trainpipes.runtime.progress import Progress
 from trainpipes.sources.files import FileList
@@ -24,9 +24,16 @@ from trainpipes.sources.index_file import Footer, FooterFile, FooterTable, settl
 from trainpipes.sources.listing import is_local
 from trainpipes.sources.parquet_schema import one_schema
 from trainpipes.sources.parquet_size import arrow_bytes, leaf_paths, leaves_among
-from trainpipes.sources.remote import read_range
+from trainpipes.sources.retry import Requests, Stopped
 
-__all__ = ["ParquetIndex", "parse_footer", "read_bytes", "read_footer", "read_index"]
+__all__ = [
+    "NoFooterError",
+    "ParquetIndex",
+    "parse_footer",
+    "read_bytes",
+    "read_footer",
+    "read_index",
+]
 
 #: Bytes read of a file's end at first.
 TAIL_BYTES = 64 << 10
@@ -74,7 +81,7 @@ class ParquetIndex:
         return same and zlib.crc32(footer) == int(self.checksums[file])
 
 
-class _Unfit(Exception):
+class NoFooterError(Exception):
     """Why a file is no Parquet file that can be read."""
 
 
@@ -95,6 +102,7 @@ def read_index(
     Raises:
         UnreadableError: names every file that is not one, with the reason.
         SchemaError: names the first file that lacks a column or has it in a type that does not fit.
+        UnreachableError: a server does not answer, or denies access; files beyond are not asked for.
     """
     kept = FooterFile.of(files, index)
     known, rows = FooterTable.of([], [], []), np.full(len(files), -1, dtype=np.int64)
@@ -107,17 +115,22 @@ def read_index(
             fresh[file] = None
     failures: dict[int, Exception] = {}
     wanted = sorted(fresh)
+    requests = Requests(files.retry_seconds)
 
     def work(n: int) -> None:
         file = wanted[n]
         try:
-            fresh[file] = _read(files, file, columns, sampled=file % step == 0)
+            fresh[file] = _read(files, file, columns, file % step == 0, requests)
+        except Stopped:
+            pass
         except Exception as error:
             failures[file] = error
+            if isinstance(error, UnreachableError):
+                requests.stop()
 
     read = settled(files, wanted) if kept is not None else 0
     with Progress("reading Parquet footers", len(wanted), "files") as progress:
-        _in_threads(work, len(wanted), progress)
+        _in_threads(work, len(wanted), progress, requests)
     if failures:
         raise _failed(files, failures, asker)
     footers = _in_order(files, known, rows, fresh)
@@ -151,31 +164,33 @@ def _in_order(
     return FooterTable.join([known, table]).take(places)
 
 
-def read_bytes(system: Any, path: str, start: int, stop: int) -> bytes:
+def read_bytes(system: Any, path: str, start: int, stop: int, requests: Requests) -> bytes:
     """Bytes ``start`` to ``stop`` of a file, fewer if it ends before."""
     if not is_local(system):
-        return read_range(system, path, start, stop)
+        return requests.ranges(system, path, [start], [stop], stop)[0][0]
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
         return file.read(stop - start)
 
 
-def read_footer(system: Any, path: str, size: int) -> bytes:
+def read_footer(system: Any, path: str, size: int, requests: Requests) -> bytes:
     """The end of a Parquet file: footer, its length, magic number.
 
     Raises:
-        _Unfit: it has none.
+        NoFooterError: it has none.
+        UnreachableError: the server does not answer, or denies access.
     """
     if size == 0:
-        raise _Unfit("empty: 0 bytes")
-    tail = read_bytes(system, path, max(0, size - TAIL_BYTES), size)
+        raise NoFooterError("empty: 0 bytes")
+    tail = read_bytes(system, path, max(0, size - TAIL_BYTES), size, requests)
     if size < 12 or tail[-4:] != b"PAR1":
-        raise _Unfit(_no_footer(tail[-4:], read_bytes(system, path, 0, min(size, 16)), size))
+        head = read_bytes(system, path, 0, min(size, 16), requests)
+        raise NoFooterError(_no_footer(tail[-4:], head, size))
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if length > size - 4:
-        raise _Unfit(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
+        raise NoFooterError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
     if length > len(tail):
-        tail = read_bytes(system, path, size - length, size)
+        tail = read_bytes(system, path, size - length, size, requests)
     return tail[-length:]
 
 
@@ -192,18 +207,20 @@ def parse_footer(footer: bytes) -> Any:
     return pq.read_metadata(pa.BufferReader(footer))
 
 
-def _read(files: FileList, file: int, columns: Sequence[str] | None, sampled: bool) -> Footer:
+def _read(
+    files: FileList, file: int, columns: Sequence[str] | None, sampled: bool, requests: Requests
+) -> Footer:
     system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
     if size < 0:
-        size = system.size(path)
+        size = requests.call(system, "size", path)
         if size is None:
-            raise _Unfit("the server does not say how large it is")
-    footer = read_footer(system, path, size)
+            raise NoFooterError("the server does not say how large it is")
+    footer = read_footer(system, path, size, requests)
     try:
         metadata = parse_footer(footer)
         schema = metadata.schema.to_arrow_schema().remove_metadata()
     except (pa.ArrowException, OSError) as error:
-        raise _Unfit(f"damaged footer: {one_line(error)}") from error
+        raise NoFooterError(f"damaged footer: {one_line(error)}") from error
     found = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     rows = [group.num_rows for group in found]
     group_bytes = [group.total_byte_size for group in found]
@@ -223,7 +240,9 @@ def _sampled(footer: Footer, metadata: Any, columns: Sequence[str] | None) -> Fo
     return replace(footer, sampled_rows=rows, leaves=tuple(paths), leaf_bytes=tuple(sizes))
 
 
-def _in_threads(work: Callable[[int], None], count: int, progress: Progress) -> None:
+def _in_threads(
+    work: Callable[[int], None], count: int, progress: Progress, requests: Requests
+) -> None:
     """``work(n)`` for every n, a few at a time in each thread."""
     threads = max(1, min(MAX_THREADS, -(-count // 4)))
     share = max(1, min(64, count // (4 * threads)))
@@ -242,6 +261,7 @@ def _in_threads(work: Callable[[int], None], count: int, progress: Progress) -> 
             for _ in pool.map(several, range(0, count, share)):
                 pass
         except BaseException:
+            requests.stop()  # nobody waits for what is under way
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
@@ -283,6 +303,10 @@ def _joined(
 
 
 def _failed(files: FileList, failures: dict[int, Exception], asker: str) -> Exception:
+    for _, failure in sorted(failures.items()):
+        if isinstance(failure, UnreachableError):
+            failure.stage = asker
+            return failure
     lines = [f"  {files.names[n]}: {reason(failures[n])}" for n in sorted(failures)]
     if len(lines) > NAMED:
         lines[NAMED:] = [f"  … and {len(lines) - NAMED:,} more"]
@@ -301,7 +325,7 @@ def _failed(files: FileList, failures: dict[int, Exception], asker: str) -> Exce
 
 def reason(error: Exception) -> str:
     """Why a file cannot be read, in a few words."""
-    if isinstance(error, _Unfit):
+    if isinstance(error, NoFooterError):
         return str(error)
     if isinstance(error, FileNotFoundError):
         return "it was listed, and is gone"

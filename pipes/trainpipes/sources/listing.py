@@ -1,7 +1,7 @@
 """What a path, a folder, a glob or a URL stands for: files and their sizes, in natural order.
 
 Local names are matched here, so that links are followed and no folder is passed over in silence;
-everywhere else fsspec's ``info``, ``find`` and ``glob`` are asked.
+``remote_listing`` asks fsspec for all others.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import fsspec
+from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
-from trainpipes.errors import ConfigError, MissingExtraError, MissingFilesError, UnreadableError
+from trainpipes.errors import (
+    ConfigError,
+    MissingExtraError,
+    MissingFilesError,
+    UnreachableError,
+    UnreadableError,
+)
+from trainpipes.sources.patterns import Found, fixed_root, has_magic, hidden
+from trainpipes.sources.remote_listing import list_remote
+from trainpipes.sources.retry import Requests, try_seconds
 from trainpipes.stages.naming import nearest
 
-__all__ = ["expand", "hidden", "is_local", "natural", "open_system"]
+__all__ = ["expand", "is_local", "natural", "open_system"]
 
 #: Our extras that bring a file system.
 EXTRAS = {"s3fs": "s3", "gcsfs": "gcs", "adlfs": "azure"}
 #: Names shown of a folder that does not hold what was asked for.
 SHOWN = 6
-
-#: What a store's listing may say of a file that changes when the file does, the surest first.
-STAMPS = (
-    "ETag", "etag", "e_tag", "md5Hash", "content_md5", "blob_id", "sha256", "oid", "sha", "LastModified",
-    "last_modified", "mtime", "modified", "updated",
-)  # fmt: skip
-
-#: Files as path, size (None where it is not known), and time of change or etag (empty where not known).
-Found = dict[str, tuple[int | None, str]]
 
 
 def natural(path: str) -> tuple[list[list[str | int]], str]:
@@ -46,29 +47,28 @@ def natural(path: str) -> tuple[list[list[str | int]], str]:
     return [[int(p) if n % 2 else p for n, p in enumerate(piece)] for piece in pieces], path
 
 
-def hidden(name: str) -> bool:
-    """Whether a file or folder is no data by its name: ``.cache``, ``_SUCCESS``, ``_delta_log``;
-    not ``_lang=en``, which is a partition."""
-    return (
-        name.startswith(".") or (name.startswith("_") and "=" not in name) or name == "lost+found"
-    )
-
-
 def is_local(system: Any) -> bool:
     """Whether an fsspec file system is this machine's."""
     return isinstance(system, LocalFileSystem)
 
 
-def open_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[Any, str]:
     """The fsspec file system of a URL or path, and the path in it.
+
+    Args:
+        url: what to open.
+        options: for the file system.
+        seconds: how long its requests will be tried again.
 
     Raises:
         MissingExtraError: the package that speaks this protocol is not installed.
-        ConfigError: nobody knows the protocol, or it does not take these options.
+        ConfigError: nobody knows the protocol, it does not take these options, or it would make up data.
     """
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
     try:
+        if url.startswith(("http://", "https://")) and "::" not in url:
+            options = {**_http_timeout(seconds), **options}
         system, path = fsspec.url_to_fs(url, **options)
     except ImportError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
@@ -86,25 +86,44 @@ def open_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         raise ConfigError(
             f"{url!r} cannot be opened with storage_options {sorted(options)}: {error}"
         ) from error
+    if type(system) is CachingFileSystem:
+        raise ConfigError(
+            f"{url!r}: where a request fails, 'blockcache::' has zeros for the data from then on; take "
+            "'simplecache::', or .cache() after read_parquet()"
+        )
     system.invalidate_cache()  # a listing of earlier may not be what is there now
     return system, path.rstrip("/") or path
 
 
-def expand(url: str, opened: tuple[Any, str], suffixes: Sequence[str]) -> Found:
+def _http_timeout(seconds: float) -> dict[str, Any]:
+    """Options by which a connection over HTTP is given up when nothing comes for some time, not when
+    much has to come."""
+    import aiohttp
+
+    silence = try_seconds(seconds)
+    return {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)}
+
+
+def expand(url: str, opened: tuple[Any, str], suffixes: Sequence[str], requests: Requests) -> Found:
     """The files that a path, folder, glob or URL stands for, in natural order.
 
     Args:
         url: what to look for.
         opened: what ``open_system`` gave for it.
         suffixes: what the names of files found in folders end with, in lower case.
+        requests: makes those to servers.
 
     Raises:
         MissingFilesError: there are none; says what is there instead.
+        UnreachableError: a server does not answer, or denies access.
         UnreadableError: a folder or bucket cannot be listed.
     """
     system, path = opened
     try:
-        found = _local(path, suffixes) if is_local(system) else _remote(system, path, suffixes)
+        local = is_local(system)
+        found = _local(path, suffixes) if local else list_remote(*opened, suffixes, requests)
+    except UnreachableError:
+        raise
     except FileNotFoundError as error:
         if isinstance(error, MissingFilesError):
             raise
@@ -112,13 +131,8 @@ def expand(url: str, opened: tuple[Any, str], suffixes: Sequence[str]) -> Found:
     except Exception as error:
         raise _unlistable(url, error) from error
     if not found:
-        raise _nothing(url, system, path, suffixes)
+        raise _nothing(url, system, path, suffixes, requests)
     return {name: found[name] for name in sorted(found, key=natural)}
-
-
-def _has_magic(path: str) -> bool:
-    wild = "*" if path.startswith(("http://", "https://")) else "*?["
-    return any(c in path for c in wild)
 
 
 # This machine
@@ -127,9 +141,9 @@ def _has_magic(path: str) -> bool:
 def _local(path: str, suffixes: Sequence[str]) -> Found:
     if os.path.isdir(path):
         return _sized(_below(path, suffixes))
-    if os.path.lexists(path) or not _has_magic(path):
+    if os.path.lexists(path) or not has_magic(path):
         return _sized([path])
-    root, parts = _fixed_root(path)
+    root, parts = fixed_root(path)
     matches = dict.fromkeys(_matches("/" + "/".join(root), parts))
     names: dict[str, None] = {}
     for match in matches:
@@ -155,13 +169,6 @@ def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
                 path=path,
             ) from None
     return found
-
-
-def _fixed_root(path: str) -> tuple[list[str], list[str]]:
-    """The parts of a pattern before the first that is one, and the rest."""
-    parts = path.strip("/").split("/")
-    first = next(n for n, part in enumerate(parts) if _has_magic(part))
-    return parts[:first], parts[first:]
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -204,7 +211,7 @@ def _matches(folder: str, parts: Sequence[str]) -> Iterator[str]:
                 yield from _matches(entry.path, parts)
             elif not rest and not entry.is_dir():
                 yield entry.path
-    elif not _has_magic(part):
+    elif not has_magic(part):
         path = os.path.join(folder, part)
         if rest and os.path.isdir(path):
             yield from _matches(path, rest)
@@ -218,45 +225,6 @@ def _matches(folder: str, parts: Sequence[str]) -> Iterator[str]:
                 yield entry.path
             elif entry.is_dir():
                 yield from _matches(entry.path, rest)
-
-
-# Elsewhere
-
-
-def _remote(system: Any, path: str, suffixes: Sequence[str]) -> Found:
-    if not _has_magic(path):
-        info = system.info(path)
-        if info["type"] != "directory":
-            return {info.get("name", path): _told(info)}
-        return _find(system, path, suffixes)
-    root, parts = _fixed_root(path)
-    named = "".join(part[0] for part in parts if part)
-    found: Found = {}
-    for name, info in system.glob(path, detail=True).items():
-        inner = name.strip("/").split("/")[len(root) :]
-        if any(hidden(part) and part[0] not in named for part in inner):
-            continue
-        if info["type"] != "directory":
-            found[name] = _told(info)
-        elif parts[-1] != "**":
-            found.update(_find(system, name, suffixes))
-    return found
-
-
-def _find(system: Any, folder: str, suffixes: Sequence[str]) -> Found:
-    above = len(folder.strip("/").split("/"))
-    found: Found = {}
-    for name, info in system.find(folder, detail=True).items():
-        inner = name.strip("/").split("/")[above:]
-        if name.lower().endswith(tuple(suffixes)) and not any(map(hidden, inner)):
-            found[name] = _told(info)
-    return found
-
-
-def _told(info: Mapping[str, Any]) -> tuple[int | None, str]:
-    """Size and stamp of a file, as a store's listing tells them."""
-    stamp = next((f"{key}={info[key]}" for key in STAMPS if info.get(key)), "")
-    return info.get("size"), stamp
 
 
 # What to say
@@ -277,8 +245,10 @@ def _unlistable(url: str, error: Exception) -> UnreadableError:
     )
 
 
-def _nothing(url: str, system: Any, path: str, suffixes: Sequence[str]) -> MissingFilesError:
-    folder, names = _nearest_folder(system, path)
+def _nothing(
+    url: str, system: Any, path: str, suffixes: Sequence[str], requests: Requests
+) -> MissingFilesError:
+    folder, names = _nearest_folder(system, path, requests)
     if folder == path:
         ends = " or ".join(suffixes)
         return MissingFilesError(
@@ -286,11 +256,11 @@ def _nothing(url: str, system: Any, path: str, suffixes: Sequence[str]) -> Missi
             f"{_shown(names)}. Name another suffix=, or a glob such as {url.rstrip('/') + '/*'!r}",
             path=url,
         )
-    what = "no file matches" if _has_magic(path) else "there is no file or folder"
+    what = "no file matches" if has_magic(path) else "there is no file or folder"
     if folder is None:
         return MissingFilesError(f"{what} {url!r}, and nothing above it can be listed", path=url)
     missing = path[len(folder) :].strip("/").split("/")[0]
-    hint = "" if _has_magic(missing) else nearest(missing, [name.rstrip("/") for name in names])
+    hint = "" if has_magic(missing) else nearest(missing, [name.rstrip("/") for name in names])
     shown = folder if is_local(system) else system.unstrip_protocol(folder)
     return MissingFilesError(
         f"{what} {url!r}{hint}; the nearest folder that exists is {shown}, with: {_shown(names)}",
@@ -298,11 +268,11 @@ def _nothing(url: str, system: Any, path: str, suffixes: Sequence[str]) -> Missi
     )
 
 
-def _nearest_folder(system: Any, path: str) -> tuple[str | None, list[str]]:
+def _nearest_folder(system: Any, path: str, requests: Requests) -> tuple[str | None, list[str]]:
     """The lowest folder above or at a path that exists, and the names in it."""
     folder = path
     while folder:
-        if not _has_magic(folder):
+        if not has_magic(folder):
             try:
                 if is_local(system):
                     names = [e.name + "/" * e.is_dir() for e in _entries(folder)]
@@ -310,9 +280,11 @@ def _nearest_folder(system: Any, path: str) -> tuple[str | None, list[str]]:
                     names = [
                         info["name"].rstrip("/").rsplit("/", 1)[-1]
                         + "/" * (info["type"] == "directory")
-                        for info in system.ls(folder, detail=True)
+                        for info in requests.call(system, "ls", folder, detail=True)
                     ]
                 return folder, sorted(names, key=natural)
+            except UnreachableError:
+                break
             except Exception:
                 names = []  # not there, no folder, or not ours to list: look above it
         above = folder.rpartition("/")[0]

@@ -5,31 +5,46 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pyarrow as pa
+
+from trainpipes.errors import UnreachableError
 from trainpipes.sources.files import FileList
-from trainpipes.sources.index import ParquetIndex, parse_footer, read_footer, reason
+from trainpipes.sources.index import NoFooterError, ParquetIndex, parse_footer, read_footer, reason
 from trainpipes.sources.listing import is_local
+from trainpipes.sources.retry import Requests
 
 __all__ = ["GONE", "change_of"]
 
 GONE = "gone"
 
 
-def change_of(files: FileList, index: ParquetIndex, file: int) -> str:
+def change_of(files: FileList, index: ParquetIndex, file: int, requests: Requests) -> str:
     """What has changed about a file: the saved and the present value. "gone" if it is not there;
-    nothing if it is the same."""
+    nothing if it is the same, or cannot be read.
+
+    Raises:
+        UnreachableError: the server does not say.
+    """
     system, path = files.system(file), files.paths[file]
     size = int(index.sizes[file])
     try:
-        present = _present_size(system, path)
+        present = _present_size(system, path, requests)
         if present is not None and present != size:
             return f"it had {size:,} bytes, and has {present:,}"
-        footer = read_footer(system, path, size)
+        footer = read_footer(system, path, size, requests)
         if index.is_footer(file, footer):
             return ""
-        metadata = parse_footer(footer)
     except FileNotFoundError:
         return GONE
-    except Exception as error:
+    except NoFooterError as error:
+        return reason(error)
+    except OSError as error:
+        if isinstance(error, UnreachableError):
+            raise
+        return ""
+    try:
+        metadata = parse_footer(footer)
+    except (pa.ArrowException, OSError) as error:
         return reason(error)
     saved = index.rows[index.groups(file)].tolist()
     rows = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
@@ -41,9 +56,9 @@ def change_of(files: FileList, index: ParquetIndex, file: int) -> str:
     return "it has as many bytes and rows as before, and another footer"
 
 
-def _present_size(system: Any, path: str) -> int | None:
+def _present_size(system: Any, path: str, requests: Requests) -> int | None:
     if is_local(system):
         return os.stat(path).st_size
     system.invalidate_cache()
-    size = system.size(path)
+    size = requests.call(system, "size", path)
     return None if size is None else int(size)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from trainpipes.sources.listing import is_local
 from trainpipes.sources.parquet_size import arrow_bytes, leaves_of
 from trainpipes.sources.remote import HELD_BYTES, RemoteFile
+from trainpipes.sources.retry import Requests
 
 if TYPE_CHECKING:
     from trainpipes.sources.parquet import ParquetSource
@@ -36,12 +37,13 @@ class ParquetFile:
     Args:
         source: the source.
         file: number of the file.
+        requests: makes those to servers.
 
     Raises:
         ChangedError: it is another file than was listed.
     """
 
-    def __init__(self, source: ParquetSource, file: int) -> None:
+    def __init__(self, source: ParquetSource, file: int, requests: Requests) -> None:
         self._source = source
         self.file = file
         self.remote: RemoteFile | None = None
@@ -49,7 +51,7 @@ class ParquetFile:
         if is_local(system):
             self._handle: Any = pa.OSFile(path)
         else:
-            self.remote = RemoteFile(system, path, int(source.index.sizes[file]))
+            self.remote = RemoteFile(system, path, int(source.index.sizes[file]), requests)
             self._handle = pa.PythonFile(self.remote, mode="r")
         self._expected = range(0)  # row groups that a remote file was told of
         try:
@@ -62,6 +64,8 @@ class ParquetFile:
                 buffer_size=BUFFER_BYTES,
                 page_checksum_verification=True,
             )
+            if self.remote is not None:
+                self.remote.check = self._check
         except BaseException:
             self.close()
             raise
@@ -115,6 +119,13 @@ class ParquetFile:
     def _footer_range(self) -> tuple[int, int]:
         size = int(self._source.index.sizes[self.file])
         return size - int(self._source.index.footers[self.file]), size
+
+    def _check(self) -> None:
+        """Raise if the file is another one by now: a request that was tried again may have met both."""
+        assert self.remote is not None
+        start, stop = self._footer_range()
+        if not self._source.index.is_footer(self.file, self.remote.fetch_range(start, stop)):
+            raise ChangedError
 
     def _read_footer(self) -> bytes:
         """The footer of the open file, if it is still the one that was read at first."""

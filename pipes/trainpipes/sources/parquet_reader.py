@@ -7,6 +7,7 @@ one batch of rows. The whole group never is.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -19,6 +20,8 @@ from trainpipes.errors import (
     DataError,
     MissingFilesError,
     SchemaError,
+    TrainpipesError,
+    UnreachableError,
     UnreadableError,
 )
 from trainpipes.sources.index import parse_footer, reason
@@ -27,6 +30,7 @@ from trainpipes.sources.listing import is_local
 from trainpipes.sources.parquet_change import GONE, change_of
 from trainpipes.sources.parquet_file import ChangedError, ParquetFile
 from trainpipes.sources.remote_ahead import Ahead
+from trainpipes.sources.retry import Requests
 
 if TYPE_CHECKING:
     from trainpipes.sources.parquet import ParquetSource
@@ -83,7 +87,10 @@ class ParquetReader:
         self._row = 0
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None
-        self._ahead = Ahead(partial(_opened_ahead, source), partial(_bytes_of, source))
+        self._requests = Requests(source.files.retry_seconds)
+        weakref.finalize(self, self._requests.stop)
+        opened_ahead = partial(_opened_ahead, source, self._requests)
+        self._ahead = Ahead(opened_ahead, partial(_bytes_of, source))
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Say which row groups will be read next, in order. Those of remote files are fetched at once,
@@ -107,6 +114,7 @@ class ParquetReader:
             MissingFilesError: the file is gone.
             DataChangedError: the file is no longer the one that was listed.
             UnreadableError: the row group cannot be decoded.
+            UnreachableError: the server does not answer, or denies access.
         """
         length = int(self._source.lengths[block])
         if not 0 <= start <= stop <= length:
@@ -147,7 +155,7 @@ class ParquetReader:
         opened = ahead is None and self._file is not None and file == self._file.file
         if not opened:
             self.close()
-            self._file = ParquetFile(self._source, file) if ahead is None else ahead
+            self._file = ahead or ParquetFile(self._source, file, self._requests)
         assert self._file is not None
         self._block, self._row, self._rest = block, 0, None
         self._batches = self._file.batches(block, opened)
@@ -184,7 +192,7 @@ class ParquetReader:
                 **vars(place),
             ) from error
 
-    def _explain(self, block: int, row: int, error: BaseException) -> DataError | None:
+    def _explain(self, block: int, row: int, error: BaseException) -> TrainpipesError | None:
         """What has become of the file, or what is wrong with its contents; None for errors that are not
         about either, or say it themselves."""
         if isinstance(error, DataError | MemoryError) or not isinstance(error, Exception):
@@ -193,7 +201,17 @@ class ParquetReader:
         place = source.place(block, row)
         context: dict[str, Any] = vars(place)
         file = int(source.file_of_block[block])
-        changed = change_of(source.files, source.index, file)
+        try:
+            if isinstance(error, UnreachableError):
+                raise error
+            changed = change_of(source.files, source.index, file, self._requests)
+        except UnreachableError as unreachable:
+            return UnreachableError(
+                f"{place}: {unreachable.message.removeprefix(f'{place.path}: ')}",
+                attempts=unreachable.attempts,
+                seconds=unreachable.seconds,
+                **context,
+            )
         if changed:
             forget(source.index.kept_in)  # made anew, the pipeline is not to believe it again
         if isinstance(error, ChangedError):
@@ -226,9 +244,9 @@ class _Short(Exception):
     """A row group has fewer rows than the footer counts."""
 
 
-def _opened_ahead(source: ParquetSource, block: int) -> ParquetFile:
+def _opened_ahead(source: ParquetSource, requests: Requests, block: int) -> ParquetFile:
     """The file of a row group, which is fetched; in any thread."""
-    opened = ParquetFile(source, int(source.file_of_block[block]))
+    opened = ParquetFile(source, int(source.file_of_block[block]), requests)
     opened.fetch(block)
     return opened
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fsspec.utils import merge_offset_ranges
 
-__all__ = ["RemoteFile", "read_range"]
+from trainpipes.sources.retry import Requests
+
+__all__ = ["RemoteFile"]
 
 #: Bytes held of a file, about.
 HELD_BYTES = 16 << 20
@@ -23,24 +25,6 @@ HELD_BYTES = 16 << 20
 LEAST_BYTES = GAP = 64 << 10
 #: Bytes of what is fetched as one, at most, so that several connections share the work.
 REQUEST_BYTES = 2 << 20
-
-
-def read_range(system: Any, path: str, start: int, stop: int) -> bytes:
-    """Bytes ``start`` to ``stop`` of a file, fewer if it ends before.
-
-    Raises:
-        OSError: the server sends more than it is asked for.
-    """
-    return _checked(system.cat_file(path, start=start, end=stop), stop - start)
-
-
-def _checked(found: Any, asked: int) -> bytes:
-    if len(found) > asked:
-        raise OSError(
-            f"the server sent {len(found):,} bytes where {asked:,} were asked for: it does not know "
-            "ranges; fetch the file first, for instance by 'simplecache::' before the URL"
-        )
-    return bytes(found)
 
 
 class _Stretch:
@@ -79,13 +63,20 @@ class RemoteFile(io.RawIOBase):
         system: the file system.
         path: the path in it.
         size: bytes of the file, as listed.
+        requests: makes the requests.
+
+    Attributes:
+        check: called after a request that had to be tried again: raises if the file is another one by
+            then.
     """
 
-    def __init__(self, system: Any, path: str, size: int) -> None:
+    def __init__(self, system: Any, path: str, size: int, requests: Requests | None = None) -> None:
         super().__init__()
         self._system = system
         self._path = path
         self._size = size
+        self._requests = requests or Requests()
+        self.check: Callable[[], object] = lambda: None
         self._position = 0
         self._stretches: list[_Stretch] = []
 
@@ -104,6 +95,11 @@ class RemoteFile(io.RawIOBase):
         if self._stretches:
             first = self._stretches[0]
             self._fetch(first, first.start, first.start)
+
+    def fetch_range(self, start: int, stop: int) -> bytes:
+        """Bytes as they are on the server now, whatever is held."""
+        found, _ = self._requests.ranges(self._system, self._path, [start], [stop], self._size)
+        return found[0]
 
     def readable(self) -> bool:
         return True
@@ -126,7 +122,7 @@ class RemoteFile(io.RawIOBase):
         inside = (s for s in self._stretches if s.start <= start and stop <= s.stop)
         stretch = next(inside, None)
         if stretch is None:
-            found = read_range(self._system, self._path, start, stop)
+            found = self._ranges([start], [stop])[0]
         else:
             if start < stretch.first or stop > stretch.end:
                 self._fetch(stretch, start, stop)
@@ -140,13 +136,20 @@ class RemoteFile(io.RawIOBase):
         asker.seek(start)
         low = [s for s in self._stretches if s is not asker and s.end - s.at < s.step]
         jobs = [(asker, max(stop, asker.end + asker.step)), *((s, s.end + s.step) for s in low)]
-        jobs = [(s, min(end, s.stop)) for s, end in jobs if s.end < s.stop]
+        jobs = [(s, min(end, s.stop, self._size)) for s, end in jobs]
+        jobs = [(s, end) for s, end in jobs if s.end < end]
         starts, stops = [s.end for s, _ in jobs], [end for _, end in jobs]
         paths = [self._path] * len(jobs)
         paths, starts, stops = merge_offset_ranges(paths, starts, stops, GAP, REQUEST_BYTES)
-        parts = self._system.cat_ranges(paths, starts, stops, on_error="raise")
+        parts = self._ranges(starts, stops)
         for s, end in jobs:
             n = bisect_right(starts, s.end) - 1
-            part = _checked(parts[n], stops[n] - starts[n])[s.end - starts[n] : end - starts[n]]
+            part = parts[n][s.end - starts[n] : end - starts[n]]
             s.seek(s.at)
             s.data += part
+
+    def _ranges(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        found, tries = self._requests.ranges(self._system, self._path, starts, stops, self._size)
+        if tries > 1:
+            self.check()
+        return found

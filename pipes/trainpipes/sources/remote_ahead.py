@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, TypeVar
 
+from trainpipes.errors import UnreachableError
 from trainpipes.runtime.pool import Pool, Ticket
 
 __all__ = ["Ahead"]
@@ -62,14 +63,14 @@ class Ahead(Generic[Opened]):
             self._tickets[block] = waiting().submit(partial(self._open, block))
 
     def take(self, block: int) -> Opened | None:
-        """A row group that was opened ahead; None for one that was not expected. Raises what opening it
-        raised."""
+        """A row group that was opened ahead; None for one that was not expected, or that could not be
+        reached then. Raises what opening it raised."""
         if block in self._upcoming:
             while self._upcoming.popleft() != block:
                 pass
         ticket = self._tickets.pop(block, None)
         self._go_on()
-        if ticket is None:
-            return None
+        if ticket is None or (ticket.done and isinstance(ticket.error, UnreachableError)):
+            return None  # the server may be there again
         opened: Opened = waiting().result(ticket)
         return opened

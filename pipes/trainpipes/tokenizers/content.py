@@ -7,7 +7,8 @@ import os
 
 import fsspec
 
-from trainpipes.errors import DataChangedError, UnreadableError
+from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
+from trainpipes.sources.retry import Requests
 
 __all__ = ["File", "digest"]
 
@@ -33,12 +34,13 @@ class File:
 
         Raises:
             UnreadableError: the file cannot be read.
+            UnreachableError: its server does not answer, or denies access.
             DataChangedError: it holds something else than when it was first read.
         """
         try:
-            remote = "://" in self.path
-            with fsspec.open(self.path, "rb") if remote else open(self.path, "rb") as file:
-                content: bytes = file.read()
+            content = self._content()
+        except UnreachableError:
+            raise
         except Exception as error:
             raise UnreadableError(
                 f"{self.path} cannot be read: {error}; tokenizers are read by every process that "
@@ -54,6 +56,13 @@ class File:
             )
         self._digest = found
         return content
+
+    def _content(self) -> bytes:
+        if "://" in self.path:
+            system, path = fsspec.url_to_fs(self.path)
+            return bytes(Requests().call(system, "cat_file", path))
+        with open(self.path, "rb") as file:
+            return file.read()
 
     def beside(self, name: str) -> bytes | None:
         """The content of a file in the same local directory; None if there is none."""

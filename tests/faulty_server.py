@@ -1,0 +1,141 @@
+"""An HTTP server on loopback that serves a folder, with ranges and index pages, and fails as told."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+#: What a request gets: nothing special; a status with headers (and "body"); or one of
+#: "stall": no answer ever; "half, then stall"; "half, then close"; "close": no answer, and the
+#: connection is closed.
+Fault = tuple[int, dict[str, str]] | str | None
+
+
+class FaultyServer(ThreadingHTTPServer):
+    """Serves a folder.
+
+    Attributes:
+        fault: says for each request (method, name, number of the request from 0) what it gets.
+        asked: the requests so far, "GET 1.parquet".
+        upstream: host and port of a server that answers in place of the folder.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder = folder
+        self.fault: Callable[[str, str, int], Fault] = lambda *_: None
+        self.asked: list[str] = []
+        self.upstream: tuple[str, int] | None = None
+        self.lock = threading.Lock()
+        self.over = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that hangs up is none."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FaultyServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        name = self.path.strip("/")
+        with self.server.lock:
+            number = len(self.server.asked)
+            self.server.asked.append(f"{self.command} {name}")
+        fault = self.server.fault(self.command, name, number)
+        if fault == "stall":
+            self.server.over.wait()
+        if fault in ("stall", "close"):
+            self.close_connection = True
+            return
+        if isinstance(fault, tuple):
+            headers = dict(fault[1])
+            self.answer(fault[0], headers.pop("body", "no").encode(), headers)
+            return
+        if self.server.upstream is not None:
+            self.forward(*self.server.upstream)
+            return
+        path = self.server.folder / name
+        if path.is_dir():
+            names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
+            page = "".join(f'<a href="{name}">{name}</a>' for name in names)
+            self.answer(200, page.encode(), {"Content-Type": "text/html"})
+        elif not path.exists():
+            self.answer(404, b"no", {})
+        else:
+            self.give(path.read_bytes(), str(fault or ""))
+
+    def forward(self, host: str, port: int) -> None:
+        upstream = http.client.HTTPConnection(host, port, timeout=30)
+        upstream.request(self.command, self.path, headers=dict(self.headers))
+        answer = upstream.getresponse()
+        left = ("connection", "content-length", "date", "server", "transfer-encoding")
+        headers = {key: value for key, value in answer.getheaders() if key.lower() not in left}
+        length = answer.getheader("Content-Length")
+        if self.command == "HEAD" and length is not None:
+            headers["Content-Length"] = length
+        self.answer(answer.status, answer.read(), headers)
+        upstream.close()
+
+    def give(self, content: bytes, fault: str) -> None:
+        asked = self.headers.get("Range")
+        etag = hashlib.sha256(content).hexdigest()
+        status, headers = 200, {"Accept-Ranges": "bytes", "ETag": f'"{etag}"'}
+        if asked:
+            first, last = asked.removeprefix("bytes=").split("-")
+            start, stop = int(first), min(len(content), int(last) + 1 if last else len(content))
+            if start >= len(content):
+                self.answer(416, b"", {})
+                return
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+            status, content = 206, content[start:stop]
+        self.answer(status, content, headers, half=fault.startswith("half"))
+        if fault == "half, then stall" and self.command == "GET":
+            self.wfile.flush()
+            self.server.over.wait()
+
+    def answer(
+        self, status: int, content: bytes, headers: dict[str, str], half: bool = False
+    ) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content[: len(content) // 2] if half else content)
+            self.close_connection = self.close_connection or half
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[FaultyServer]:
+    server = FaultyServer(folder)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.over.set()
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

@@ -1,0 +1,535 @@
+"""Servers that fail for a while give the same rows; others one error that says so, and never that the
+data has changed."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import trainpipes as tp
+from faulty_server import Fault, FaultyServer, serving
+from trainpipes.sources import remote, retry
+from trainpipes.testing import digest
+
+pytest.importorskip("aiohttp")
+
+FILES, GROUPS, ROWS = 4, 3, 20
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
+
+
+def write(path: Path, first: int) -> None:
+    count = GROUPS * ROWS
+    texts = [f"row {n} " * 30 for n in range(first, first + count)]
+    table = pa.table({"x": list(range(first, first + count)), "text": texts})
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(table, path, row_group_size=ROWS, compression="none", use_dictionary=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for file in range(FILES):
+        write(tmp_path / "data" / f"{file}.parquet", 1000 * file)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[FaultyServer]:
+    with serving(folder) as found:
+        yield found
+
+
+def local(folder: Path) -> tp.Pipeline:
+    return tp.list_files(folder).read_parquet(index=False)
+
+
+def over_http(server: FaultyServer, seconds: float = 60, **options: Any) -> tp.Pipeline:
+    urls = [f"{server.url}/{file}.parquet" for file in range(FILES)]
+    return tp.list_files(urls, retry_seconds=seconds).read_parquet(**options)
+
+
+def opened(server: FaultyServer, seconds: float = 60, **options: Any) -> tp.Pipeline:
+    """A pipeline that has listed its files and read their footers."""
+    pipe = over_http(server, seconds, **options).batch(8)
+    len(pipe)
+    return pipe
+
+
+def first(times: int, fault: Fault) -> Callable[[str, str, int], Fault]:
+    """So many requests for each file fail."""
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def said(method: str, name: str, _: int) -> Fault:
+        seen[method, name] += 1
+        return fault if seen[method, name] <= times else None
+
+    return said
+
+
+# What may pass
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [(408, {}), (429, {}), (500, {}), (503, {}), "close", "half, then close"],
+    ids=lambda fault: str(fault[0] if isinstance(fault, tuple) else fault),
+)
+def test_a_server_that_fails_for_a_while_gives_the_same_rows(
+    server: FaultyServer, folder: Path, fault: Fault
+) -> None:
+    server.fault = first(3, fault)
+    assert list(over_http(server)) == list(local(folder))
+    server.fault = first(5, fault)
+    shuffled = over_http(server).shuffle(150, seed=1).batch(8)
+    wanted = local(folder).shuffle(150, seed=1).batch(8)
+    assert [digest(b) for b in shuffled] == [digest(b) for b in wanted]
+
+
+@pytest.mark.parametrize("fault", ["stall", "half, then stall"])
+def test_a_request_that_stalls_is_made_again(
+    server: FaultyServer, folder: Path, fault: Fault
+) -> None:
+    server.fault = first(1, fault)
+    assert list(over_http(server, 6)) == list(local(folder))
+
+
+def test_a_server_is_not_asked_before_the_time_that_it_asks_for(
+    server: FaultyServer, folder: Path
+) -> None:
+    until: dict[str, float] = {}
+
+    def limited(method: str, name: str, _: int) -> Fault:
+        if method == "HEAD":
+            return None
+        if name not in until:
+            until[name] = time.monotonic() + 0.9
+            date = formatdate(time.time() + 2, usegmt=True)
+            return 429, {"Retry-After": "1" if name == "0.parquet" else date}
+        return (403, {}) if time.monotonic() < until[name] else None
+
+    server.fault = limited
+    assert list(over_http(server)) == list(local(folder))
+
+
+def test_a_listing_over_http_that_fails_for_a_while_has_all_files(
+    server: FaultyServer, folder: Path
+) -> None:
+    server.fault = first(2, (503, {}))
+    pipe = tp.list_files(f"{server.url}/*.parquet").read_parquet()
+    assert list(pipe) == list(local(folder))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_try_again_too(server: FaultyServer, folder: Path, method: str) -> None:
+    pipe = over_http(server).sharding_filter(num_shards=2).batch(8)
+    wanted = [digest(b) for b in local(folder).sharding_filter(num_shards=2).batch(8)]
+    len(pipe)
+    server.fault = first(3, (503, {}))
+    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context=method)
+    assert [digest(b) for b in loader] == wanted
+
+
+# What does not
+
+
+@pytest.mark.parametrize("fault", [(503, {}), "stall", "half, then stall", "close"], ids=str)
+@pytest.mark.parametrize("stage", ["info", "footers", "rows"])
+def test_a_server_that_is_gone_is_said_to_be(
+    server: FaultyServer, stage: str, fault: Fault
+) -> None:
+    pipe = opened(server, 1) if stage == "rows" else over_http(server, 1)
+    server.fault = lambda method, *_: None if stage == "footers" and method == "HEAD" else fault
+    with pytest.raises(tp.UnreachableError, match="retry_seconds") as caught:
+        list(pipe)
+    error = caught.value
+    assert isinstance(error, OSError)
+    assert not isinstance(error, tp.DataError)
+    assert error.path is not None
+    assert error.path.startswith(server.url)
+    assert error.attempts >= 2
+    assert error.seconds > 0
+    assert (error.row_group, error.row) == ((0, 0) if stage == "rows" else (None, None))
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_denied_access_ends_at_once_and_says_what_to_do(server: FaultyServer, status: int) -> None:
+    pipe = opened(server)
+    server.fault = lambda *_: (status, {})
+    before = len(server.asked)
+    with pytest.raises(tp.UnreachableError, match="renew the credentials") as caught:
+        list(pipe)
+    assert caught.value.attempts == 1
+    assert len(server.asked) - before <= FILES
+
+
+def test_one_dead_server_is_not_asked_for_every_file(tmp_path: Path) -> None:
+    for file in range(60):
+        write(tmp_path / "many" / f"{file}.parquet", file)
+    with serving(tmp_path / "many") as server:
+        urls = [f"{server.url}/{file}.parquet" for file in range(60)]
+        server.fault = lambda method, *_: None if method == "HEAD" else (403, {})
+        with pytest.raises(tp.UnreachableError):
+            len(tp.list_files(urls).read_parquet().batch(2))
+        assert sum(asked.startswith("GET") for asked in server.asked) <= 32
+
+
+def test_a_server_that_asks_to_wait_too_long_is_not_waited_for(server: FaultyServer) -> None:
+    server.fault = lambda *_: (429, {"Retry-After": "3600"})
+    with pytest.raises(tp.UnreachableError, match=r"asks to wait 3,600 s.*retry_seconds is 60"):
+        list(over_http(server))
+
+
+def test_a_name_that_nobody_knows_is_unreachable() -> None:
+    with pytest.raises(tp.UnreachableError, match=r"no-such-host\.invalid"):
+        list(tp.list_files("http://no-such-host.invalid/1.parquet", retry_seconds=1).read_parquet())
+
+
+def test_a_file_that_is_gone_is_missing_at_once(server: FaultyServer, folder: Path) -> None:
+    pipe = opened(server)
+    (folder / "2.parquet").unlink()
+    with pytest.raises(tp.MissingFilesError, match=r"2\.parquet.*is gone"):
+        list(pipe)
+    with pytest.raises(tp.MissingFilesError):
+        list(over_http(server))
+
+
+def test_an_error_in_a_worker_is_the_same(server: FaultyServer) -> None:
+    pipe = over_http(server).sharding_filter(num_shards=2).batch(8)
+    len(pipe)
+    server.fault = lambda *_: (403, {})
+    with pytest.raises(tp.UnreachableError, match="renew the credentials"):
+        list(tp.Loader(pipe, num_workers=2))
+
+
+# Files that change, and what is known of them
+
+
+def test_a_file_that_changes_while_the_server_fails_has_changed(
+    server: FaultyServer, folder: Path
+) -> None:
+    pipe = opened(server)
+    write(folder / "1.parquet", 7)
+    server.fault = first(2, (503, {}))
+    with pytest.raises(tp.DataChangedError, match=r"1\.parquet, row group 0"):
+        list(pipe)
+    write(folder / "1.parquet", 1000)
+    content = (folder / "1.parquet").read_bytes()
+    (folder / "1.parquet").write_bytes(content[: len(content) // 2])
+    with pytest.raises(tp.DataChangedError, match=r"1\.parquet.*it had [0-9,]+ bytes, and has"):
+        list(pipe)
+
+
+def test_a_file_that_changes_within_a_row_group_gives_no_row_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "HELD_BYTES", 40_000)
+    monkeypatch.setattr(remote, "LEAST_BYTES", 10_000)
+    (tmp_path / "large").mkdir()
+    path = tmp_path / "large" / "0.parquet"
+
+    def put(first: int) -> None:
+        table = pa.table({"x": list(range(first, first + 200_000))})
+        pages = {"data_page_size": 8_000, "write_batch_size": 1000, "use_dictionary": False}
+        pq.write_table(table, path, compression="none", row_group_size=200_000, **pages)
+
+    put(0)
+    with serving(path.parent) as server:
+        items = iter(tp.list_files(f"{server.url}/0.parquet").read_parquet())
+        found = [next(items)["x"]]
+        put(1)  # of the same size and layout
+        server.fault = first(3, (503, {}))
+        with pytest.raises(tp.DataChangedError):
+            found.extend(item["x"] for item in items)
+    assert found == list(range(len(found)))
+
+
+def test_a_good_index_of_footers_outlives_a_server_that_fails(
+    server: FaultyServer, folder: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "footers.arrow"
+    opened(server, index=kept)
+    content = kept.read_bytes()
+    for fault in ((503, {}), (403, {}), "stall"):
+        server.fault = lambda *_: None
+        pipe = opened(server, 1, index=kept)
+        server.fault = lambda *_, fault=fault: fault
+        with pytest.raises(tp.UnreachableError):
+            list(pipe)
+        assert kept.read_bytes() == content
+    server.fault = lambda *_: None
+    server.asked.clear()
+    opened(server, index=kept)
+    assert all(asked.startswith("HEAD") for asked in server.asked)
+
+
+def test_damaged_data_of_a_server_that_then_fails_is_no_change(
+    server: FaultyServer, folder: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "footers.arrow"
+    pipe = opened(server, 1, index=kept)
+    content = bytearray((folder / "0.parquet").read_bytes())
+    content[4:200] = bytes(196)
+    (folder / "0.parquet").write_bytes(content)
+    heads = sum(asked.startswith("HEAD") for asked in server.asked)
+
+    def fails_when_asked_for_the_size(method: str, name: str, number: int) -> Fault:
+        sizes = sum(asked.startswith("HEAD") for asked in server.asked)
+        return (503, {}) if sizes > heads else None
+
+    server.fault = fails_when_asked_for_the_size
+    with pytest.raises(tp.UnreachableError):
+        list(pipe)
+    assert kept.exists()
+
+
+def test_after_an_error_the_last_state_goes_on_with_the_same_rows(
+    server: FaultyServer, folder: Path
+) -> None:
+    wanted = [digest(b) for b in local(folder).shuffle(100, seed=2).batch(8)]
+    pipe = over_http(server, 1).shuffle(100, seed=2).batch(8)
+    items, found = iter(pipe), []
+    for _ in range(5):
+        found.append(digest(next(items)))
+    state = items.state_dict()
+    server.fault = lambda *_: (503, {})
+    with pytest.raises(tp.UnreachableError):
+        list(items)
+    server.fault = lambda *_: None
+    again = over_http(server, 30).shuffle(100, seed=2).batch(8)  # the option is no part of a state
+    again.load_state_dict(state)
+    assert found + [digest(b) for b in again] == wanted
+
+
+# File systems of any kind
+
+
+class Shaky(MemoryFileSystem):  # type: ignore[misc]
+    """A store in memory whose calls fail as told."""
+
+    protocol = "shaky"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    find = fsspec.AbstractFileSystem.find  # folder by folder
+    fail: ClassVar[Callable[[str, str], Any]]
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(path.replace("shaky://", "memory://"))
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **more: Any) -> Any:
+        found = super().cat_file(path, start, end, **more)
+        return found[: len(found) // 2] if type(self).fail("cat", path) == "short" else found
+
+    def ls(self, path: str, detail: bool = True, **more: Any) -> Any:
+        type(self).fail("ls", path)
+        return super().ls(path, detail, **more)
+
+    def info(self, path: str, **more: Any) -> Any:
+        type(self).fail("info", path)
+        return super().info(path, **more)
+
+
+@pytest.fixture
+def shaky(folder: Path) -> Iterator[str]:
+    fsspec.register_implementation("shaky", Shaky, clobber=True)
+    Shaky.fail = staticmethod(lambda *_: None)
+    for file in range(FILES):
+        content = (folder / f"{file}.parquet").read_bytes()
+        Shaky("shaky").pipe_file(f"/rows/{file % 2}/{file // 2}.parquet", content)
+    yield "shaky://rows"
+    Shaky.store.clear()
+
+
+def failing(times: int, what: Any) -> Any:
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def fail(call: str, path: str) -> Any:
+        seen[call, path] += 1
+        if seen[call, path] > times:
+            return None
+        if isinstance(what, Exception):
+            raise what
+        return what
+
+    return staticmethod(fail)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        OSError("the line is dead"),
+        OSError(errno.ECONNRESET, "reset"),
+        OSError(errno.EHOSTUNREACH, "no route"),
+        TimeoutError(),
+        ConnectionRefusedError(),
+        EOFError("half an answer"),
+        "short",
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("url", ["rows", "rows/*/*.parquet", "rows/**"])
+def test_any_file_system_may_fail_for_a_while(shaky: str, url: str, what: Any) -> None:
+    wanted = list(tp.list_files(f"shaky://{url}").read_parquet(index=False))
+    assert len(wanted) == FILES * GROUPS * ROWS
+    Shaky.fail = failing(2, what)
+    assert list(tp.list_files(f"shaky://{url}").read_parquet(index=False)) == wanted
+
+
+@pytest.mark.parametrize("url", ["rows", "rows/*/*.parquet", "rows/**"])
+@pytest.mark.parametrize("error", [OSError("dead"), PermissionError("not yours")], ids=repr)
+def test_a_folder_that_cannot_be_listed_is_not_left_out(
+    shaky: str, url: str, error: OSError
+) -> None:
+    def fail(call: str, path: str) -> None:
+        if call == "ls" and path == "/rows/1":
+            raise error
+
+    Shaky.fail = staticmethod(fail)
+    with pytest.raises(tp.UnreachableError, match="rows/1"):
+        list(tp.list_files(f"shaky://{url}", retry_seconds=0.5).read_parquet(index=False))
+
+
+@pytest.mark.parametrize("call", ["ls", "info", "cat"])
+def test_a_call_that_never_returns_is_left_behind(shaky: str, call: str) -> None:
+    over = threading.Event()
+
+    def fail(what: str, path: str) -> None:
+        if what == call:
+            over.wait()
+
+    Shaky.fail = staticmethod(fail)
+    try:
+        with pytest.raises(tp.UnreachableError, match="no answer in"):
+            list(tp.list_files(shaky, retry_seconds=0.5).read_parquet(index=False))
+    finally:
+        over.set()
+
+
+def test_an_error_that_is_not_about_the_server_is_not_tried_again(shaky: str) -> None:
+    calls: list[str] = []
+
+    def fail(call: str, path: str) -> None:
+        calls.append(call)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    Shaky.fail = staticmethod(fail)
+    with pytest.raises(tp.UnreadableError, match="No space left on device"):
+        list(tp.list_files(shaky).read_parquet())
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("fault", [(503, {}), "close"], ids=["503", "close"])
+@pytest.mark.parametrize("chain", ["simplecache", "filecache"])
+def test_files_that_are_copied_first_are_fetched_again(
+    server: FaultyServer, folder: Path, chain: str, fault: Fault
+) -> None:
+    urls = [f"{chain}::{server.url}/{file}.parquet" for file in range(FILES)]
+    server.fault = first(1, fault)
+    assert list(tp.list_files(urls).read_parquet(index=False)) == list(local(folder))
+
+
+def test_a_cache_that_has_zeros_where_a_request_failed_is_refused(server: FaultyServer) -> None:
+    with pytest.raises(tp.ConfigError, match="zeros"):
+        list(tp.list_files(f"blockcache::{server.url}/0.parquet").read_parquet())
+
+
+# The option
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), "120", None, True])
+def test_seconds_that_are_no_time_are_refused(seconds: Any) -> None:
+    with pytest.raises(tp.ConfigError, match=r"retry_seconds.*got"):
+        tp.list_files("data", retry_seconds=seconds)
+
+
+def test_the_option_is_shown_and_no_part_of_a_state(folder: Path) -> None:
+    pipe = tp.list_files(folder, retry_seconds=7).read_parquet().batch(8)
+    assert "retry_seconds=7" in str(pipe)
+    assert "retry_seconds" not in str(tp.list_files(folder).read_parquet())
+    items = iter(pipe)
+    next(items)
+    other = tp.list_files(folder).read_parquet().batch(8)
+    other.load_state_dict(items.state_dict())
+    assert list(other) == list(items)
+
+
+# Ends
+
+ENDS = """
+import sys, threading
+import trainpipes as tp
+
+url, phase, threads = sys.argv[1], sys.argv[2], None if sys.argv[3] == "None" else int(sys.argv[3])
+pipe = tp.list_files([f"{url}/{n}.parquet" for n in range(4)], retry_seconds=3600).read_parquet()
+pipe = pipe.shuffle(50, seed=1).batch(8)
+if phase != "listing":
+    len(pipe)
+loader = tp.Loader(pipe, threads=threads)
+items = iter(loader)
+if phase in ("ahead", "closed"):
+    next(items)
+print("ready", flush=True)
+sys.stdin.readline()
+if phase == "closed":
+    del items, loader
+elif phase != "ahead":
+    list(items)
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("phase", "threads"),
+    [("listing", "0"), ("rows", "0"), ("rows", "None"), ("ahead", "None"), ("closed", "None")],
+)
+def test_a_process_ends_while_requests_are_tried_again(
+    server: FaultyServer, phase: str, threads: str
+) -> None:
+    asked = threading.Event()
+    child = subprocess.Popen(
+        [sys.executable, "-c", ENDS, server.url, phase, threads],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == "ready\n"
+
+        def stall(*_: Any) -> Fault:
+            asked.set()
+            return "stall"
+
+        server.fault = stall
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        if phase in ("listing", "rows"):
+            assert asked.wait(60)
+            child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    if phase in ("listing", "rows"):
+        assert "KeyboardInterrupt" in err
+    else:
+        assert (out, child.returncode) == ("ended\n", 0), err

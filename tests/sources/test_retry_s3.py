@@ -1,0 +1,109 @@
+"""S3 that fails: the same rows after a while, or one error that says so; s3fs tries again by itself, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from faulty_server import Fault, FaultyServer, serving
+
+s3fs = pytest.importorskip("s3fs")
+moto = pytest.importorskip("moto.server")
+
+BODY = "<?xml version='1.0'?><Error><Code>{}</Code><Message>so it is</Message></Error>"
+XML = {"Content-Type": "application/xml"}
+BUSY: Fault = (503, {**XML, "body": BODY.format("ServiceUnavailable")})
+EXPIRED: Fault = (400, {**XML, "body": BODY.format("ExpiredToken")})
+DENIED: Fault = (403, {**XML, "body": BODY.format("AccessDenied")})
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[tuple[str, int]]:
+    served = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    served.start()
+    host, port = served.get_host_and_port()
+    system = s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}", key="a", secret="b")
+    system.mkdir("failing-store")
+    for file in range(4):
+        sink = pa.BufferOutputStream()
+        table = pa.table({"x": list(range(100 * file, 100 * file + 100))})
+        pq.write_table(table, sink, row_group_size=25)
+        system.pipe(f"failing-store/{file % 2}/{file}.parquet", sink.getvalue().to_pybytes())
+    yield host, port
+    served.stop()
+
+
+@pytest.fixture
+def server(store: tuple[str, int], tmp_path: Path) -> Iterator[FaultyServer]:
+    with serving(tmp_path) as found:
+        found.upstream = store
+        yield found
+
+
+def pipeline(server: FaultyServer, glob: str = "*/*.parquet", seconds: float = 60) -> tp.Pipeline:
+    options: dict[str, Any] = {
+        "endpoint_url": server.url,
+        "key": "someone",
+        "secret": "hush",
+        "config_kwargs": {"retries": {"max_attempts": 0}},
+    }
+    url = f"s3://failing-store/{glob}"
+    listed = tp.list_files(url, storage_options=options, retry_seconds=seconds)
+    return listed.read_parquet(index=False)
+
+
+def first(times: int, fault: Fault) -> Any:
+    seen: Counter[str] = Counter()
+
+    def said(method: str, name: str, _: int) -> Fault:
+        seen[f"{method} {name}"] += 1
+        return fault if seen[f"{method} {name}"] <= times else None
+
+    return said
+
+
+@pytest.mark.parametrize("glob", ["*/*.parquet", "**/*.parquet", "", "1/*.parquet"])
+@pytest.mark.parametrize("fault", [BUSY, "close", "half, then close"], ids=["503", "close", "half"])
+def test_a_store_that_fails_for_a_while_gives_all_rows(
+    server: FaultyServer, glob: str, fault: Fault
+) -> None:
+    wanted = list(pipeline(server, glob))
+    assert len(wanted) == (200 if glob == "1/*.parquet" else 400)
+    server.fault = first(2, fault)
+    assert list(pipeline(server, glob)) == wanted
+
+
+def test_a_folder_that_cannot_be_listed_is_not_left_out(server: FaultyServer) -> None:
+    server.fault = lambda method, name, _: BUSY if "prefix=1%2F" in name else None
+    with pytest.raises(tp.UnreachableError, match="failing-store/1"):
+        list(pipeline(server, seconds=1))
+
+
+@pytest.mark.parametrize("stage", ["listing", "rows"])
+@pytest.mark.parametrize("fault", [BUSY, "stall"], ids=["503", "stall"])
+def test_a_store_that_is_gone_is_said_to_be(server: FaultyServer, stage: str, fault: Fault) -> None:
+    pipe = pipeline(server, "1/*.parquet", 2).batch(8)
+    if stage == "rows":
+        len(pipe)
+    server.fault = lambda *_: fault
+    with pytest.raises(tp.UnreachableError, match="cannot be reached"):
+        list(pipe)
+
+
+@pytest.mark.parametrize("fault", [EXPIRED, DENIED], ids=["expired", "denied"])
+@pytest.mark.parametrize("stage", ["listing", "rows"])
+def test_credentials_that_expire_are_named(server: FaultyServer, stage: str, fault: Fault) -> None:
+    pipe = pipeline(server).batch(8)
+    if stage == "rows":
+        len(pipe)
+    server.fault = lambda *_: fault
+    with pytest.raises(tp.UnreachableError, match="renew the credentials") as caught:
+        list(pipe)
+    assert caught.value.attempts == 1
