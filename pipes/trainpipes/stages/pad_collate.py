@@ -43,9 +43,6 @@ from trainpipes.stages.tokenize import Tokenize
 
 __all__ = ["PadCollate"]
 
-#: Bytes of a micro-batch up to which it is made when it is taken.
-LATE_BYTES = 1 << 19
-
 
 class PadCollate(Stage):
     """Makes tensors of the columns of each micro-batch; lists of numbers are padded.
@@ -181,13 +178,12 @@ class PadCollate(Stage):
             read = partial(of_arrow, index=index)
             return run.with_items(self._batches(columns, read, run.bounds, run.block.ids))
         data = run.block.data
-        edges = list(pairwise(run.bounds.tolist()))
+        edges = run.bounds.tolist()
         if isinstance(data, TensorRows) and data.names is not None:
-            named = dict(zip(data.names, data.tensors, strict=True))
-            return run.with_items([{k: t[a:b].clone() for k, t in named.items()} for a, b in edges])
+            return run.with_items(data.batches(edges))
         rows = run.block.rows()
         ids = run.block.ids
-        return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in edges])
+        return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in pairwise(edges)])
 
     def _of_foreign(self, run: Run) -> list[dict[str, Any]]:
         """Items of another kind of node, which are micro-batches if they are lists of rows."""
@@ -227,9 +223,7 @@ class PadCollate(Stage):
     def _batches(
         self, columns: Mapping[str, Any], read: Any, bounds: IntArray, ids: IntArray
     ) -> MutableSequence[Any]:
-        """All micro-batches of some rows. Small ones are made by whoever takes them: memory that the
-        last one gave back is then still in the processor's cache, and several threads that do many small
-        things only wait for each other. Large ones are made here, in any thread."""
+        """All micro-batches of some rows."""
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)
@@ -255,10 +249,7 @@ class PadCollate(Stage):
                 raise error from None
         if self._packed and "segment_ids" in present:
             writers.append(SequencesWriter())
-        count = len(bounds) - 1
-        batches = late_batches(writers, count)
-        small = sum(writer.nbytes for writer in writers) <= count * LATE_BYTES
-        return batches if small else list(batches)
+        return late_batches(writers, len(bounds) - 1)
 
     def _writer(self, name: str, column: Column, bounds: IntArray, mask: str | None) -> Writer:
         """What puts one column, and its mask, into a micro-batch."""
