@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.digest import of_ragged
 
-__all__ = ["FULL", "QUICK", "TINY", "Data", "Sizes", "make"]
+__all__ = ["CHECK", "FULL", "QUICK", "TINY", "Data", "Sizes", "make"]
 
 #: Rows have 20 to 288 tokens, each number about as often: 154 on average.
 SHORTEST, LONGEST, AVERAGE = 20, 289, 154
@@ -57,6 +57,7 @@ class Sizes:
 
 FULL = Sizes(ids_rows=400_000, text_rows=100_000, buffer=40_960)
 QUICK = Sizes(ids_rows=100_000, text_rows=24_000, buffer=8_192)
+CHECK = Sizes(64_000, 16_000, 8_192, vocabulary=8_192, corpus_bytes=4 << 20)
 TINY = Sizes(1_200, 600, 128, files=3, groups=4, vocabulary=600, corpus_bytes=200_000)
 
 

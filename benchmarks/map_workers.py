@@ -77,18 +77,11 @@ def drained(batches: Iterable[Any]) -> int:
     return sum(len(batch) for batch in batches)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+def rates_of(images: int, workers: int, repeats: int) -> dict[str, float]:
+    """Images a second of each, medians."""
     torch.set_num_threads(1)
-    workers = args.workers
     with tempfile.TemporaryDirectory() as folder:
-        paths = make_images(Path(folder), args.images)
+        paths = make_images(Path(folder), images)
 
         def ours(**how: Any) -> Callable[[], int]:
             rows = tp.from_dataset(paths).sharding_filter().shuffle(scope="global")
@@ -99,25 +92,35 @@ def main() -> None:
         kept = {"num_workers": workers, "persistent_workers": True}
         contestants = {
             "map": ours(),
-            f"map, {workers} threads": ours(num_workers=workers),
-            f"map, {workers} processes": ours(num_workers=workers, method="process"),
+            "map, threads": ours(num_workers=workers),
+            "map, processes": ours(num_workers=workers, method="process"),
             "DataLoader": partial(drained, DataLoader(Augmented(paths), **options)),
-            f"DataLoader, {workers} workers": partial(
+            "DataLoader, workers": partial(
                 drained, DataLoader(Augmented(paths), **options, **kept)
             ),
         }
         rates: dict[str, list[float]] = {name: [] for name in contestants}
-        for repeat in range(args.repeats + 1):
+        for repeat in range(repeats + 1):
             for name, run in contestants.items():
                 start = time.perf_counter()
                 rows = run()
                 if repeat:  # the first one starts processes
                     rates[name].append(rows / (time.perf_counter() - start))
-    base = statistics.median(rates["DataLoader"])
-    print("| | images/s | ratio |\n|---|---|---|")
-    for name, found in rates.items():
-        rate = statistics.median(found)
-        print(f"| {name} | {rate:,.0f} | {rate / base:.2f} |")
+    return {name: statistics.median(found) for name, found in rates.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    rates = rates_of(args.images, args.workers, args.repeats)
+    print(f"| {args.workers} workers | images/s | ratio |\n|---|---|---|")
+    for name, rate in rates.items():
+        print(f"| {name} | {rate:,.0f} | {rate / rates['DataLoader']:.2f} |")
 
 
 if __name__ == "__main__":

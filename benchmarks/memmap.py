@@ -2,9 +2,10 @@
 
     python benchmarks/memmap.py [--images 350] [--repeats 7]
 
-Makes its own data: JPEG files of 224 x 224 pixels, and a file of 50 M uint16 tokens. Both sides of each
-comparison run in this process, in turn; the medians' ratios are what to quote. Needs pillow:
-pip install pillow. Prints a Markdown table.
+Makes its own data: JPEG files of 224 x 224 pixels, and a file of 50 M uint16 tokens. Images come in batches
+of 32 from a plain ``DataLoader`` over the JPEG files, from ``from_dataset`` over the same files, and from
+``from_memmap`` over the memory map that was written of them. All run in this process, in turn; the medians'
+ratios are what to quote. Needs pillow: pip install pillow. Prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 import trainpipes as tp
 
@@ -72,7 +74,8 @@ class Images:
 def nano_gpt(
     data: Any, batches: int, generator: torch.Generator
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Random stretches of a memory-mapped token file, as nanoGPT's ``get_batch`` takes them."""
+    """Batches as nanoGPT's loop makes them: stretches of a token file at random offsets, widened one by one
+    and stacked, and the same ones a token later. The file stays mapped, which is in its favour."""
     for _ in range(batches):
         starts = torch.randint(len(data) - LENGTH, (TOKEN_BATCH,), generator=generator).tolist()
         x = [torch.from_numpy(data[i : i + LENGTH].astype(np.int64)) for i in starts]
@@ -99,10 +102,45 @@ def medians(contestants: dict[str, Callable[[], Any]], repeats: int, what: str) 
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def epochs(pipe: tp.Pipeline) -> Callable[[], int]:
-    """Goes through the next epoch, each time."""
-    loader = tp.Loader(pipe)
-    return lambda: sum(1 for _ in loader)
+def drained(batches: Iterable[Any]) -> Callable[[], int]:
+    """Goes through the batches, each time anew."""
+    return lambda: sum(1 for _ in batches)
+
+
+def image_times(folder: Path, count: int, repeats: int) -> dict[str, float]:
+    """Median seconds of an epoch, by who reads and in which order."""
+    images = Images(make_images(folder, count))
+    tp.write_memmap(folder / "images.memmap", (images[n] for n in range(count)))
+    files, mapped = tp.from_dataset(images), tp.from_memmap(folder / "images.memmap")
+    contestants = {}
+    for order, shuffled in (("", False), (", shuffled", True)):
+        ours = {"from_dataset": files, "from_memmap": mapped}
+        plain: Any = DataLoader(images, batch_size=BATCH, shuffle=shuffled)  # type: ignore[arg-type]
+        contestants[f"DataLoader over JPEG files{order}"] = drained(plain)
+        for name, rows in ours.items():
+            pipe = rows.shuffle(scope="global") if shuffled else rows
+            contestants[f"{name}{order}"] = drained(tp.Loader(pipe.batch(BATCH).collate()))
+    return medians(contestants, repeats, "images")
+
+
+def token_times(folder: Path, tokens: int, batches: int, repeats: int) -> dict[str, float]:
+    """Median seconds of so many batches."""
+    path = folder / "tokens.bin"
+    np.random.default_rng(1).integers(0, 50_257, tokens, dtype=np.uint16).tofile(path)
+    data = np.memmap(path, np.uint16, "r")
+    generator = torch.Generator().manual_seed(0)
+    rows = tp.from_memmap(path, dtype="uint16", length=LENGTH, labels=True)
+
+    def ours(ordered: tp.Pipeline) -> Callable[[], int]:
+        return drained(tp.Loader(ordered.batch(TOKEN_BATCH).collate().take(batches)))
+
+    contestants = {
+        "nanoGPT's get_batch": lambda: sum(1 for _ in nano_gpt(data, batches, generator)),
+        'shuffle(scope="global")': ours(rows.shuffle(scope="global")),
+        "shuffle(8192)": ours(rows.shuffle(8192)),
+        "in file order": ours(rows),
+    }
+    return medians(contestants, repeats, "tokens")
 
 
 def main() -> None:
@@ -114,53 +152,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        images = Images(make_images(folder, args.images))
-        tp.write_memmap(folder / "images.memmap", (images[n] for n in range(len(images))))
-        files = tp.from_dataset(images)
-        mapped = tp.from_memmap(folder / "images.memmap")
-        contestants = {
-            "JPEG files": epochs(files.batch(BATCH).collate()),
-            "memory map": epochs(mapped.batch(BATCH).collate()),
-            "JPEG files, shuffled": epochs(files.shuffle(scope="global").batch(BATCH).collate()),
-            "memory map, shuffled": epochs(mapped.shuffle(scope="global").batch(BATCH).collate()),
-        }
-        times = medians(contestants, args.repeats, "images")
-        print(f"\n{args.images} images of 224 x 224, batches of {BATCH}, through tp.Loader\n")
-        print("| | images/s | ratio |\n|---|---|---|")
-        for which in ("", ", shuffled"):
-            slow = times["JPEG files" + which]
-            for kind in ("JPEG files", "memory map"):
-                took = times[kind + which]
-                print(f"| {kind}{which} | {args.images / took:,.0f} | {slow / took:.1f} |")
-
-        np.random.default_rng(1).integers(0, 50_257, TOKENS, dtype=np.uint16).tofile(
-            folder / "tokens.bin"
-        )
-        data = np.memmap(folder / "tokens.bin", np.uint16, "r")
-        generator = torch.Generator().manual_seed(0)
-        tokens = tp.from_memmap(folder / "tokens.bin", dtype="uint16", length=LENGTH, labels=True)
-        rows = tokens.shuffle(scope="global").batch(TOKEN_BATCH).collate().take(args.batches)
-        window = tokens.shuffle(8192).batch(TOKEN_BATCH).collate().take(args.batches)
-        times = medians(
-            {
-                "nanoGPT's get_batch": lambda: sum(
-                    1 for _ in nano_gpt(data, args.batches, generator)
-                ),
-                'shuffle(scope="global")': epochs(rows),
-                "shuffle(8192)": epochs(window),
-            },
-            args.repeats,
-            "tokens",
-        )
-        print(
-            f"\n{args.batches} batches of {TOKEN_BATCH} x {LENGTH} tokens and the ones after them, int64\n"
-        )
-        print("| | tokens/s | ratio |\n|---|---|---|")
+        times = image_times(Path(name), args.images, args.repeats)
+        print(f"\n{args.images} images of 224 x 224, batches of {BATCH}\n")
+        print("| | images/s | against a DataLoader over JPEG files |\n|---|---|---|")
+        for kind, took in times.items():
+            slow = times["DataLoader over JPEG files" + ", shuffled" * kind.endswith(", shuffled")]
+            print(f"| {kind} | {args.images / took:,.0f} | {slow / took:.1f} |")
+        times = token_times(Path(name), TOKENS, args.batches, args.repeats)
+        print(f"\nBatches of {TOKEN_BATCH} x {LENGTH} tokens and the ones after them, int64\n")
+        print("| | ms a batch | tokens/s | ratio |\n|---|---|---|---|")
         slow = times["nanoGPT's get_batch"]
         for kind, took in times.items():
-            rate = args.batches * TOKEN_BATCH * LENGTH / took
-            print(f"| {kind} | {rate / 1e6:,.0f} M | {slow / took:.1f} |")
+            each = took / args.batches
+            rate = TOKEN_BATCH * LENGTH / each / 1e6
+            print(f"| {kind} | {each * 1e3:.3f} | {rate:,.0f} M | {slow / took:.1f} |")
 
 
 if __name__ == "__main__":

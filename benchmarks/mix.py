@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,8 @@ from trainpipes.fair_queue import by_rows, by_tokens, phases_of
 from trainpipes.order import IntArray
 
 SHARES = {"2 sources, 0.7 and 0.3": [0.7, 0.3], "10 sources": [31, 28, 23, 19, 17, 13, 11, 7, 5, 3]}
+#: Weights of the accuracy.
+THREE = [70, 20, 10]
 DRAWS = (10**2, 10**4, 10**6)
 SHARDS = 24
 
@@ -49,9 +52,13 @@ def spent(pipe: tp.Pipeline, batches: int) -> float:
     return (time.process_time() - start) * 1e6 / rows
 
 
-def cost(rows: int, repeats: int) -> Iterable[str]:
-    yield "| sources | one by one, us a row | mixed by rows | by tokens | weights of many digits |"
-    yield "|---|---|---|---|---|"
+#: Ways to read several sources.
+WAYS = ("one by one", "mixed by rows", "by tokens", "weights of many digits")
+
+
+def costs(rows: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Processor time of each way, in us a row, for each set of sources: medians over repeats in turns."""
+    costs = {}
     for name, shares in SHARES.items():
         total = sum(shares)
         tables = [table_of(int(rows * s / total), 150, n) for n, s in enumerate(shares)]
@@ -67,7 +74,15 @@ def cost(rows: int, repeats: int) -> Iterable[str]:
         batches = rows // 32 - SHARDS
         found = [[spent(way, batches) for way in ways] for _ in range(repeats)]
         middle = [statistics.median(column) for column in zip(*found, strict=True)]
-        yield f"| {name} | {' | '.join(f'{us:.2f}' for us in middle)} |"
+        costs[name] = dict(zip(WAYS, middle, strict=True))
+    return costs
+
+
+def cost(rows: int, repeats: int) -> Iterable[str]:
+    yield f"| us a row | {' | '.join(WAYS)} |"
+    yield "|---|" + "---|" * len(WAYS)
+    for name, found in costs(rows, repeats).items():
+        yield f"| {name} | {' | '.join(f'{us:.2f}' for us in found.values())} |"
 
 
 def order_of(weights: list[int], rows: int, shard: int = 0) -> IntArray:
@@ -85,15 +100,37 @@ def order_of(weights: list[int], rows: int, shard: int = 0) -> IntArray:
     return np.concatenate(found)
 
 
+def choosing(rows: int, repeats: int) -> dict[str, float]:
+    """Processor time of choosing alone, in us a row, medians over repeats in turns."""
+    digits = [round(1e9 * w) + 1_234_567 * n for n, w in enumerate(SHARES["10 sources"])]
+    lengths = np.random.default_rng(1).integers(1, 200, (2, rows)).tolist()
+    ways: dict[str, Callable[[], Any]] = {
+        "short weights": lambda: order_of([7, 3], rows),
+        "10 sources, many digits": lambda: order_of(digits, rows),
+        "by tokens": lambda: by_tokens([7, 3], (0, 0), None, lengths, rows),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, way in ways.items():
+            start = time.process_time()
+            way()
+            found[name].append((time.process_time() - start) * 1e6 / rows)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def most_off(order: IntArray, draws: int) -> float:
+    """Rows by which the most wrong of three sources is off its share after so many draws."""
+    found = np.bincount(order[:draws], minlength=3)
+    return float(np.abs(found - draws * np.array(THREE) / sum(THREE)).max())
+
+
 def accuracy() -> Iterable[str]:
     yield "| counted | after | most off | share of it |"
     yield "|---|---|---|---|"
-    weights = [70, 20, 10]
+    weights = THREE
     order = order_of(weights, DRAWS[-1])
     for draws in DRAWS:
-        off = np.abs(
-            np.bincount(order[:draws], minlength=3) - draws * np.array(weights) / 100
-        ).max()
+        off = most_off(order, draws)
         yield f"| rows | {draws:,} | {off:.2f} rows | {off / draws:.1e} |"
     rng = np.random.default_rng(1)
     lengths = [rng.integers(1, most, DRAWS[-1]).tolist() for most in (2000, 200, 20)]

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -179,7 +179,24 @@ def grain_rows(lengths: IntArray, capacity: int, bins: int) -> Any:
     return rows
 
 
-def padding_table(lengths: IntArray, capacity: int) -> None:
+class Packed(NamedTuple):
+    """What a method did.
+
+    Args:
+        empty: part of all cells.
+        split: part of the documents that would have fitted.
+        rate: documents a second.
+    """
+
+    empty: float
+    split: float
+    rate: float
+
+
+def padding_of(
+    lengths: IntArray, capacity: int, ours: bool = False
+) -> Iterator[tuple[str, Packed | None]]:
+    """Each method by name, or ours only; None where it is not installed."""
     table = table_of(lengths)
     cut = table_of(np.minimum(lengths, capacity))
     made: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
@@ -202,15 +219,15 @@ def padding_table(lengths: IntArray, capacity: int) -> None:
             made[f"**pack**, {said}"] = (
                 lambda options=options: list(packed(cut, capacity, **options)), rows_of
             )  # fmt: skip
-    print(f"| {len(lengths):,} documents, rows of {capacity:,} | padding | split | documents/s |")
-    print("|---|---|---|---|")
     fitting = int((lengths <= capacity).sum())
     for name, (make, read) in made.items():
+        if ours and not name.startswith("**pack**"):
+            continue
         begun = time.perf_counter()
         found = make()
         seconds = time.perf_counter() - begun
         if found is None:
-            print(f"| {name} | not installed | | |")
+            yield name, None
             continue
         rows = read(found)
         tokens = sum(sum(row.values()) for row in rows)
@@ -218,14 +235,28 @@ def padding_table(lengths: IntArray, capacity: int) -> None:
         parts = np.bincount([document for row in rows for document in row])
         split = int((parts > 1)[lengths <= capacity].sum()) / fitting
         empty = 1 - tokens / (len(rows) * capacity)
-        print(f"| {name} | {empty:.2%} | {split:.1%} | {len(lengths) / seconds:,.0f} |", flush=True)
+        yield name, Packed(empty, split, len(lengths) / seconds)
     whole = rows_of(packed(table, capacity))
     parts = np.bincount([document for row in whole for document in row])
     expected = -(-lengths // capacity)
     assert (parts == expected).all(), "a document is split that would fit"
 
 
-def batches_table(lengths: IntArray) -> None:
+def padding_table(lengths: IntArray, capacity: int) -> None:
+    print(f"| {len(lengths):,} documents, rows of {capacity:,} | padding | split | documents/s |")
+    print("|---|---|---|---|")
+    for name, found in padding_of(lengths, capacity):
+        if found is None:
+            print(f"| {name} | not installed | | |")
+        else:
+            print(
+                f"| {name} | {found.empty:.2%} | {found.split:.1%} | {found.rate:,.0f} |",
+                flush=True,
+            )
+
+
+def batches_of(lengths: IntArray) -> Iterator[tuple[str, float, int]]:
+    """Ways to make batches: the padding, and how many batches there are."""
     rows = tp.from_arrow(table_of(np.minimum(lengths, 16_384))).shuffle(4096)
     tokens = 32 * int(lengths.mean())
     made = {
@@ -235,17 +266,25 @@ def batches_table(lengths: IntArray) -> None:
         f"batch(max_tokens={tokens})": rows.batch(max_tokens=tokens),
         f"bucket_by_length(max_tokens={tokens})": rows.bucket_by_length(max_tokens=tokens),
     }
-    print("\n| batches | padding | micro-batches |\n|---|---|---|")
     for name, pipe in made.items():
         found = pipe.pad_collate().padding(10**9)
-        print(f"| {name} | {found.share:.1%} | {found.batches:,} |", flush=True)
+        yield name, found.share, found.batches
 
 
-def cost_table(lengths: IntArray, capacity: int, repeats: int) -> None:
+def batches_table(lengths: IntArray) -> None:
+    print("\n| batches | padding | micro-batches |\n|---|---|---|")
+    for name, share, batches in batches_of(lengths):
+        print(f"| {name} | {share:.1%} | {batches:,} |", flush=True)
+
+
+def costs_of(
+    lengths: IntArray, capacity: int, repeats: int, vocabulary: int = 8192
+) -> tuple[dict[str, float], int]:
+    """Processor time of each stage in ns a token, medians, and how many tokens there are."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
         pairs = list(function_pairs())
-        train_tokenizer(pairs[::8], path, 8192)
+        train_tokenizer(pairs[::8], path, vocabulary)
         text = "\n".join(part for pair in pairs for part in pair)
         chars = lengths * 7 // 2
         edges = np.concatenate([[0], np.cumsum(chars)])
@@ -272,11 +311,15 @@ def cost_table(lengths: IntArray, capacity: int, repeats: int) -> None:
                 begun = time.process_time()
                 do()
                 taken[name].append((time.process_time() - begun) / tokens * 1e9)
+    # The first one loads the tokenizer.
+    return {name: statistics.median(found[1:]) for name, found in taken.items()}, tokens
+
+
+def cost_table(lengths: IntArray, capacity: int, repeats: int) -> None:
+    costs, tokens = costs_of(lengths, capacity, repeats)
     print(f"\n| {tokens:,} tokens | CPU ns a token | of tokenizing |\n|---|---|---|")
-    base = statistics.median(taken["tokenize"][1:])
-    for name, found in taken.items():
-        middle = statistics.median(found[1:])  # the first one loads the tokenizer
-        print(f"| {name} | {middle:.1f} | {middle / base:.1%} |", flush=True)
+    for name, cost in costs.items():
+        print(f"| {name} | {cost:.1f} | {cost / costs['tokenize']:.1%} |", flush=True)
 
 
 def main() -> None:

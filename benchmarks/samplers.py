@@ -30,18 +30,12 @@ def windows(sampler: Any, count: int, rows: int, first: int = 0) -> Callable[[],
     return run
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
-    rows = args.rows
+def rates_of(rows: int, repeats: int) -> dict[str, float]:
+    """Row numbers a second of each, medians."""
     weights = np.random.default_rng(0).random(1_000_000)
     generator = np.random.default_rng(0)
     contestants: dict[str, Callable[[], Any]] = {
-        f"RandomSampler, {rows:,} rows": windows(RandomSampler(), rows, rows),
+        "RandomSampler": windows(RandomSampler(), rows, rows),
         "RandomSampler, in the midst of 10^9 rows": windows(
             RandomSampler(), rows, 10**9, 5 * 10**8
         ),
@@ -51,20 +45,29 @@ def main() -> None:
         "WeightedRandomSampler, 10^6 weights": windows(
             WeightedRandomSampler(weights, rows), rows, len(weights)
         ),
-        f"numpy permutation, {rows:,} rows at once": lambda: generator.permutation(rows),
-        f"torch.randperm, {rows:,} rows at once": lambda: torch.randperm(rows),
+        "numpy permutation, at once": lambda: generator.permutation(rows),
+        "torch.randperm, at once": lambda: torch.randperm(rows),
     }
     found: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(args.repeats):
+    for _ in range(repeats):
         for name, run in contestants.items():
             start = time.perf_counter()
             run()
             found[name].append(rows / (time.perf_counter() - start))
+    return {name: statistics.median(rates) for name, rates in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
     print("| | million indices/s | memory |\n|---|---|---|")
-    for name, rates in found.items():
-        whole = "at once" in name
-        memory = f"{rows * 8 / 1e6:,.0f} MB" if whole else f"{WINDOW * 8 / 1e6:.1f} MB"
-        print(f"| {name} | {statistics.median(rates) / 1e6:.1f} | {memory} |")
+    for name, rate in rates_of(args.rows, args.repeats).items():
+        rows = args.rows if "at once" in name else WINDOW
+        print(f"| {name} | {rate / 1e6:.1f} | {rows * 8 / 1e6:,.1f} MB |")
 
 
 if __name__ == "__main__":

@@ -197,12 +197,32 @@ def balance(starts: Any, order: Any, index: ParquetIndex, layout: Layout) -> dic
     return found
 
 
+def planned(row_groups: int, ranks: int, workers: int, repeats: int) -> dict[str, Any]:
+    """What ``plan_one_rank`` finds in processes of their own: medians of times, the most of memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_up(row_groups, Path(folder))
+        command = [sys.executable, __file__, "--one", folder]
+        command += ["--ranks", str(ranks), "--workers", str(workers)]
+        runs = []
+        for _ in range(repeats):
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            runs.append(json.loads(done.stdout))
+    found: dict[str, Any] = runs[0]
+    found["seek"] = statistics.median(run["seek"] for run in runs)
+    found["phases"] = [
+        (phase[0][0], statistics.median(p[1] for p in phase), max(p[2] for p in phase))
+        for phase in zip(*(run["phases"] for run in runs), strict=True)
+    ]
+    found["seconds"] = sum(phase[1] for phase in found["phases"])
+    found["grown"] = found["peak"] - found["before"]
+    return found
+
+
 def report(found: dict[str, Any], ranks: int, workers: int) -> None:
     print("| planning, one process | s | peak GB |\n|---|---|---|")
     for name, seconds, memory in found["phases"]:
         print(f"| {name} | {seconds:.2f} | {memory:.2f} |")
-    seconds = sum(phase[1] for phase in found["phases"])
-    grown = found["peak"] - found["before"]
+    seconds, grown = found["seconds"], found["grown"]
     print(f"| all | {seconds:.2f} | {found['peak']:.2f} |\n")
     shards = ranks * workers
     lines = {
@@ -243,19 +263,7 @@ def main() -> None:
     if args.one:
         print(json.dumps(plan_one_rank(args.one, args.ranks, args.workers)))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        make_up(args.row_groups, Path(folder))
-        command = [sys.executable, __file__, "--one", folder, *sys.argv[1:]]
-        runs = []
-        for _ in range(args.repeats):
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            runs.append(json.loads(done.stdout))
-    found = runs[0]
-    found["seek"] = statistics.median(run["seek"] for run in runs)
-    found["phases"] = [
-        (phase[0][0], statistics.median(p[1] for p in phase), max(p[2] for p in phase))
-        for phase in zip(*(run["phases"] for run in runs), strict=True)
-    ]
+    found = planned(args.row_groups, args.ranks, args.workers, args.repeats)
     report(found, args.ranks, args.workers)
 
 

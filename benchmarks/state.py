@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -80,22 +80,27 @@ def mine(key: str, rank: int) -> bool:
     return not key.startswith("shard-") or int(key.removeprefix("shard-")) % RANKS == rank
 
 
+def measured(shards: Sequence[int], repeats: int) -> dict[int, dict[str, float]]:
+    """Medians over repeats for each number of shards."""
+    found: dict[int, list[dict[str, float]]] = {number: [] for number in shards}
+    for repeat in range(repeats):
+        for number in shards:
+            print(f"\r{repeat + 1} of {repeats}", end="", file=sys.stderr, flush=True)
+            found[number].append(measure(number))
+    print(file=sys.stderr)
+    return {
+        number: {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        for number, runs in found.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=9)
     args = parser.parse_args()
-    found: dict[int, list[dict[str, float]]] = {shards: [] for shards in SHARDS}
-    for number in range(args.repeats):
-        for shards in SHARDS:
-            print(f"\r{number + 1} of {args.repeats}", end="", file=sys.stderr, flush=True)
-            found[shards].append(measure(shards))
-    print(file=sys.stderr)
-    medians = {
-        shards: {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-        for shards, runs in found.items()
-    }
+    medians = measured(SHARDS, args.repeats)
     print(f"| shards | {' | '.join(map(str, SHARDS))} | {SHARDS[-1]} to {SHARDS[0]} |")
     print("|---|" + "---|" * (len(SHARDS) + 1))
     for name in medians[SHARDS[0]]:

@@ -1,6 +1,6 @@
 """Everything, side by side, in one run.
 
-    python -m benchmarks [--quick | --full] [--install] [--jobs NAME ...] [--only NAME ...]
+    python -m benchmarks [--quick | --full | --check] [--install] [--jobs NAME ...] [--only NAME ...]
 
 Run from the repository's root. Makes its own data, runs each contestant in a process of its own, in turn with
 the others, and writes a table (results.md), all figures (results.json) and pictures below build/benchmarks.
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -49,10 +50,17 @@ class Suite:
         folder: for data, environments and results.
         jobs, only: names; all if empty.
         repeats: instead of those of the settings.
+        entries: the contestants of each job, instead of those that it names.
     """
 
     def __init__(
-        self, size: str, folder: Path, jobs: list[str], only: list[str], repeats: int | None = None
+        self,
+        size: str,
+        folder: Path,
+        jobs: list[str],
+        only: list[str],
+        repeats: int | None = None,
+        entries: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.size = size
         self.settings: Settings = SETTINGS[size]
@@ -65,7 +73,11 @@ class Suite:
             name: {
                 entry: {"runs": [], "cannot": None, "spent": 0.0}
                 for entry in (
-                    job(name).QUICK if size == "quick" and not only else job(name).ENTRIES
+                    entries[name]
+                    if entries is not None
+                    else job(name).QUICK
+                    if size == "quick" and not only
+                    else job(name).ENTRIES
                 )
                 if not only or entry in only
             }
@@ -209,6 +221,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a few minutes; the default")
     parser.add_argument("--full", action="store_true", help="what results are quoted from")
+    parser.add_argument(
+        "--check", action="store_true", help="a few minutes: does what README and docs promise hold"
+    )
     parser.add_argument("--install", action="store_true", help="install what peers need, first")
     parser.add_argument("--jobs", nargs="+", default=[], choices=JOBS, metavar="NAME")
     parser.add_argument("--only", nargs="+", default=[], choices=list(ENTRIES), metavar="NAME")
@@ -217,6 +232,10 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children are ended on the way out
     folder = args.folder.absolute()
+    if args.check:
+        from benchmarks.check import check  # which runs this suite
+
+        sys.exit(1 if check(folder) else 0)
     if args.install:
         for name in ENVIRONMENTS:
             Suite.tell(f"installing {name}")

@@ -17,14 +17,17 @@ pytest.importorskip("tokenizers")
 sys.path.append(str(Path(__file__).parent.parent))
 
 from benchmarks import storage
+from benchmarks.alone import ALONE
+from benchmarks.check import check, needed, verdict
 from benchmarks.contestants import ENTRIES
 from benchmarks.corpus import TINY, Data, make
 from benchmarks.digest import Tally, of_ragged
 from benchmarks.jobs import JOBS, job
 from benchmarks.one import run
+from benchmarks.promises import PROMISES
 from benchmarks.report import lines
-from benchmarks.suite import Suite
-from benchmarks.targets import TARGETS, Target
+from benchmarks.suite import ROOT, Suite
+from benchmarks.targets import TARGETS, Target, rates
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +86,71 @@ def test_the_suite_runs_without_peers_and_writes_its_table(folder: Path) -> None
     [(0.1, "met, stretch too"), (0.5, "met"), (2.0, "missed"), (None, "not measured")],
 )
 def test_a_target_is_met_or_missed(found: float | None, verdict: str) -> None:
-    assert Target("", 1.0, 0.2, lambda _: None, most=True).verdict(found) == verdict
+    assert Target("", 1.0, 0.2, (), most=True).verdict(found) == verdict
     opposite = None if found is None else 1 / found
-    assert Target("", 1.0, 5.0, lambda _: None).verdict(opposite) == verdict
+    assert Target("", 1.0, 5.0, ()).verdict(opposite) == verdict
+
+
+def test_every_promise_is_of_figures_that_are_measured() -> None:
+    jobs, alone = needed(PROMISES)
+    for promise in PROMISES:
+        assert promise.where.startswith("benchmarks/") or Path(ROOT, promise.where).exists()
+        for name, entry, key in promise.above:
+            if name in alone:
+                continue
+            assert entry in jobs[name], promise.what
+            assert key in {column for column, _, _ in job(name).COLUMNS} | {"right"}
+        others = [entry in jobs[name] for name, entry, _ in promise.below if name not in alone]
+        assert any(others) or not others, promise.what
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_measurement_beside_the_suite_has_the_figures_that_are_promised(name: str) -> None:
+    if name in ("memmap", "map_workers"):
+        pytest.importorskip("PIL")
+    found = ALONE[name](True)
+    promised = {
+        key
+        for promise in PROMISES
+        for where, _, key in (*promise.above, *promise.below)
+        if where == name
+    }
+    assert promised
+    assert promised <= found.keys()
+    assert all(value >= 0 for value in found.values())
+
+
+def test_a_check_says_which_promises_are_kept(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rate = rates("one_shard", "ours")
+    promises = (
+        Target("kept", 0.001, None, rate, rates("one_shard", "ours-one"), where="README.md"),
+        Target("not kept", 0.001, None, rate, rates("one_shard", "ours-one"), most=True),
+        Target("of a peer", 1, None, rates("pretokenised", "grain")),
+        Target("exact", 1, None, (("resume", "ours", "right"),)),
+        Target("beside", 1e-9, None, (("samplers", "ours", "ns a row"),)),
+    )
+    assert check(folder, "tiny", promises) == 2
+    text = (folder / "results-tiny" / "promises.md").read_text()
+    assert text in capsys.readouterr().out + "\n"
+    said = {line.split(" | ")[0]: line.split(" | ")[-1] for line in text.splitlines()}
+    assert said["| kept"] == said["| exact"] == said["| beside"] == "ok |"
+    assert said["| not kept"] == "BELOW |"
+    assert said["| of a peer"] == "not measured |"
+    assert "1 below what is promised, 1 not measured" in text
+
+
+@pytest.mark.parametrize(
+    ("found", "most", "word"),
+    [
+        (10.0, False, "ok"), (9.5, False, "ok, within the noise"), (9.0, False, "BELOW"),
+        (10.0, True, "ok"), (10.5, True, "ok, within the noise"), (11.0, True, "BELOW"),
+        (None, True, "not measured"),
+    ],
+)  # fmt: skip
+def test_noise_is_no_broken_promise(found: float | None, most: bool, word: str) -> None:
+    assert verdict(Target("", 10, None, (), most=most), found) == word
 
 
 def test_digests_tell_rows_from_their_order(folder: Path) -> None:

@@ -59,5 +59,6 @@ def measure(make: Make, spec: Spec) -> dict[str, Any]:
         del batches, contestant
         gc.collect()
     if spec.round == 0:
+        found["right"] = float(not wrong)
         found["exact"] = f"no, at {', '.join(wrong)}" if wrong else "yes"
     return found

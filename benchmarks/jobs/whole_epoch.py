@@ -58,6 +58,7 @@ def measure(make: Make, spec: Spec) -> dict[str, Any]:
     return {
         "rows": tally.rows,
         "tokens": tally.tokens,
+        "right": float(same),
         "same": "yes" if same else f"no: {tally.rows - made['rows']:+,} rows",
         "state": cannot or sizes.get(0.5, "none"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ __all__ = ["TokenRows"]
 
 class TokenRows(TensorRows):
     """Rows of "input_ids", and with them of "labels", the tokens after them: int64 ``[rows, length]`` for
-    whoever looks, and as narrow as in their file until then.
+    whoever looks, and as narrow as in their file until then. ``tensors`` makes all rows wide each time that
+    it is asked for, ``part`` those that are asked for.
 
     Args:
         packed: ids in their file's dtype, ``[rows, length]``, of rows with labels ``[rows, length + 1]``.
@@ -32,10 +34,15 @@ class TokenRows(TensorRows):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.wide(0, len(self))
+        return self.part(0, len(self))
 
     def __len__(self) -> int:
         return len(self.packed)
+
+    @property
+    def nbytes(self) -> int:
+        length = int(self.packed.shape[1]) - self.labels
+        return len(self) * length * (1 + self.labels) * 8
 
     def take(self, index: IntArray) -> TensorRows:
         return TokenRows(self.packed[index], self.labels)
@@ -43,8 +50,17 @@ class TokenRows(TensorRows):
     def slice(self, start: int, stop: int) -> TensorRows:
         return TokenRows(self.packed[start:stop], self.labels)
 
-    def wide(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
-        """The tensors of some rows, in memory of their own."""
+    def joined(self, others: Sequence[TensorRows]) -> TensorRows:
+        alike = [
+            part.packed
+            for part in others
+            if isinstance(part, TokenRows) and part.labels == self.labels
+        ]
+        if len(alike) < len(others) or any(one.dtype != self.packed.dtype for one in alike):
+            return super().joined(others)
+        return TokenRows(np.concatenate([self.packed, *alike]), self.labels)
+
+    def part(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
         rows: Any = self.packed[start:stop]
         if not self.labels:
             return (torch.from_numpy(rows.astype(np.int64, order="C")),)

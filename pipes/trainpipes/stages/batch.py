@@ -154,5 +154,5 @@ class _TokenCutter:
                 return held.take(edges)
             if held.closed:
                 break
-            needed = held.rows + 1
+            needed = held.rows + 1 + held.rows // 2  # all that wait are counted anew
         raise StopIteration

@@ -16,7 +16,6 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.rows.fixed_lists import python_rows
-from trainpipes.runtime.rows.lone_copy import copied
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame, each
@@ -80,7 +79,7 @@ class Collate(Stage):
                 and isinstance(run.block.data, TensorRows)
                 and run.bounds is not None
             ):
-                return run.with_items(_stacked(run.block.data, run.bounds.tolist()))
+                return run.with_items(run.block.data.batches(run.bounds.tolist()))
             if self._fn is None:
                 return run.with_items(self._collated(run))
             return run.with_items(each(self, self._fn, run))
@@ -119,22 +118,6 @@ class Collate(Stage):
         except Exception as error:
             blame(error, self, int(block.ids[0]))
             raise
-
-
-def _stacked(rows: TensorRows, edges: list[int]) -> list[Any]:
-    """What ``default_collate`` makes of tensor rows, without taking them apart first."""
-    batches: list[Any] = []
-    for start, stop in pairwise(edges):
-        parts = [_part(tensor, start, stop) for tensor in rows.tensors]
-        batches.append(parts if rows.names is None else dict(zip(rows.names, parts, strict=True)))
-    return batches
-
-
-def _part(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Rows of a run, as a tensor with memory of its own."""
-    if stop - start == len(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes:
-        return tensor
-    return copied(tensor[start:stop])
 
 
 def micro_batches(run: Run) -> Sequence[Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from trainpipes.rectangles import Rectangles
-from trainpipes.runtime.rows.late_items import LateItems
+from trainpipes.runtime.rows.late_items import late_if_small
 from trainpipes.stages.varlen import add_sequences
 
 __all__ = [
@@ -35,8 +35,8 @@ class Writer(Protocol):
         ...
 
 
-def late_batches(writers: Sequence[Writer], count: int) -> LateItems:
-    """Micro-batches of these columns, made when they are taken."""
+def late_batches(writers: Sequence[Writer], count: int) -> MutableSequence[Any]:
+    """Micro-batches of these columns; small ones are made when they are taken."""
 
     def make(k: int) -> dict[str, Any]:
         batch: dict[str, Any] = {}
@@ -44,7 +44,7 @@ def late_batches(writers: Sequence[Writer], count: int) -> LateItems:
             writer.write(batch, k)
         return batch
 
-    return LateItems(make, count)
+    return late_if_small(make, count, sum(writer.nbytes for writer in writers))
 
 
 class RaggedWriter:

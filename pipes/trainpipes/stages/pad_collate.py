@@ -45,9 +45,6 @@ from trainpipes.stages.tokenize import Tokenize
 
 __all__ = ["PadCollate"]
 
-#: Bytes of a micro-batch up to which it is made when it is taken.
-LATE_BYTES = 1 << 19
-
 
 class PadCollate(Stage):
     """Makes tensors of the columns of each micro-batch; lists of numbers are padded.
@@ -191,31 +188,27 @@ class PadCollate(Stage):
             read = partial(of_arrow, index=index)
             return run.with_items(self._batches(columns, read, run.bounds, run.block.ids))
         data = run.block.data
-        edges = list(pairwise(run.bounds.tolist()))
+        edges = run.bounds.tolist()
         if isinstance(data, TensorRows) and data.names is not None:
-            named = dict(zip(data.names, data.tensors, strict=True))
-            return run.with_items(self._of_tensors(named, edges, run.block.ids))
+            return run.with_items(self._of_tensors(data, data.names, edges, run.block.ids))
         rows = run.block.rows()
         ids = run.block.ids
-        return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in edges])
+        return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in pairwise(edges)])
 
     def _of_tensors(
-        self, named: Mapping[str, torch.Tensor], edges: Sequence[tuple[int, int]], ids: IntArray
-    ) -> list[dict[str, Any]]:
+        self, rows: TensorRows, names: Sequence[str], edges: Sequence[int], ids: IntArray
+    ) -> MutableSequence[Any]:
         """Micro-batches of tensors, whose rows are of one shape: only their dtype may be another."""
-        need_columns(list(named), [*self._rules, *self._asked_masks], self)
-        dtypes = {}
-        for name, tensor in named.items():
+        need_columns(list(names), [*self._rules, *self._asked_masks], self)
+        tensors = []
+        for name, tensor in zip(names, rows.tensors, strict=True):
             try:
                 if name in self._asked_masks:
                     raise no_mask(self._asked_masks[name])
-                dtypes[name] = self._tensor_dtype(name, tensor)
+                tensors.append(tensor.to(self._tensor_dtype(name, tensor)))
             except BadCell as bad:
                 self._refuse_cell(name, bad, ids)
-        return [
-            {name: t[a:b].to(dtypes[name], copy=True) for name, t in named.items()}
-            for a, b in edges
-        ]
+        return TensorRows(tuple(tensors), rows.names).batches(edges)
 
     def _tensor_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
         asked = self._rules[name].dtype if name in self._rules else None
@@ -264,9 +257,7 @@ class PadCollate(Stage):
     def _batches(
         self, columns: Mapping[str, Any], read: Any, bounds: IntArray, ids: IntArray
     ) -> MutableSequence[Any]:
-        """All micro-batches of some rows. Small ones are made by whoever takes them: memory that the
-        last one gave back is then still in the processor's cache, and several threads that do many small
-        things only wait for each other. Large ones are made here, in any thread."""
+        """All micro-batches of some rows."""
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)
@@ -288,10 +279,7 @@ class PadCollate(Stage):
                 self._refuse_cell(name, bad, ids)
         if self._pack is not None and "segment_ids" in present:
             writers.append(SequencesWriter())
-        count = len(bounds) - 1
-        batches = late_batches(writers, count)
-        small = sum(writer.nbytes for writer in writers) <= count * LATE_BYTES
-        return batches if small else list(batches)
+        return late_batches(writers, len(bounds) - 1)
 
     def _refuse_cell(self, name: str, bad: BadCell, ids: IntArray) -> NoReturn:
         kind = SchemaError if bad.row is None else DataError

@@ -9,7 +9,7 @@ A payload is one of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -22,7 +22,8 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.rows.joined import Joining
 from trainpipes.runtime.rows.large_memory import LargeMemory
-from trainpipes.runtime.rows.lone_copy import gathered
+from trainpipes.runtime.rows.late_items import late_if_small
+from trainpipes.runtime.rows.lone_copy import copied, gathered
 
 __all__ = ["Block", "Each", "Payload", "TensorRows"]
 
@@ -48,11 +49,42 @@ class TensorRows:
     def slice(self, start: int, stop: int) -> TensorRows:
         return TensorRows(tuple(t[start:stop] for t in self.tensors), self.names)
 
+    def joined(self, others: Sequence[TensorRows]) -> TensorRows:
+        """These rows and those of the others."""
+        columns = zip(*(part.tensors for part in (self, *others)), strict=True)
+        return TensorRows(tuple(torch.cat(column) for column in columns), self.names)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def part(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
+        """The tensors of rows ``start`` to ``stop``, in memory that no other rows lie in. Costs these rows
+        only."""
+        return tuple(_part(tensor, start, stop) for tensor in self.tensors)
+
+    def batches(self, edges: Sequence[int]) -> MutableSequence[Any]:
+        """What ``default_collate`` makes of the rows of each micro-batch, cut at ``edges``."""
+
+        def make(k: int) -> Any:
+            parts = self.part(edges[k], edges[k + 1])
+            return list(parts) if self.names is None else dict(zip(self.names, parts, strict=True))
+
+        return late_if_small(make, len(edges) - 1, self.nbytes)
+
     def rows(self) -> list[Any]:
         columns = zip(*self.tensors, strict=True)
         if self.names is None:
             return list(columns)
         return [dict(zip(self.names, row, strict=True)) for row in columns]
+
+
+def _part(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Some rows: a copy, unless they are all that lies in the tensor's memory."""
+    if stop - start == len(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    return copied(tensor[start:stop])
 
 
 Payload: TypeAlias = "pa.Table | TensorRows | list[Any]"
@@ -185,8 +217,6 @@ def payload_bytes(data: Payload) -> int:
     """Bytes of rows in memory; 0 for Python objects, of which that cannot be told."""
     if isinstance(data, list):
         return 0
-    if isinstance(data, TensorRows):
-        return sum(tensor.nbytes for tensor in data.tensors)
     return int(data.nbytes)
 
 
@@ -229,8 +259,7 @@ def join_payloads(
         others.insert(0, joining.table())
     tensors = [part for part in others if isinstance(part, TensorRows)]
     if len(tensors) == len(others):
-        columns = zip(*(part.tensors for part in tensors), strict=True)
-        return TensorRows(tuple(torch.cat(column) for column in columns), tensors[0].names)
+        return tensors[0].joined(tensors[1:])
     return [row for part in others for row in Block(part, _no_ids).rows()]
 
 

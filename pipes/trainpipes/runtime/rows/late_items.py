@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, MutableSequence
 from typing import Any
 
-__all__ = ["LateItems"]
+__all__ = ["LateItems", "late_if_small"]
+
+#: Bytes of an item up to which it is made when it is taken.
+LATE_BYTES = 1 << 19
+
+
+def late_if_small(make: Callable[[int], Any], count: int, nbytes: int) -> MutableSequence[Any]:
+    """Items of so many bytes together. Small ones are made by whoever takes them: memory that the last one
+    gave back is then still in the processor's cache, and several threads that do many small things only
+    wait for each other. Large ones are made here, in any thread."""
+    items = LateItems(make, count)
+    return items if nbytes <= count * LATE_BYTES else list(items)
 
 
 class LateItems(MutableSequence[Any]):

@@ -17,7 +17,8 @@ def columns_of(data: Payload) -> Any:
     if isinstance(data, pa.Table):
         return data.schema.remove_metadata()
     if isinstance(data, TensorRows):
-        return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in data.tensors)
+        some = data.slice(0, 0).tensors
+        return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in some)
     return "Python objects"
 
 

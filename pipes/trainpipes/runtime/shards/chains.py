@@ -66,7 +66,8 @@ class Chains:
         """Rows in a run: few where Python is called for each, so that the first one comes soon."""
         plan = self.plan
         if any(stage.per_row for stage in plan.after):
-            return max(plan.batch_size, 8) if plan.batch is None else plan.batch_size
+            counted = plan.batch is not None and plan.batch.keeps_rows
+            return plan.batch_size if counted else max(plan.batch_size, 8)
         # A run of many windows would hold them all; of large ones a shard's part is many runs.
         part = max(LEAST_ROWS, plan.layout.window_rows // plan.layout.sharers)
         rows = min(RUN_ROWS, part, max(1, ALL_ROWS // self._shards))

@@ -1,0 +1,135 @@
+"""The measurements beside the suite, at a small size, as ``--check`` runs them.
+
+    python -m benchmarks.alone NAME [--tiny]
+
+Prints the figures of one as JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import trainpipes as tp
+from benchmarks import footers, map_workers, memmap, mix, packing, samplers, scale, state
+from benchmarks.processes import pss
+
+__all__ = ["ALONE"]
+
+Figures = dict[str, float]
+
+
+def of_memmap(tiny: bool) -> Figures:
+    with tempfile.TemporaryDirectory() as name:
+        images, batches = (16, 5) if tiny else (128, 300)
+        took = memmap.image_times(Path(name), images, 1 if tiny else 5)
+        tokens = memmap.token_times(
+            Path(name), 200_000 if tiny else 20_000_000, batches, 1 if tiny else 5
+        )
+    jpeg, mapped = "DataLoader over JPEG files, shuffled", took["from_memmap, shuffled"]
+    return {
+        "images, DataLoader": took[jpeg] / mapped,
+        "images, from_dataset": took["from_dataset, shuffled"] / mapped,
+        "nanoGPT ms": tokens["nanoGPT's get_batch"] * 1e3 / batches,
+        "global ms": tokens['shuffle(scope="global")'] * 1e3 / batches,
+        "window ms": tokens["shuffle(8192)"] * 1e3 / batches,
+    }
+
+
+def of_samplers(tiny: bool) -> Figures:
+    rates = samplers.rates_of(10_000 if tiny else 2_000_000, 1 if tiny else 5)
+    return {"ns a row": 1e9 / rates["RandomSampler"]}
+
+
+def of_packing(tiny: bool) -> Figures:
+    lengths = packing.lengths_of(600 if tiny else 8_192, 831, 1.0)
+    methods = dict(packing.padding_of(lengths, 4096, ours=True))
+    found: Figures = {}
+    for name, kept in methods.items():
+        if kept is not None:
+            found[name.removeprefix("**pack**, ").removesuffix(" documents")] = kept.empty
+    best = methods["**pack**, best_fit, 1024 documents"]
+    found["split"] = 1.0 if best is None else best.split
+    for name, share, _ in packing.batches_of(lengths):
+        known = name.startswith("bucket_by_length(max_tokens")
+        found["bucket_by_length(max_tokens)" if known else name] = share
+    some, vocabulary = lengths[: len(lengths) // 4], 300 if tiny else 8192
+    costs, _ = packing.costs_of(some, 4096, 1 if tiny else 5, vocabulary)
+    found["ns a token"] = costs["pack, best_fit"]
+    found["of tokenizing"] = costs["pack, best_fit"] / costs["tokenize"]
+    return found
+
+
+def of_mix(tiny: bool) -> Figures:
+    rows = 4_000 if tiny else 100_000
+    found = mix.choosing(rows, 1 if tiny else 5)
+    found["rows off"] = mix.most_off(mix.order_of(mix.THREE, rows), rows)
+    costs = mix.costs(rows, 1 if tiny else 3).values()
+    found["against one by one"] = max(c["mixed by rows"] / c["one by one"] for c in costs)
+    return found
+
+
+def of_state(tiny: bool) -> Figures:
+    found = state.measured((64,), 1 if tiny else 5)[64]
+    return {
+        "bytes of 64": found["bytes"],
+        "bytes a shard": found["bytes a shard"],
+        "delivered, us": found["delivered batch, us"],
+        "us a shard": found["state_dict(), us a shard"],
+    }
+
+
+def of_footers(tiny: bool) -> Figures:
+    files = 20 if tiny else 1000
+    took = footers.start_times(files, 1 if tiny else 5)
+    return {"ms a footer": took["footers"] * 1e3 / files, "ms with the index": took["index"] * 1e3}
+
+
+def of_scale(tiny: bool) -> Figures:
+    found = scale.planned(2_000 if tiny else 1_000_000, 8 if tiny else 4096, 4, 1)
+    return {"seconds": found["seconds"], "gigabytes": found["grown"]}
+
+
+def of_map_workers(tiny: bool) -> Figures:
+    rates = map_workers.rates_of(16 if tiny else 300, 2, 1 if tiny else 3)
+    plain = rates["DataLoader, workers"]
+    return {"threads": rates["map, threads"] / plain, "processes": rates["map, processes"] / plain}
+
+
+def of_memory(tiny: bool) -> Figures:
+    """What this process holds after many epochs, over what it held after a few."""
+    table = mix.table_of(1_000 if tiny else 60_000, 150, 0)
+    loader = tp.Loader(mix.finished(tp.from_arrow(table).shuffle(4096)))
+    held = []
+    for _ in range(8):
+        for _ in loader:
+            pass
+        gc.collect()
+        held.append(pss(os.getpid()))
+    return {"grown": held[7] / held[2]}
+
+
+ALONE: dict[str, Callable[[bool], Figures]] = {
+    "memmap": of_memmap,
+    "samplers": of_samplers,
+    "packing": of_packing,
+    "mix": of_mix,
+    "state": of_state,
+    "footers": of_footers,
+    "scale": of_scale,
+    "map_workers": of_map_workers,
+    "memory": of_memory,
+}
+
+
+def main(arguments: list[str]) -> None:
+    print("\n" + json.dumps(ALONE[arguments[0]]("--tiny" in arguments)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,125 @@
+"""What README, docs and the project promise, each with the least that a run of ``--check`` must find.
+
+One entry a promise: what it is, its bound, the figure (job, contestant, key), what that is divided by, and
+where it is promised. Jobs are those of the suite, and the measurements of ``alone.py``. Where a figure is
+quoted from a full run, the bound leaves room for what a start costs, of which a small run is a larger part;
+where it is "about" so many microseconds, for slower machines.
+"""
+
+from __future__ import annotations
+
+from benchmarks.targets import TARGETS, Cell, Target, rates
+
+__all__ = ["PROMISES"]
+
+
+def alone(job: str, *keys: str) -> tuple[Cell, ...]:
+    """Figures of a measurement beside the suite."""
+    return tuple((job, "ours", key) for key in keys)
+
+
+def least(
+    what: str,
+    must: float,
+    above: tuple[Cell, ...],
+    below: tuple[Cell, ...] = (),
+    *,
+    where: str,
+    percent: bool = False,
+) -> Target:
+    """A figure that is to be so large."""
+    return Target(what, must, None, above, below, percent=percent, where=where)
+
+
+def most(
+    what: str,
+    must: float,
+    above: tuple[Cell, ...],
+    below: tuple[Cell, ...] = (),
+    *,
+    where: str,
+    percent: bool = False,
+) -> Target:
+    """A figure that is to be no larger."""
+    return Target(what, must, None, above, below, True, percent, where)
+
+
+SPEED, DATASETS, PACKING, MIXING = (
+    "README.md",
+    "docs/datasets.md",
+    "docs/packing.md",
+    "docs/mixing.md",
+)
+STATE, SCALE = "benchmarks/state.py", "benchmarks/scale.py"
+
+PROMISES = (
+    *TARGETS,
+    # README, the table of speeds: against the row buffer in a DataLoader.
+    least("every row once in an epoch (1: yes)", 1, (("whole_epoch", "ours", "right"),), where=SPEED),
+    least("a resume goes on exactly (1: yes)", 1, (("resume", "ours", "right"),), where=SPEED),
+    least("pretokenised, 15 times the row buffer", 12, rates("pretokenised", "ours"),
+          rates("pretokenised", "blog"), where=SPEED),
+    least("pretokenised, 20 times torchdata.nodes", 15, rates("pretokenised", "ours"),
+          rates("pretokenised", "nodes"), where=SPEED),
+    least("Loader with 2 workers, 8 times the row buffer", 6, rates("pretokenised", "ours-workers"),
+          rates("pretokenised", "blog"), where=SPEED),
+    least("text, 38 times the row buffer", 20, rates("text", "ours"), rates("text", "blog"), where=SPEED),
+    least("text by the same engine, 2.3 times the row buffer", 1.8, rates("text", "ours-engine"),
+          rates("text", "blog"), where=SPEED),
+    least("epoch 2 with .cache(), 88 times the row buffer", 50, (("epoch_two", "ours-cache", "two"),),
+          rates("text", "blog"), where=SPEED),
+    # Memory maps.
+    least("token file: as fast as nanoGPT's loop or faster, global order", 1,
+          alone("memmap", "nanoGPT ms"), alone("memmap", "global ms"), where=DATASETS),
+    least("token file: the same, shuffle(8192)", 1, alone("memmap", "nanoGPT ms"),
+          alone("memmap", "window ms"), where=DATASETS),
+    most("token file: ms a batch of 12 x 1024 with labels", 0.5,
+         alone("memmap", "global ms", "window ms"), where=DATASETS),
+    least("images: 30 to 50 times a DataLoader over JPEG files", 30, alone("memmap", "images, DataLoader"),
+          where=DATASETS),
+    least("images: 14 times from_dataset over the same", 10, alone("memmap", "images, from_dataset"),
+          where=DATASETS),
+    # Orders.
+    most("a global order, about 30 ns a row", 45, alone("samplers", "ns a row"), where=DATASETS),
+    # Packing.
+    most("pack(): empty, 0.1 %", 0.002, alone("packing", "best_fit, 1024"), where=PACKING, percent=True),
+    most("pack(window=256): empty, 0.4 %", 0.006, alone("packing", "best_fit, 256"), where=PACKING,
+         percent=True),
+    most("pack(first_fit): empty, 0.8 %", 0.011, alone("packing", "first_fit, 1024"), where=PACKING,
+         percent=True),
+    most("pack(): documents split that would fit", 0, alone("packing", "split"), where=PACKING,
+         percent=True),
+    most("bucket_by_length(32): empty, 28 %", 0.32, alone("packing", "bucket_by_length(32)"),
+         where=PACKING, percent=True),
+    most("bucket_by_length(max_tokens): empty, 13 %", 0.16,
+         alone("packing", "bucket_by_length(max_tokens)"), where=PACKING, percent=True),
+    most("pack(): ns a token, 5 to 10", 12, alone("packing", "ns a token"), where=PACKING),
+    most("pack(): of what tokenizing costs, 1 %", 0.02, alone("packing", "of tokenizing"),
+         where=PACKING, percent=True),
+    # Mixing.
+    most("choosing by short weights, 0.02 us a row", 0.04, alone("mix", "short weights"), where=MIXING),
+    most("choosing of 10 by many digits, up to 2.5 us", 3, alone("mix", "10 sources, many digits"),
+         where=MIXING),
+    most("choosing by tokens, 0.5 us a row", 0.8, alone("mix", "by tokens"), where=MIXING),
+    most("rows off the share after 100,000 draws", 1, alone("mix", "rows off"), where="benchmarks/mix.py"),
+    most("mixed by rows, of what one by one costs", 1.5, alone("mix", "against one by one"),
+         where="benchmarks/mix.py"),
+    # States.
+    most("state of 64 shards, bytes", 16_384, alone("state", "bytes of 64"), where=STATE),
+    most("a shard in a checkpoint, about 60 bytes", 70, alone("state", "bytes a shard"),
+         where="docs/distributed.md"),
+    most("a delivered batch, us", 5, alone("state", "delivered, us"), where=STATE),
+    most("state_dict(), us a shard", 10, alone("state", "us a shard"), where=STATE),
+    # Starting, functions, memory.
+    most("a footer, 0.1 ms", 0.15, alone("footers", "ms a footer"), where="docs/cache.md"),
+    most("1,000 files with an index, about 20 ms", 30, alone("footers", "ms with the index"),
+         where="docs/cache.md"),
+    most("planning for 4,096 ranks, s (1 of the 10 M row groups)", 1, alone("scale", "seconds"), where=SCALE),
+    most("planning, GB (the same)", 0.2, alone("scale", "gigabytes"), where=SCALE),
+    least("map in 2 threads, against a DataLoader with 2 workers", 0.9, alone("map_workers", "threads"),
+          where="benchmarks/map_workers.py"),
+    least("map in 2 processes, against the same", 0.8, alone("map_workers", "processes"),
+          where="benchmarks/map_workers.py"),
+    most("memory after epoch 8, against epoch 3", 1.1, alone("memory", "grown"),
+         where="docs/performance.md"),
+)  # fmt: skip
