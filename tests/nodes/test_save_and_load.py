@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -313,6 +314,52 @@ def test_states_above_torchdatas_nodes_pass_through_json(below: str) -> None:
     again = Loader(OVER["shuffled"](BELOW[below]()))
     again.load_state_dict(state)
     assert given(again) == rest
+
+
+KINDS = {
+    "tuple": ((1, "a"), ()),
+    "bytes": b"\x00\xff",
+    "numbers for keys": {0: {(1, 2): None}, 1.5: True},
+    "like ours": {"__tuple__": [1]},
+    "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+    "number": np.float32(0.1),
+    "bfloat16": torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16),
+    "one": torch.tensor(7),
+    "empty": torch.empty((0, 3)),
+    "not finite": [float("inf"), -0.0],
+}
+
+
+class AllKinds(Drawing):
+    """A node whose state holds all that may be in one, and must come back as it was."""
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        if initial_state is not None:
+            assert digest(initial_state["kinds"]) == digest(KINDS)
+        super().reset(initial_state)
+
+    def get_state(self) -> dict[str, Any]:
+        return {**super().get_state(), "kinds": KINDS}
+
+
+def test_what_a_nodes_state_holds_comes_back_as_it_was() -> None:
+    chain = tn.Batch(AllKinds(), batch_size=2)
+    next(chain)
+    state = json.loads(json.dumps(chain.state_dict()))
+    again = tn.Batch(AllKinds(), batch_size=2)
+    again.reset(state)
+    assert [digest(item) for item in again] == [digest(item) for item in chain]
+
+
+def test_a_damaged_state_of_a_node_below_is_refused() -> None:
+    chain = tn.Batch(AllKinds(), batch_size=2)
+    next(chain)
+    state = chain.state_dict()
+    state["shard-0000"] = state["shard-0000"].replace("bfloat16", "nothing")
+    again = tn.Batch(AllKinds(), batch_size=2)
+    again.reset(state)
+    with pytest.raises(tp.StateError, match="AllKinds is damaged"):
+        next(again)
 
 
 class Opaque(Drawing):
