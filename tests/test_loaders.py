@@ -468,6 +468,24 @@ def test_a_run_that_failed_can_be_asked_again_and_has_lost_nothing() -> None:
     assert found == given_by(tp.from_arrow(TABLE).shuffle(15).batch(8))
 
 
+def test_an_iterable_that_failed_once_is_made_anew_and_nothing_is_lost() -> None:
+    failing = {50}
+
+    def rows() -> Iterator[int]:
+        for number in range(60):
+            if number in failing:
+                failing.clear()
+                raise OSError("a passing trouble")
+            yield number
+
+    run = iter(tp.from_iterable(rows, version="rows").batch(4))
+    found = [next(run) for _ in range(12)]
+    with pytest.raises(OSError, match="a passing trouble"):
+        next(run)
+    found.extend(run)
+    assert [row for batch in found for row in batch] == list(range(60))
+
+
 # Nodes
 
 

@@ -33,6 +33,7 @@ FLOORS = {
     "rectangles": 0,
     "padding": 0,
     "runtime": 1,
+    "resharding": 1,
     "tokenizers": 2,
     "stages": 2,
     "sources": 2,

@@ -3,6 +3,11 @@
 Each is a ``torchdata.nodes.BaseNode`` built as ``Stage(source, ...)``: a chain of them gives just what
 the pipeline of the same stages gives, and stands below or above torchdata's own nodes.
 
+``reset()``, ``next()`` and ``state_dict()`` are as torchdata's nodes have them: the state after an epoch's
+last item gives no more items, and the ``reset()`` after it begins the next epoch. The state of a node
+that is not ours is kept in that of the chain above it. It may hold what JSON can, tuples, bytes, NumPy
+arrays and tensors.
+
 >>> import pyarrow as pa
 >>> from torchdata.nodes import Loader
 >>> from trainpipes.nodes import Batch, FromArrow, Shuffle

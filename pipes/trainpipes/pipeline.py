@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import slots_before
+from trainpipes.resharding import reading_ranks
 from trainpipes.runtime.forecast.estimate import cuts_by_length, estimated_items
 from trainpipes.runtime.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.runtime.iterating.iterator import PipelineIterator, Runner
@@ -127,11 +128,11 @@ class Pipeline(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker must not take itself for rank 0 of 1.
-        ranks = self._ranks if self._ranks is not None else data_parallel()
+        ranks = self._data_parallel()
         runner = self._runner
         return {
             "steps": self._steps,
-            "ranks": self._ranks,
+            "ranks": None if self._ranks is None else ranks,
             "members": self._members,
             "seen_ranks": ranks,
             "passes": runner.passes,
@@ -149,11 +150,16 @@ class Pipeline(IterableDataset[Any]):
     _seen_ranks: tuple[int, int] | None = None
 
     def _data_parallel(self) -> tuple[int, int]:
-        if self._ranks is not None:
-            return self._ranks
-        if self._seen_ranks is not None and get_worker_info() is not None:
-            return self._seen_ranks
-        return data_parallel()
+        ranks = self._ranks
+        if ranks is None and get_worker_info() is not None:
+            ranks = self._seen_ranks
+        return reading_ranks(ranks or data_parallel(), self._batching)
+
+    def _batching(self) -> Stage | None:
+        """The stage that makes batches, if one does."""
+        first = self._runner.plan.stages[0]
+        source = first if getattr(first, "makes_batches", False) else None
+        return self._runner.plan.batch or source
 
     def _plan(self) -> Plan:
         return Plan(self.stages)
@@ -575,10 +581,8 @@ class Pipeline(IterableDataset[Any]):
     # Iteration
 
     def __iter__(self) -> PipelineIterator:
-        plan = self._runner.plan
-        made = plan.batch or (
-            plan.stages[0] if getattr(plan.stages[0], "makes_batches", False) else None
-        )
+        self._data_parallel()  # says now, on all ranks, what does not fit
+        made = self._batching()
         if made is not None and _batched_outside():
             raise ConfigError(
                 f"this pipeline makes batches itself ({made}), and the DataLoader "
@@ -587,10 +591,9 @@ class Pipeline(IterableDataset[Any]):
         return PipelineIterator(self._runner)
 
     def __len__(self) -> int:
-        plan = self._runner.plan
+        plan, (rank, world) = self._runner.plan, self._data_parallel()
         if not plan.known or plan.endless:
             raise TypeError(f"this pipeline has no len(): {self._no_length()}")
-        rank, world = self._data_parallel()
         return slots_before(int(plan.last_slot(world)), rank, world)
 
     def _no_length(self) -> str:

@@ -3,6 +3,8 @@
 consumer    one worker of one rank: its shards in the order of the global sequence
 iterator    a pass over a pipeline
 node        a stage as a torchdata node
+foreign     rows from a torchdata node that is not ours
+plain       states of such nodes as JSON types
 passes      which pass is at hand, agreed by processes that share a pipeline
 delayed     what a consumer gives, later
 agreement   how ranks end an uneven epoch at the same step

@@ -126,7 +126,8 @@ class InStep(Delayed):
             self._taken.pop()
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The state after the last item given: of the next pass's start after the last one."""
-        if self._final and not self._taken:
+        """The state after the last item given: of the next pass's start after the last one, unless there is
+        ``extra`` to say."""
+        if extra is None and self._final and not self._taken:
             return self._source.next_pass_state()
         return self._source.render(self._m, self.texts(), extra)

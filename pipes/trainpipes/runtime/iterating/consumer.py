@@ -193,8 +193,8 @@ class Consumer:
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state after the last item given: of this consumer's own shards. After the last item of
-        a pass it is that of the next one's start; a worker, which has ``extra`` to say, cannot know
-        that the others have come to the end too."""
+        a pass it is that of the next one's start, unless ``extra`` is given: a worker, which has more
+        to say, cannot know that the others have come to the end too, and a node tells of the end."""
         if extra is None and self._plan.known and self._m >= self._end:
             return self.next_pass_state()
         return self.render(self._m, self.texts(), extra)

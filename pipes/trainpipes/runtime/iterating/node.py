@@ -9,85 +9,24 @@ from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
 from trainpipes.runtime.iterating.ahead import placed
+from trainpipes.runtime.iterating.foreign import FromNode, NodeStream
 from trainpipes.runtime.iterating.iterator import Pass
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.run import innermost
 from trainpipes.runtime.shards.places import check_places
-from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.runtime.stage import Stage
 from trainpipes.state import Position, parse
 from trainpipes.topology import Topology, data_parallel
 
-__all__ = ["FromNode", "NodeIterator"]
-
-
-class FromNode(Stage):
-    """Items of a foreign torchdata node as rows.
-
-    In: a node. Out: its items, untouched. Cursor: the node's state at the window's start, and the
-    items since. Its items are drawn in small lots, ahead of use by at most one lot.
-    """
-
-    role = "source"
-    makes_objects = True
-    read_once = True
-    free = frozenset({"node"})
-
-    def __init__(self, source: None = None, node: BaseNode[Any] | None = None) -> None:
-        super().__init__(source, node=node)
-        self.node = node
-
-    @property
-    def runs_user_code(self) -> bool:
-        return True
-
-    def open_source(self, files: Any = None) -> NodeStream:
-        assert self.node is not None
-        return NodeStream(self.node)
-
-
-class NodeStream(RowStream):
-    """A foreign node as a stream that can go where its own state says."""
-
-    read_once = True
-
-    def __init__(self, node: BaseNode[Any]) -> None:
-        self._node = node
-
-    @property
-    def seekable(self) -> bool:
-        return True
-
-    def open(self, epoch: int, state: dict[str, Any] | None) -> NodeReader:
-        self._node.reset(state)
-        return NodeReader(self._node)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {"node": type(self._node).__qualname__}
-
-
-class NodeReader(StreamReader):
-    """One pass over a foreign node."""
-
-    def __init__(self, node: BaseNode[Any]) -> None:
-        self._node = node
-        self._ended = False
-
-    def read(self, rows: int) -> Payload | None:
-        found: list[Any] = []
-        while len(found) < rows and not self._ended:
-            try:
-                found.append(next(self._node))
-            except StopIteration:
-                self._ended = True
-        return found or None
-
-    def state(self) -> dict[str, Any]:
-        return dict(self._node.state_dict())
+__all__ = ["NodeIterator"]
 
 
 class NodeIterator:
     """Iteration of a chain of nodes, with torchdata's ``reset`` and state.
+
+    The state after an epoch's last item is of that epoch, as that of torchdata's nodes is: loaded, it
+    gives no more items, and the next ``reset()`` begins the next epoch. ``Unbatcher`` and
+    ``Loader(restart_on_stop_iteration=False)`` count on it.
 
     Args:
         nodes: the chain, first node first; that one may be foreign.
@@ -110,6 +49,8 @@ class NodeIterator:
             position = parse(state, plan.identity_for(state), plan.num_shards)
             check_places(plan.resized(position.sizes), position)
             plan.adopt(position.notes)
+            if isinstance(plan.source, NodeStream):
+                plan.source.resume(farthest(position), begun=position.m == 0)
             self._pass = Pass(
                 plan,
                 topology,
@@ -135,4 +76,11 @@ class NodeIterator:
 
     def state_dict(self) -> dict[str, Any]:
         assert self._pass is not None
-        return self._pass.state()
+        return self._pass.state({})  # without more keys: see ``Consumer.state``
+
+
+def farthest(position: Position) -> dict[int, dict[str, Any]]:
+    """By epoch, the state of a foreign node where the shard stands that has read the most of it."""
+    places = [innermost(cursor) for cursor in position.cursors.values()]
+    places.sort(key=lambda place: place["window"])
+    return {place["epoch"]: place["stream"] for place in places if place.get("stream")}

@@ -148,5 +148,5 @@ class Feed:
         self._epoch += 1
         self._layout = self._layout_of(self._epoch)
         self._window = self._row = 0
-        self._stream = {}
+        self._stream = self._windows.start(self._epoch)
         self._positions = None

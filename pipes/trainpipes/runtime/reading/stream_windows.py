@@ -20,7 +20,9 @@ class _Pass:
 
     def __init__(self, reader: StreamReader) -> None:
         self.reader = reader
-        self.start = reader.state()
+        self.start: dict[str, Any] | None = (
+            None  # the state of the epoch's start, where it is known
+        )
         self.next = 0  # the window that is read next
         self.row = 0  # number of the next row
         self.ahead: list[tuple[Block, dict[str, Any]]] = []
@@ -64,9 +66,11 @@ class StreamWindows:
         if not self._stream.seekable:
             return {}
         with self._held.lock:
-            if epoch not in self._passes:
-                self._open(epoch, 0, {})
-            return self._passes[epoch].start
+            current = self._passes.get(epoch)
+            if current is None or current.start is None:
+                current = self._open(epoch, 0, {})
+            assert current.start is not None
+            return current.start
 
     def planned(self, epoch: int, span: int, window: int) -> int | None:
         return None
@@ -86,7 +90,11 @@ class StreamWindows:
             if current is None or current.next > window:
                 current = self._open(epoch, window, state)
             while current.next <= window:
-                found = self._cut(epoch, current)
+                try:
+                    found = self._cut(epoch, current)
+                except BaseException:  # asked again, it reads again, and no row is lost
+                    self._passes.pop(epoch).reader.close()
+                    raise
                 if found is None:
                     return None
                 if current.next > window:
@@ -105,7 +113,9 @@ class StreamWindows:
             self._passes.pop(epoch).reader.close()
         at = state if self._stream.seekable else {}
         current = _Pass(self._stream.open(epoch, at or None))
-        if at:
+        if not window:
+            current.start = current.reader.state()
+        if at and window:  # the state of an epoch's start is from before the rows to pass over
             current.next, current.row = window, self._skip + window * self._rows
         while current.row < self._skip and not current.ended:
             data = current.reader.read(min(self._rows, self._skip - current.row))

@@ -1,0 +1,75 @@
+"""Other libraries that share out rows among the ranks by themselves.
+
+Accelerate's ``prepare``, and the HF Trainer through it, puts every ``DataLoader`` over an ``IterableDataset``
+into one of two classes. In one, each rank reads the whole data set and keeps its part of it. In the other,
+the first rank reads and sends the others theirs. A pipeline that gave each rank its own rows there would
+have them shared out twice: rows of the other ranks would never be seen. Neither class says a word to
+the data set; what can be known is who asks, which is on the stack.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.warn_once import warn_once
+
+__all__ = ["reading_ranks"]
+
+#: Who shares out rows, and what comes of it.
+_SHARING = {
+    "IterableDatasetShard": "each rank reads all rows and keeps its part",
+    "DataLoaderDispatcher": "the first rank reads all rows and sends the others their part",
+}
+_PACKAGES = ("accelerate", "transformers")
+
+
+def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[int, int]:
+    """Rank and world size for a pipeline to read by: those given, or 0 of 1 where a library that asks for
+    its rows, here on the stack, shares them out again.
+
+    Args:
+        ranks: of this process.
+        batching: gives the stage that makes batches, if one does.
+
+    Raises:
+        ConfigError: batches would be shared out as if they were rows.
+    """
+    sharing = None if ranks[1] == 1 else _who_asks()
+    if sharing is None:
+        return ranks
+    stage = batching()
+    if stage is not None:
+        raise ConfigError(
+            f"{sharing} shares out rows among {ranks[1]} ranks by itself, and this pipeline makes batches "
+            f"({stage}): use trainpipes.Loader(pipe) instead of a DataLoader; Accelerate leaves it as it is, "
+            "and in the HF Trainer it is what get_train_dataloader() returns",
+            stage=str(stage),
+        )
+    worker = get_worker_info()
+    if worker is not None and worker.id > 0:
+        return 0, 1
+    warn_once(
+        f"{sharing} shares out rows among {ranks[1]} ranks by itself, so that {_SHARING[sharing]}. For each "
+        "rank to read its own rows alone, let the pipeline make the batches, and iterate "
+        "trainpipes.Loader(pipe), which Accelerate leaves as it is",
+        key=sharing,
+    )
+    return 0, 1
+
+
+def _who_asks() -> str | None:
+    """The name of the class on the stack that shares out rows."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        owner = frame.f_code.co_qualname.partition(".")[0]
+        module = frame.f_globals.get("__name__", "")
+        if owner in _SHARING and module.partition(".")[0] in _PACKAGES:
+            return owner
+        frame = frame.f_back
+    return None
