@@ -150,7 +150,7 @@ def test_row_groups_must_have_the_rows_that_the_file_has(tmp_path: Path) -> None
     place = content.rindex(b"\x16\xc8\x01")  # 100, of the row group
     path.write_bytes(content[:place] + b"\x16\xca\x01" + content[place + 3 :])
     with pytest.raises(
-        UnreadableError, match="damaged footer: 100 rows, and its row groups have 101"
+        UnreadableError, match="damaged footer: 100 rows, and 101 in its row groups"
     ):
         tp.list_files(path).read_parquet(index=False).explain()
 

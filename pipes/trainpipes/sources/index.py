@@ -43,8 +43,6 @@ MAX_THREADS = 16
 SAMPLED_FILES, SAMPLED_GROUPS = 64, 8
 #: Unreadable files that a message names.
 NAMED = 100
-#: Columns or counts that a message shows of one.
-SHOWN = 8
 #: Bytes that a row group is taken to have at most, whatever its footer says.
 MOST_BYTES = 1 << 48
 #: What follows the metadata in a footer: their length, and the magic number.
@@ -224,33 +222,17 @@ def _read(files: FileList, file: int, columns: Sequence[str] | None, sampled: bo
     rows = [group.num_rows for group in found]
     if sum(rows) != metadata.num_rows or min(rows, default=0) < 0:
         raise _Unfit(
-            f"damaged footer: {metadata.num_rows:,} rows, and its row groups have {_several(rows)}"
+            f"damaged footer: {metadata.num_rows:,} rows, and {sum(rows):,} in its row groups"
         )
     if metadata.serialized_size + len(END) != len(footer):  # it may be signed
-        _refuse_encrypted(metadata, size, columns)
+        leaves = leaves_of(metadata, columns)
+        names = Probe.of(metadata, size).encrypted(metadata, leaves)
+        if names:
+            cure = "" if len(names) == len(leaves) else "; choose others by columns=[...]"
+            raise _Unfit(f"its column {names[0]!r} is encrypted, which is not supported{cure}")
     group_bytes = [group.total_byte_size for group in found]
     whole = Footer(size, len(footer), zlib.crc32(footer), rows, group_bytes, schema)
     return _sampled(whole, metadata, columns) if sampled else whole
-
-
-def _refuse_encrypted(metadata: Any, size: int, columns: Sequence[str] | None) -> None:
-    leaves = leaves_of(metadata, columns)
-    names = Probe.of(metadata, size).encrypted(metadata, leaves)
-    if not names:
-        return
-    cure = "" if len(names) == len(leaves) else "; choose others by columns=[...]"
-    raise _Unfit(f"{_columns(names)} encrypted, which is not supported{cure}")
-
-
-def _columns(names: Sequence[str]) -> str:
-    if len(names) == 1:
-        return f"its column {names[0]!r} is"
-    return f"its columns {_several([repr(name) for name in names])} are"
-
-
-def _several(things: Sequence[Any]) -> str:
-    """Some of many, in words."""
-    return ", ".join(map(str, things[:SHOWN])) + (" …" if len(things) > SHOWN else "")
 
 
 def _sampled(footer: Footer, metadata: Any, columns: Sequence[str] | None) -> Footer:
