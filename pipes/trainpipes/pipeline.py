@@ -172,10 +172,11 @@ class Pipeline(IterableDataset[Any]):
         *,
         storage_options: Mapping[str, Any] | None = None,
         index: str | os.PathLike[str] | bool | None = None,
+        errors: Literal["strict", "replace"] = "strict",
     ) -> Pipeline:
         """Read the rows of the listed files. See ``ReadParquet``."""
-        stage = ReadParquet(columns=columns, storage_options=storage_options, index=index)
-        return self.then(stage)
+        options: dict[str, Any] = {"storage_options": storage_options, "index": index}
+        return self.then(ReadParquet(columns=columns, errors=errors, **options))
 
     def sharding_filter(
         self,

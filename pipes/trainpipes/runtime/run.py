@@ -15,6 +15,7 @@ import numpy as np
 
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Block, batches_of
+from trainpipes.runtime.rows.utf8 import naming_bad_text
 
 __all__ = ["Cursors", "Positions", "Run", "RunSource", "innermost", "round_of"]
 
@@ -98,9 +99,10 @@ class Run:
         """One Python object an item: outputs, lists of rows, or rows."""
         if self.items is not None:
             return self.items
-        if self.bounds is not None:
-            return list(batches_of(self.block, self.bounds))
-        return self.block.rows()
+        with naming_bad_text(self.block):
+            if self.bounds is not None:
+                return list(batches_of(self.block, self.bounds))
+            return self.block.rows()
 
     def with_block(self, block: Block) -> Run:
         return replace(self, block=block)

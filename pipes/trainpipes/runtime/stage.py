@@ -21,6 +21,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.runtime.drought import MOST_DRY_EPOCHS
 from trainpipes.runtime.rows.row_types import written
+from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Run, RunSource, round_of
 from trainpipes.runtime.source import RowSource, RowStream
 
@@ -222,7 +223,8 @@ class _Processed:
         epochs = set()  # of which nothing was let through
         while True:
             below = self._below.next_run()
-            run = self._stage.process(below)
+            with naming_bad_text(below.block, self._stage):
+                run = self._stage.process(below)
             if len(run):
                 return run
             epochs.add(round_of(below.cursors.state(0)))

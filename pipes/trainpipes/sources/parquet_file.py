@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes.sources.listing import is_local
+from trainpipes.sources.parquet_probe import Probe
 from trainpipes.sources.parquet_size import arrow_bytes, leaves_of
 from trainpipes.sources.remote import HELD_BYTES, RemoteFile
 from trainpipes.sources.retry import Requests
@@ -66,6 +67,7 @@ class ParquetFile:
             )
             if self.remote is not None:
                 self.remote.check = self._check
+            self._probe = Probe(self._parquet)
         except BaseException:
             self.close()
             raise
@@ -90,7 +92,8 @@ class ParquetFile:
         if self.remote is not None and block not in self._expected:
             self._expect(block, again=opened)
         rows = int(self._source.lengths[block])
-        row_bytes = arrow_bytes(self._parquet.metadata, group, self._leaves) / rows
+        self._probe.check(group, self._leaves)
+        row_bytes = sum(arrow_bytes(self._parquet.metadata, group, self._leaves)) / rows
         most = int(np.clip(BATCH_BYTES // max(1.0, row_bytes), *BATCH_ROWS))
         found: Iterator[pa.RecordBatch] = self._parquet.iter_batches(
             most, row_groups=[group], columns=self._source.columns, use_threads=False
@@ -105,8 +108,11 @@ class ParquetFile:
         first = int(self._source.index.first_group[self.file])
         metadata = self._parquet.metadata
         most = block + (2 * len(self._expected) if block == self._expected.stop else 1)
+        self._probe.check(block - first, self._leaves)
         ranges, stop = _ranges(metadata, block - first, self._leaves), block + 1
         while stop < min(most, first + metadata.num_row_groups):
+            if not self._probe.passes(stop - first, self._leaves):
+                break  # whoever reads it is told
             more = ranges + _ranges(metadata, stop - first, self._leaves)
             if sum(end - start for start, end in more) > HELD_BYTES:
                 break

@@ -24,6 +24,7 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.runtime.rows.utf8 import replaced
 from trainpipes.sources.index import parse_footer, reason
 from trainpipes.sources.index_file import forget
 from trainpipes.sources.listing import is_local
@@ -178,7 +179,9 @@ class ParquetReader:
         columns = []
         for field in self._source.schema:
             column = batch.column(batch.schema.get_field_index(field.name))
-            columns.append(column if column.type.equals(field.type) else self._cast(column, field))
+            if not column.type.equals(field.type):
+                column = self._cast(column, field)
+            columns.append(replaced(column) if self._source.replace else column)
         return pa.RecordBatch.from_arrays(columns, schema=self._source.schema)
 
     def _cast(self, column: pa.Array, field: pa.Field) -> pa.Array:

@@ -37,8 +37,8 @@ def leaves_among(paths: Sequence[str], columns: Sequence[str] | None) -> list[in
     ]
 
 
-def arrow_bytes(metadata: Any, row_group: int, leaves: Sequence[int]) -> float:
-    """Bytes of a row group's columns in Arrow memory.
+def arrow_bytes(metadata: Any, row_group: int, leaves: Sequence[int]) -> list[float]:
+    """Bytes of a row group's columns in Arrow memory, of each.
 
     Exact up to padding for numbers, and for text that was written without a dictionary, which is as
     large as its pages uncompressed. Of other text the footer does not say how long it is: that is the
@@ -50,24 +50,26 @@ def arrow_bytes(metadata: Any, row_group: int, leaves: Sequence[int]) -> float:
     Args:
         metadata: a ``pyarrow.parquet.FileMetaData``.
         row_group: which one.
-        leaves: numbers of the columns.
+        leaves: numbers of the columns; they must have passed ``Probe.check``.
     """
-    group = metadata.row_group(row_group)
-    total = 0.0
-    for number in leaves:
-        leaf, chunk = metadata.schema.column(number), group.column(number)
-        values = chunk.num_values
-        total += values / 8 if leaf.max_definition_level else 0
-        total += 4 * group.num_rows * leaf.max_repetition_level
-        if leaf.logical_type.type == "DECIMAL":
-            total += 16 * values
-        elif leaf.physical_type == "FIXED_LEN_BYTE_ARRAY":
-            total += values * leaf.length
-        elif leaf.physical_type in WIDTHS:
-            total += values * WIDTHS[leaf.physical_type]
-        else:
-            total += 4 * values + _text_bytes(chunk, values)
-    return total
+    group, schema = metadata.row_group(row_group), metadata.schema
+    rows = group.num_rows
+    return [_leaf_bytes(group.column(n), schema.column(n), rows) for n in leaves]
+
+
+def _leaf_bytes(chunk: Any, leaf: Any, rows: int) -> float:
+    repeated, kind = leaf.max_repetition_level, leaf.physical_type
+    values = chunk.num_values if repeated else rows
+    total: float = (values / 8 if leaf.max_definition_level else 0.0) + 4 * rows * repeated
+    if leaf.logical_type.type == "DECIMAL":
+        total += 16 * values
+    elif kind == "FIXED_LEN_BYTE_ARRAY":
+        total += values * leaf.length
+    elif kind in WIDTHS:
+        total += values * WIDTHS[kind]
+    elif chunk.physical_type == kind:  # its statistics are asked for, which ends the process if not
+        total += 4 * values + _text_bytes(chunk, values)
+    return max(0.0, total)
 
 
 def _text_bytes(chunk: Any, values: float) -> float:
@@ -100,7 +102,5 @@ def _ends(statistics: Any) -> list[int]:
     """Bytes of the least and the greatest value, where the writer noted them and they have any."""
     if statistics is None or not statistics.has_min_max:
         return []
-    ends = (statistics.min, statistics.max)
-    return [
-        len(e.encode() if isinstance(e, str) else e) for e in ends if isinstance(e, str | bytes)
-    ]
+    # As they are: to be text, they would have to be UTF-8.
+    return [len(end) for end in (statistics.min_raw, statistics.max_raw) if isinstance(end, bytes)]

@@ -200,11 +200,15 @@ class PadCollate(Stage):
     ) -> MutableSequence[Any]:
         """Micro-batches of tensors, whose rows are of one shape: only their dtype may be another."""
         need_columns(list(names), [*self._rules, *self._asked_masks], self)
+        for name in names:
+            if name in self._asked_masks:
+                self._refuse_cell(name, no_mask(self._asked_masks[name]), ids)
+        kinds = zip(names, rows.slice(0, 0).tensors, strict=True)
+        if all(self._tensor_dtype(name, none) == none.dtype for name, none in kinds):
+            return rows.batches(edges)  # which may be made of less than all tensors
         tensors = []
         for name, tensor in zip(names, rows.tensors, strict=True):
             try:
-                if name in self._asked_masks:
-                    raise no_mask(self._asked_masks[name])
                 tensors.append(tensor.to(self._tensor_dtype(name, tensor)))
             except BadCell as bad:
                 self._refuse_cell(name, bad, ids)

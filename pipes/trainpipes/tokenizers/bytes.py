@@ -31,6 +31,7 @@ class Bytes(Engine):
         return None
 
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
+        texts.validate(full=True)  # nothing else would notice what is not UTF-8
         _, offset_buffer, data_buffer = texts.buffers()
         if offset_buffer is None or not len(texts):
             return Ragged(np.empty(0, dtype=np.int32), np.zeros(len(texts) + 1, dtype=np.int64))

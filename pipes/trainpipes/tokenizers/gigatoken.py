@@ -57,6 +57,7 @@ class Gigatoken:
 
     def _wrapped(self, texts: pa.LargeStringArray) -> Any:
         """The texts as an array of awkward's, on the same memory."""
+        texts.validate(full=True)  # it takes the bytes for UTF-8
         ak = self._awkward
         _, starts, data = texts.buffers()
         offsets = np.frombuffer(starts, dtype=np.int64)[texts.offset :][: len(texts) + 1]

@@ -23,6 +23,7 @@ from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.rows.block import Block, join_payloads, payload_bytes
 from trainpipes.runtime.rows.large_memory import LargeMemory
+from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Cursors, Run
 from trainpipes.runtime.source import LooksAhead, Reader, RowSource
 
@@ -334,7 +335,8 @@ def chain_before(stages: Sequence[Any]) -> Before:
     def apply(block: Block) -> Block:
         for stage in stages:
             run = Run(block, Cursors.counting({}, np.arange(len(block) + 1, dtype=np.int64)))
-            block = stage.process(run).block
+            with naming_bad_text(block, stage):
+                block = stage.process(run).block
         return block
 
     return apply

@@ -20,6 +20,7 @@ from trainpipes.runtime.reading.feed import Feed
 from trainpipes.runtime.reading.waiting import WaitingRows
 from trainpipes.runtime.reading.windows import Windows
 from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 from trainpipes.runtime.source import RowMixture, RowSource
 from trainpipes.runtime.stage import Stage
@@ -129,15 +130,17 @@ class Chains:
         waits for them, and does the rest."""
         run = _ready(run)
         for number, stage in enumerate(self._on_rows):
-            rest = stage.hand_over(_rows(run.block))
+            with naming_bad_text(run.block, stage):
+                rest = stage.hand_over(_rows(run.block))
             if rest is not None:
                 return partial(self._rest_of_rows, run, rest, self._on_rows[number + 1 :])
             run = self._through(run, [stage], [])
         for number, stage in enumerate(self._finishing):
-            rest = stage.hand_over(run)
+            with naming_bad_text(run.block, stage):
+                rest = stage.hand_over(run)
             if rest is not None:
                 return partial(self._rest_of_items, rest, self._finishing[number + 1 :])
-            run = stage.process(run)
+            run = self._through(run, [], [stage])
         return lambda: run
 
     def _rest_of_rows(self, run: Run, rest: Callable[[], Run], later: Sequence[Stage]) -> Run:
@@ -150,10 +153,12 @@ class Chains:
         if on_rows:
             block = run.block
             for stage in on_rows:
-                block = stage.process(_rows(block)).block
+                with naming_bad_text(block, stage):
+                    block = stage.process(_rows(block)).block
             run = run.with_block(block)
         for stage in on_items:
-            run = stage.process(run)
+            with naming_bad_text(run.block, stage):
+                run = stage.process(run)
         return run
 
 

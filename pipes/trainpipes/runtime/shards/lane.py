@@ -169,9 +169,9 @@ def fail(error: BaseException) -> NoReturn:
 
 def say_where(error: Exception, plan: Plan) -> None:
     """Add to an error that a stage marked with a row: which stage, and where the row stands."""
-    stage, row = getattr(error, "_trainpipes", (None, None))
-    if stage is None:
+    if not hasattr(error, "_trainpipes"):
         return
+    stage, row = error._trainpipes
     place = Place() if row is None else plan.place_of(row)
     if isinstance(error, TrainpipesError):
         error.path = error.path or place.path
@@ -183,4 +183,4 @@ def say_where(error: Exception, plan: Plan) -> None:
             error.message = f"{error.message} (at {place})"
     else:
         error.add_note(f"raised in {stage}" + ("" if row is None else f" at {place}"))
-    del error._trainpipes  # type: ignore[attr-defined]
+    del error._trainpipes
