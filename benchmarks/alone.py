@@ -69,8 +69,6 @@ def of_mix(tiny: bool) -> Figures:
     rows = 4_000 if tiny else 100_000
     found = mix.choosing(rows, 1 if tiny else 5)
     found["rows off"] = mix.most_off(mix.order_of(mix.THREE, rows), rows)
-    costs = mix.costs(rows, 1 if tiny else 3).values()
-    found["against one by one"] = max(c["mixed by rows"] / c["one by one"] for c in costs)
     return found
 
 

@@ -102,8 +102,6 @@ PROMISES = (
          where=MIXING),
     most("choosing by tokens, 0.5 us a row", 0.8, alone("mix", "by tokens"), where=MIXING),
     most("rows off the share after 100,000 draws", 1, alone("mix", "rows off"), where="benchmarks/mix.py"),
-    most("mixed by rows, of what one by one costs", 1.5, alone("mix", "against one by one"),
-         where="benchmarks/mix.py"),
     # States.
     most("state of 64 shards, bytes", 16_384, alone("state", "bytes of 64"), where=STATE),
     most("a shard in a checkpoint, about 60 bytes", 70, alone("state", "bytes a shard"),

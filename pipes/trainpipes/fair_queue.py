@@ -129,7 +129,7 @@ def by_rows(
     at = None if period is None else period.places.get(now)
     if period is None or at is None:
         return np.array(_rows(own, now, phases, left, rows)[0], dtype=np.int64)
-    order = np.take(period.order, np.arange(at, at + rows), mode="wrap")
+    order = period.order[np.arange(at, at + rows) % len(period.order)]
     stop = rows
     for source, ready in enumerate(left):
         places = np.flatnonzero(order == source)
