@@ -245,6 +245,17 @@ def test_iterators_that_were_made_before_an_endless_one_moved_go_on_where_it_is(
     assert found == epochs_of(1)[0][:8]
 
 
+@WORKERS
+def test_a_loader_of_an_endless_pipeline_starts_where_that_stands(workers: int) -> None:
+    pipe = pipeline().repeat()
+    running = iter(pipe)
+    expected = given_by(running, 3)
+    loader = tp.Loader(pipe, num_workers=workers)
+    given_by(running, 6)
+    expected += given_by(loader, 4) + given_by(loader, 4)
+    assert expected == epochs_of(1)[0][:11]
+
+
 # Threads
 
 

@@ -17,10 +17,11 @@ from torch.utils.data import DataLoader
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.iterating.iterator import PipelineIterator, Runner
+from trainpipes.runtime.iterating.iterator import PipelineIterator
 from trainpipes.runtime.iterating.parcels import Slots
 from trainpipes.runtime.iterating.rounded import Rounded
 from trainpipes.runtime.iterating.rounds import Message, Rounds, unpacked
+from trainpipes.runtime.iterating.runner import Runner
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.packed_list import packed

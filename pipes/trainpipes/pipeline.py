@@ -20,7 +20,8 @@ from trainpipes.errors import ConfigError
 from trainpipes.order import slots_before
 from trainpipes.runtime.forecast.estimate import cuts_by_length, estimated_items
 from trainpipes.runtime.forecast.padding_share import PaddingShare, padding_share
-from trainpipes.runtime.iterating.iterator import PipelineIterator, Runner
+from trainpipes.runtime.iterating.iterator import PipelineIterator
+from trainpipes.runtime.iterating.runner import Runner
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.parquet import ReadParquet

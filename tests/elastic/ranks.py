@@ -22,7 +22,7 @@ import pytest
 from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
-from trainpipes.runtime.iterating import iterator as iterator_module
+from trainpipes.runtime.iterating import one_pass
 from trainpipes.runtime.iterating.rounds import Message, Rounds, unpacked
 from trainpipes.runtime.planning.plan import Plan
 
@@ -236,5 +236,5 @@ class Leg:
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(iterator_module, "agreement_over", lambda *ranks: self.meeting.agree)
+            patch.setattr(one_pass, "agreement_over", lambda *ranks: self.meeting.agree)
             yield

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
-from trainpipes.runtime.iterating.iterator import Pass
+from trainpipes.runtime.iterating.one_pass import Pass
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.shards.lane import check_places
