@@ -7,7 +7,10 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from contextlib import suppress
+from functools import partial
+from itertools import islice, zip_longest
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +21,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import trainpipes as tp
 from drawn import rows_of, table_of_rows
 from elastic.ranks import Leg
+from every_stage import FINITE
 from slow_workers import SlowToStart, late
+from trainpipes.testing import digest
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
@@ -188,6 +193,20 @@ def test_iterators_of_one_loader_side_by_side_each_go_their_own_way(
     assert [given_by(loader) for _ in range(2)] == [expected[0][2:], expected[1]]
 
 
+@pytest.mark.filterwarnings("ignore:pin.. does nothing here")
+@pytest.mark.parametrize("name", FINITE)
+def test_iterators_of_any_pipeline_side_by_side_each_go_their_own_way(
+    name: str, tmp_path: Path
+) -> None:
+    alone, pipe = FINITE[name](tmp_path), FINITE[name](tmp_path)
+    expected = [[digest(item) for item in alone] for _ in range(2)]
+    found: list[list[str]] = [[], []]
+    for first, second in zip_longest(iter(pipe), iter(pipe)):
+        found[0] += [] if first is None else [digest(first)]
+        found[1] += [] if second is None else [digest(second)]
+    assert found == expected
+
+
 @WORKERS
 @pytest.mark.parametrize("make", [pipeline, of_unknown_length])
 def test_an_iteration_within_an_iteration_disturbs_neither(
@@ -254,6 +273,46 @@ def test_a_loader_of_an_endless_pipeline_starts_where_that_stands(workers: int) 
     given_by(running, 6)
     expected += given_by(loader, 4) + given_by(loader, 4)
     assert expected == epochs_of(1)[0][:11]
+
+
+def failing(batch: Any, asked: list[int]) -> Any:
+    asked.append(1)
+    if len(asked) == 1:
+        raise ValueError("not yet")
+    return batch
+
+
+@pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
+def test_an_iterator_that_failed_or_gave_nothing_takes_no_further_epoch(run: Any) -> None:
+    subject = run(pipeline().map(partial(failing, asked=[])))
+    running = iter(subject)
+    with pytest.raises(ValueError, match="not yet"):
+        next(running)
+    state = subject.state_dict()
+    assert (state["epoch"], state["m"]) == (0, 0)
+    assert given_by(running) == epochs_of(1)[0]
+    nothing = run(tp.from_arrow(TABLE.slice(0, 0)).batch(8))
+    running = iter(nothing)
+    assert [next(running, None) for _ in range(3)] == [None] * 3
+    assert nothing.state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_that_cannot_be_begun_is_not_used_up(workers: int) -> None:
+    ranks = [tp.Loader(pipeline().distributed(rank=r, world_size=2)) for r in range(2)]
+    states = []
+    for rank in ranks:
+        given_by(rank, 3)
+        states.append(rank.state_dict())
+    loader = tp.Loader(pipeline().distributed(rank=1, world_size=2), num_workers=workers)
+    for state in (states[0], states[1]):
+        with suppress(tp.StateError):
+            loader.load_state_dict(state)
+        if state is states[0]:
+            for _ in range(2):
+                with pytest.raises(tp.StateError, match="shards"):
+                    given_by(loader)
+    assert given_by(loader) == epochs_of(1)[0][7:12:2]
 
 
 # Threads

@@ -9,6 +9,7 @@ from torch.utils.data import get_worker_info
 
 from trainpipes.errors import StateError
 from trainpipes.runtime.iterating.ahead import placed
+from trainpipes.runtime.iterating.delayed import InOrder
 from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
 from trainpipes.runtime.iterating.one_pass import Pass, RoundedFrom
 from trainpipes.runtime.iterating.passes import Shared, shared_by_workers
@@ -40,12 +41,17 @@ class PipelineIterator:
         self._threads = threads
         self._rounded = rounded
         self._one_at_a_time = OneAtATime()
+        self._begin_item = self._one_at_a_time.take
+        self._end_item = self._one_at_a_time.done
         #: The load and the state that were given to this iterator.
         self._own: tuple[int, dict[str, Any]] | None = None
-        self._taken = False  # whether the pass is taken: the next one is another
-        self._epoch = -1
+        #: The pass once it is taken: the next one is another.
+        self._items: Pass | None = None
+        #: What gives its items after the first one.
+        self._rest: InOrder | None = None
         self._places = False  # whether batches are placed somewhere by this process
         self._info = get_worker_info()
+        self._is_here = self._info is None
         self._shared: Shared | None = None  # what the workers of a pass have in common
         end_in_peace()
         iterated = runner.count()
@@ -58,20 +64,22 @@ class PipelineIterator:
         return self
 
     def __next__(self) -> Any:
-        with self._one_at_a_time:
-            current = self._take()
-            try:
-                item = next(current)
-            except BaseException:
-                if self._rounded is not None:
-                    current.close()
-                raise
-            if self._info is None:
-                self._runner.last = current
-            if current.epoch != self._epoch:  # it went on with the next one
-                self._epoch = current.epoch
-                self._runner.passes.go_on(self._epoch, self._shared)
+        if not self._begin_item(False):
+            self._one_at_a_time.wait()
+        try:
+            rest = self._rest
+            item = self._first() if rest is None else next(rest)
+            if self._is_here:
+                self._runner.last = self._items
             return placed(self._runner.plan, item) if self._places else item
+        except BaseException as error:
+            if self._items is not None:
+                self._items.ended = isinstance(error, StopIteration)
+                if self._rounded is not None:
+                    self._items.close()
+            raise
+        finally:
+            self._end_item()
 
     def __del__(self) -> None:
         if self._current is not None:
@@ -106,30 +114,29 @@ class PipelineIterator:
                 self._own = 0, dict(state)
             if self._current is not None and self._rounded is not None:
                 self._current.close()
-            self._current = None
-            self._taken = False
+            self._current = self._items = self._rest = None
 
-    def _take(self) -> Pass:
-        """The pass, which is this iterator's from here on."""
-        if self._taken:
-            assert self._current is not None
-            return self._current
-        if self._info is None:
-            self._begin()  # what can't be begun is not taken
+    def _first(self) -> Any:
+        """The first item. The pass is this iterator's from here on."""
+        current = self._begin()
+        if self._is_here and self._items is None:  # what can't be begun was not claimed
             current = self._open(self._runner.claim(self._own))
             self._runner.begun.add(current)
+            self._runner.last = current
             self._places = bool(self._runner.plan.place)
-        else:
-            current = self._begin()
-        self._taken = True
-        self._epoch = current.epoch
-        return current
+        self._items = current
+        epoch = current.epoch
+        item = next(current)
+        if current.epoch != epoch:  # there was nothing left of it
+            self._runner.passes.go_on(current.epoch, self._shared)
+        self._rest = current.consumer
+        return item
 
     def _begin(self) -> Pass:
         """The pass as it is, or as it would be if it was taken now."""
         if self._info is not None:
             self._current = self._current or self._begin_worker()
-        elif not self._taken:
+        elif self._items is None:
             own = self._own
             self._open(self._runner.upcoming() if own is None else self._runner.parse(own[1]))
         assert self._current is not None

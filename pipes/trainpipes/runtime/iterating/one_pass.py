@@ -64,21 +64,21 @@ class Pass:
         #: Whether the iterator that gave its items is no more.
         self.left = False
         self.one_at_a_time = one_at_a_time or OneAtATime()
-        self._consumer = self._open(position)
-        self.epoch = self._consumer.epoch
+        #: Gives the items.
+        self.consumer = self._open(position)
+        self.epoch = self.consumer.epoch
         self._may_go_on = go_on and position.m > 0
 
     def __next__(self) -> Any:
         try:
-            item = next(self._consumer)
+            item = next(self.consumer)
         except StopIteration:
-            self.ended = not self._may_go_on or self._other_workers_have_more()
-            if self.ended:
+            if not self._may_go_on or self._other_workers_have_more():
                 raise
             self._may_go_on = False
             self.origin = 0
-            self._consumer = self._open(Position(self.epoch + 1, 0, self._plan.num_shards))
-            self.epoch = self._consumer.epoch
+            self.consumer = self._open(Position(self.epoch + 1, 0, self._plan.num_shards))
+            self.epoch = self.consumer.epoch
             return next(self)
         self._may_go_on = False
         return item
@@ -125,8 +125,8 @@ class Pass:
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """The state after the last item given."""
         with self.one_at_a_time.between_items():
-            return self._consumer.state(extra)
+            return self.consumer.state(extra)
 
     def close(self) -> None:
         """Let go of workers, or of threads. The state stays."""
-        self._consumer.close()
+        self.consumer.close()
