@@ -18,12 +18,12 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.iterating.agreement import InStep, agreement_over
-from trainpipes.runtime.iterating.ahead import Ahead, ahead_of, placed
-from trainpipes.runtime.iterating.iterator import PipelineIterator, Runner
+from trainpipes.runtime.iterating.iterator import PipelineIterator
 from trainpipes.runtime.iterating.parcels import Slots
 from trainpipes.runtime.iterating.rounded import Rounded
 from trainpipes.runtime.iterating.rounds import Message, Rounds, unpacked
+from trainpipes.runtime.iterating.runner import Runner
+from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.packed_list import packed
 from trainpipes.stages.pin import Pin
@@ -31,8 +31,6 @@ from trainpipes.state import Position
 from trainpipes.topology import Topology
 
 __all__ = ["Loader"]
-
-_END: Any = object()
 
 
 class Loader:
@@ -104,9 +102,11 @@ class Loader:
             )
         prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
         whole_number(prefetch_factor, 1, "Loader(prefetch_factor)", "rounds that are made ahead")
+        source = pipeline._runner
         if pin_memory and not any(isinstance(s, Pin) for s in pipeline.stages):
             pipeline = pipeline.pin()
         self.pipeline = pipeline
+        self._runner = Runner(partial(_plan, pipeline), source.ranks, source)
         self.num_workers = num_workers
         self.threads = threads
         self._options: dict[str, Any] = {
@@ -118,12 +118,10 @@ class Loader:
         }
         self._persistent = persistent_workers
         self._steps: list[tuple[Any, dict[str, Any]]] | None = None  # as workers get them
-        self._held: tuple[Any, DataLoader[Message], Slots] | None = None
-        self._current: Rounded | InStep | Ahead | None = None
+        self._workers: Workers | None = None  # that are kept from one epoch to the next
 
-    @property
-    def _runner(self) -> Runner:
-        return self.pipeline._runner
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_workers": None}
 
     def __len__(self) -> int:
         return len(self.pipeline)
@@ -134,47 +132,11 @@ class Loader:
 
     def peek(self) -> Any:
         """The first batch of the next iteration, without starting one."""
-        if self._current is not None and self._runner.plan.endless:
-            return self._runner.peek(self._current.state())
         return self._runner.peek()
 
-    def __iter__(self) -> Iterator[Any]:
-        if self.num_workers == 0:
-            return PipelineIterator(self._runner, self.threads)
-        return self._iterate()
-
-    def _iterate(self) -> Iterator[Any]:
-        runner = self._runner
-        plan = runner.plan
-        topology = runner.topology()
-        previous, self._current = self._current, None
-        position = runner.take_pending()
-        if position is None and plan.endless and previous is not None:
-            position = runner.parse(previous.state())
-        if position is None:
-            position = Position(runner.passes.upcoming, 0, plan.num_shards)
-        for start in (position, Position(position.epoch + 1, 0, plan.num_shards)):
-            current = self._current = self._open(topology, start)
-            given = False
-            runner.passes.rewind(start.epoch + 1)
-            try:
-                for item in iter(partial(next, current, _END), _END):
-                    given = True
-                    yield placed(plan, item)
-            finally:
-                current.close()
-            if given or position.m == 0:  # a state at an epoch's end goes on with the next epoch
-                return
-
-    def _open(self, topology: Topology, start: Position) -> Rounded | InStep | Ahead:
-        return ahead_of(self._runner.plan, self._opened(topology, start))
-
-    def _opened(self, topology: Topology, start: Position) -> Rounded | InStep:
-        plan, world = self._runner.plan, topology.world_size
-        if not plan.ends_unevenly or plan.ragged or world == 1:
-            return self._rounded(topology, start, stops_at_holes=False)
-        rounded = self._rounded(topology, start, stops_at_holes=True)
-        return InStep(rounded, agreement_over(topology), start.m, world)
+    def __iter__(self) -> PipelineIterator:
+        rounded = self._rounded if self.num_workers else None
+        return PipelineIterator(self._runner, self.threads, rounded)
 
     def _rounded(self, topology: Topology, start: Position, stops_at_holes: bool) -> Rounded:
         plan, messages = self._runner.plan, self._messages
@@ -182,8 +144,6 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch delivered: integers and strings in a flat dict."""
-        if self.num_workers and self._current is not None:
-            return self._current.state()
         state = self._runner.state()
         if state is None:
             raise StateError(
@@ -223,34 +183,39 @@ class Loader:
             StateError: it does not fit the pipeline.
         """
         self._runner.load(state, allow_changes)
-        self._current = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is, for frameworks that do. See ``Pipeline.set_epoch``.
+
+        Raises:
+            ConfigError: that is no integer of 0 or more.
+        """
+        self._runner.set_epoch(epoch)
 
     def _messages(
         self, position: Position, ranks: tuple[int, int], workers: int
     ) -> Iterator[Message]:
         """The workers' messages for a pass, from live workers if they can be used again."""
-        if self._held is not None and position.m == 0:
-            epoch, held, slots = self._held
-            epoch[0] = position.epoch
-            return unpacked(iter(held), slots)
-        self._held = None
-        epoch = sharedctypes.RawArray("q", 1)
-        epoch[0] = position.epoch
+        kept = self._workers
+        if kept is not None and kept.idle and position.m == 0:
+            return kept.messages(position.epoch)
         plan = self._runner.plan
         if self._steps is None:
             self._steps = [(cls, packed(cls, options)) for cls, options in self.pipeline._steps]
+        start = sharedctypes.RawArray("q", [position.epoch, 1])
         slots = Slots(workers, self._options["prefetch_factor"])
-        rounds = Rounds(self._steps, plan.source, ranks, workers, epoch, position, slots)
+        rounds = Rounds(self._steps, plan.source, ranks, workers, start, position, slots)
         generator = torch.Generator()  # a DataLoader would draw from the global one
         generator.manual_seed(position.epoch)
         options = {k: v for k, v in self._options.items() if v is not None}
-        held = DataLoader(
+        loader = DataLoader(
             rounds, batch_size=None, num_workers=workers, generator=generator, **options
         )
-        self._check_pickles(held)
+        self._check_pickles(loader)
+        made = Workers(loader, start, slots)
         if self._persistent:
-            self._held = (epoch, held, slots)
-        return unpacked(iter(held), slots)
+            self._workers = made
+        return made.messages()
 
     def _check_pickles(self, loader: DataLoader[Message]) -> None:
         method = getattr(loader.multiprocessing_context, "get_start_method", lambda: None)()
@@ -262,6 +227,45 @@ class Loader:
             for name, value in stage.options.items():
                 if callable(value):
                     check_pickles(stage, name, value)
+
+
+class Workers:
+    """Worker processes, and what they share with the process that trains.
+
+    Args:
+        loader: has the processes.
+        start: the number of their pass, and 1 if it starts where they were told at first, 0 if at its
+            start; in memory that they see.
+        slots: where batches lie on their way.
+    """
+
+    def __init__(self, loader: DataLoader[Message], start: Any, slots: Slots) -> None:
+        self._loader = loader
+        self._start = start
+        self._slots = slots
+        #: Whether no pass is under way, and none has failed.
+        self.idle = True
+
+    def messages(self, epoch: int | None = None) -> Iterator[Message]:
+        """What they send for a pass.
+
+        Args:
+            epoch: number of the pass, which starts at its start; if left out, the one that they were
+                made for.
+        """
+        self.idle = False
+        if epoch is not None:
+            self._start[:] = [epoch, 0]
+        try:
+            yield from unpacked(iter(self._loader), self._slots)
+        except GeneratorExit:
+            self.idle = True
+            raise
+        self.idle = True
+
+
+def _plan(pipeline: Pipeline) -> Plan:
+    return pipeline._runner.plan
 
 
 def stages_within(pipeline: Pipeline) -> Iterator[Stage]:

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.iterating.iterator import Runner
+from trainpipes.runtime.iterating.runner import Runner
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run

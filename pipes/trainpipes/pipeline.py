@@ -21,7 +21,8 @@ from trainpipes.order import slots_before
 from trainpipes.resharding import reading_ranks
 from trainpipes.runtime.forecast.estimate import cuts_by_length, estimated_items
 from trainpipes.runtime.forecast.padding_share import PaddingShare, padding_share
-from trainpipes.runtime.iterating.iterator import PipelineIterator, Runner
+from trainpipes.runtime.iterating.iterator import PipelineIterator
+from trainpipes.runtime.iterating.runner import Runner
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.parquet import ReadParquet
@@ -669,8 +670,14 @@ class Pipeline(IterableDataset[Any]):
     # State
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The state after the last item given by the latest iterator; of the start of the next pass
-        if there is none. None in a DataLoader's worker, whose iterator has it."""
+        """The state after the last item that an iterator of this pipeline gave; of the start of the next
+        pass if none has. Iterators have a ``state_dict`` of their own, and so has a ``Loader``. None in a
+        DataLoader's worker, whose iterator has it.
+
+        Raises:
+            StateError: the pipeline was iterated by a ``Loader``, or by workers of a DataLoader, which
+                alone know where they are.
+        """
         return self._runner.state()
 
     def load_state_dict(
@@ -686,6 +693,20 @@ class Pipeline(IterableDataset[Any]):
             StateError: it does not fit this pipeline.
         """
         self._runner.load(state, allow_changes)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next ``iter()`` is, also in workers: for frameworks that do. There is no need
+        to, each is the next one by itself.
+
+        It starts that epoch, or changes nothing where it comes next anyway and under an endless ``repeat``. A
+        position that was loaded is never given up for it: the first call after a load is what the caller
+        calls the loaded epoch, and its later numbers are counted from there.
+
+        Raises:
+            ConfigError: that is no integer of 0 or more.
+        """
+        self._data_parallel()  # refuses frameworks that would share out batches again
+        self._runner.set_epoch(epoch)
 
     def state_at(self, batches_delivered: int, *, epoch: int = 0) -> dict[str, Any]:
         """The state after so many batches of each rank, without having kept one.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from torch.utils.data import get_worker_info
-
 from trainpipes.errors import TopologyError
 from trainpipes.order import divisors
 
-__all__ = ["Topology", "current_worker", "data_parallel"]
+__all__ = ["Topology", "data_parallel"]
 
 
 @dataclass(frozen=True)
@@ -100,9 +98,3 @@ def data_parallel() -> tuple[int, int]:
             "pipe.distributed(rank=..., world_size=...)"
         )
     return rank, world
-
-
-def current_worker() -> tuple[int, int]:
-    """Id and number of workers where this runs in a DataLoader worker, else 0 of 1."""
-    info = get_worker_info()
-    return (0, 1) if info is None else (info.id, info.num_workers)

@@ -22,8 +22,7 @@ import pytest
 from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
-from trainpipes import loader as loader_module
-from trainpipes.runtime.iterating import iterator as iterator_module
+from trainpipes.runtime.iterating import one_pass
 from trainpipes.runtime.iterating.rounds import Message, Rounds, unpacked
 from trainpipes.runtime.planning.plan import Plan
 
@@ -237,6 +236,5 @@ class Leg:
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            for module in (iterator_module, loader_module):
-                patch.setattr(module, "agreement_over", lambda *ranks: self.meeting.agree)
+            patch.setattr(one_pass, "agreement_over", lambda *ranks: self.meeting.agree)
             yield

@@ -27,8 +27,7 @@ import torch.distributed as dist
 import trainpipes as tp
 from elastic.interleaved import PIPELINES, RAGGED, long_filtered
 from elastic.launch import write_beside
-from trainpipes import loader as loader_module
-from trainpipes.runtime.iterating import iterator as iterator_module
+from trainpipes.runtime.iterating import one_pass
 from trainpipes.runtime.iterating.agreement import agreement_over
 from trainpipes.testing import digest
 
@@ -128,7 +127,7 @@ def count_agreements(workers: int) -> dict[str, int]:
         return counted_agree
 
     steps = 0
-    iterator_module.agreement_over = loader_module.agreement_over = counting
+    one_pass.agreement_over = counting
     for _ in tp.Loader(long_filtered(), num_workers=workers):
         steps += 1
         dist.all_reduce(torch.ones(1))

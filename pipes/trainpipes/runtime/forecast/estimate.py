@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes.order import count_batches
-from trainpipes.runtime.iterating.iterator import Pass
+from trainpipes.runtime.iterating.one_pass import Pass
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.run import Run, RunSource
 from trainpipes.runtime.stage import OpenState, Stage

@@ -1,10 +1,13 @@
 """What users iterate, with a state before and after every item.
 
 consumer    one worker of one rank: its shards in the order of the global sequence
-iterator    a pass over a pipeline
+one_pass    one pass over a plan
+runner      where a pipeline or a Loader stands
+iterator    what users iterate
 node        a stage as a torchdata node
 foreign     rows from a torchdata node that is not ours
 plain       states of such nodes as JSON types
+one_at_a_time  an iterator is one thread's
 passes      which pass is at hand, agreed by processes that share a pipeline
 delayed     what a consumer gives, later
 agreement   how ranks end an uneven epoch at the same step

@@ -10,7 +10,7 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.runtime.iterating.ahead import placed
 from trainpipes.runtime.iterating.foreign import FromNode, NodeStream
-from trainpipes.runtime.iterating.iterator import Pass
+from trainpipes.runtime.iterating.one_pass import Pass
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.run import innermost
 from trainpipes.runtime.shards.places import check_places

@@ -77,8 +77,9 @@ class Rounds(IterableDataset[Message]):
         source: the listed rows.
         ranks: rank and world size.
         workers: workers that share the rank's shards.
-        epoch: number of the pass, in memory that all workers see.
-        position: where that pass starts, if its number is the position's; else at its start.
+        start: number of the pass, and 1 if it starts at ``position``, 0 if at its start; in memory that
+            all workers see.
+        position: where the first pass starts.
         slots: memory shared with the workers, if they are forked.
     """
 
@@ -88,7 +89,7 @@ class Rounds(IterableDataset[Message]):
         source: RowSource | RowStream,
         ranks: tuple[int, int],
         workers: int,
-        epoch: Any,
+        start: Any,
         position: Position,
         slots: Slots | None = None,
     ) -> None:
@@ -96,7 +97,7 @@ class Rounds(IterableDataset[Message]):
         self._source = source
         self._ranks = ranks
         self._workers = workers
-        self._epoch = epoch
+        self._start = start
         self._position = position
         self._slots = slots
         self._plan: Plan | None = None
@@ -107,9 +108,9 @@ class Rounds(IterableDataset[Message]):
             self._plan.adopt(self._position.notes)
         info = get_worker_info()
         end_in_peace()
+        number, at_position = self._start
         position = self._position
-        number = int(self._epoch[0])
-        if number != position.epoch:
+        if not at_position:
             position = Position(number, 0, position.num_shards)
         return self._rounds(self._plan, position, 0 if info is None else info.id)
 

@@ -1,0 +1,243 @@
+"""``set_epoch``: what frameworks call before each epoch, on pipelines and on ``Loader``."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import trainpipes as tp
+from drawn import rows_of, table_of_rows
+
+pytestmark = pytest.mark.usefixtures("no_processes_left")
+
+TABLE = table_of_rows(0, 100)
+
+
+def pipeline() -> tp.Pipeline:
+    """13 micro-batches an epoch, the last one short."""
+    return tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2).batch(8)
+
+
+def is_even(row: Any) -> bool:
+    return bool(row["row"] % 2 == 0)
+
+
+def of_unknown_length() -> tp.Pipeline:
+    return tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2).filter(is_even).batch(8)
+
+
+def given_by(loader: Any, count: int | None = None) -> list[list[int]]:
+    return [rows_of(item) for item in islice(loader, count)]
+
+
+def epochs_of(count: int, make: Any = pipeline) -> list[list[list[int]]]:
+    pipe = make()
+    return [given_by(pipe) for _ in range(count)]
+
+
+EPOCHS = epochs_of(10)
+
+
+class Run:
+    """A pipeline and the loader that runs it.
+
+    Args:
+        pipe: the pipeline.
+        kind: of loader; None for none.
+        options: the loader's.
+    """
+
+    def __init__(self, pipe: tp.Pipeline, kind: Any, options: dict[str, Any]) -> None:
+        self.pipe = pipe
+        self.loader: Any = pipe if kind is None else kind(pipe, **options)
+        #: What is told which epoch it is, and loads states.
+        self.subject: Any = self.loader if kind is tp.Loader else pipe
+
+    def epoch(self, number: int, count: int | None = None) -> list[list[int]]:
+        self.subject.set_epoch(number)
+        return given_by(self.loader, count)
+
+
+def ways() -> list[Any]:
+    found = [pytest.param(None, {}, id="in process")]
+    for workers, persistent in ((0, False), (1, False), (2, False), (2, True)):
+        options = {"num_workers": workers, "persistent_workers": persistent}
+        name = f"{workers} workers" + ", persistent" * persistent
+        for kind in (DataLoader, StatefulDataLoader):
+            own = {**options, "batch_size": None}
+            found.append(pytest.param(kind, own, id=f"{kind.__name__}, {name}"))
+        found.append(pytest.param(tp.Loader, options, id=f"Loader, {name}"))
+    return found
+
+
+EVERY_WAY = pytest.mark.parametrize(("kind", "options"), ways())
+
+
+@EVERY_WAY
+def test_set_epoch_starts_that_epoch(kind: Any, options: dict[str, Any]) -> None:
+    run = Run(pipeline(), kind, options)
+    assert [run.epoch(number) for number in (3, 3, 0)] == [EPOCHS[3], EPOCHS[3], EPOCHS[0]]
+    assert given_by(run.loader) == EPOCHS[1]  # each is the next one by itself
+    assert run.epoch(7, 4) == EPOCHS[7][:4]
+    assert run.epoch(2) == EPOCHS[2]
+
+
+@EVERY_WAY
+def test_set_epoch_changes_nothing_where_that_epoch_comes_next(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    run = Run(pipeline(), kind, options)
+    assert [run.epoch(number) for number in range(3)] == EPOCHS[:3]
+
+
+@EVERY_WAY
+@pytest.mark.parametrize("named", [0, 1, 2, 5])
+def test_the_first_call_after_a_load_names_the_loaded_epoch(
+    kind: Any, options: dict[str, Any], named: int
+) -> None:
+    """And the caller's later numbers are counted from there."""
+    run = Run(pipeline(), kind, options)
+    if kind is tp.Loader or not options.get("persistent_workers"):  # which see no later load
+        run.epoch(4, 2)
+    run.subject.load_state_dict(pipeline().state_at(6, epoch=2))
+    assert run.epoch(named) == EPOCHS[2][6:]
+    assert run.epoch(named + 1) == EPOCHS[3]
+    assert given_by(run.loader) == EPOCHS[4]
+    assert run.epoch(named) == EPOCHS[2]
+
+
+@pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
+def test_a_loaded_position_is_never_given_up(run: Any) -> None:
+    subject = run(pipeline())
+    subject.load_state_dict(pipeline().state_at(6, epoch=2))
+    subject.set_epoch(5)
+    subject.set_epoch(0)  # the last word before it starts
+    assert rows_of(subject.peek()) == EPOCHS[2][6]
+    assert given_by(subject) == EPOCHS[2][6:]
+    subject.set_epoch(1)
+    assert given_by(subject) == EPOCHS[3]
+    subject.load_state_dict(pipeline().state_at(6, epoch=2))
+    assert given_by(subject) == EPOCHS[2][6:]
+    subject.set_epoch(3)  # nobody called the loaded epoch otherwise
+    assert given_by(subject) == EPOCHS[3]
+
+
+@pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
+def test_another_load_ends_the_counting_from_the_first(run: Any) -> None:
+    subject = run(pipeline())
+    subject.load_state_dict(pipeline().state_at(6, epoch=2))
+    subject.set_epoch(0)
+    given_by(subject)
+    subject.load_state_dict(pipeline().state_at(6, epoch=1))
+    subject.set_epoch(1)
+    assert given_by(subject) == EPOCHS[1][6:]
+    subject.set_epoch(5)
+    assert given_by(subject) == EPOCHS[5]
+
+
+@EVERY_WAY
+def test_a_state_of_an_epochs_end_is_called_what_the_next_epoch_is(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    """Whether what is loaded has something left is known only once it starts."""
+    expected = [sorted(epoch) for epoch in epochs_of(4, of_unknown_length)]
+    ended = tp.Loader(of_unknown_length())
+    for _ in ended:
+        state = ended.state_dict()
+    run = Run(of_unknown_length(), kind, options)
+    run.subject.load_state_dict(state)
+    for number in (1, 2, 3):
+        assert sorted(run.epoch(number)) == expected[number]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("taken", [5, None])
+def test_what_a_stateful_data_loader_loads_is_named_too(
+    workers: int, persistent: bool, taken: int | None
+) -> None:
+    """It tells its iterators what was loaded after ``set_epoch`` was called."""
+    options: dict[str, Any] = {"batch_size": None, "num_workers": workers}
+    options["persistent_workers"] = persistent and workers > 0
+    first = Run(pipeline(), StatefulDataLoader, options)
+    first.epoch(1, taken)
+    run = Run(pipeline(), StatefulDataLoader, options)
+    run.loader.load_state_dict(first.loader.state_dict())
+    number = 0
+    if taken == 5:
+        assert run.epoch(number) == EPOCHS[1][5:]
+        number = 1
+    assert run.epoch(number) == EPOCHS[2]
+    assert run.epoch(number + 1) == EPOCHS[3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_endless_pipeline_goes_on_whatever_epoch_it_is_told(workers: int, place: str) -> None:
+    rows = tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2)
+    pipe = rows.repeat().batch(8) if place == "before" else rows.batch(8).repeat()
+    loader = tp.Loader(pipe, num_workers=workers)
+    expected, found = given_by(pipe, 20), []
+    for number in (0, 5, 5, 1):
+        loader.set_epoch(number)
+        found += given_by(loader, 5)
+    assert found == expected
+
+
+def test_passes_of_a_finite_repeat_are_what_is_counted() -> None:
+    pipe = pipeline().repeat(2)
+    pipe.set_epoch(1)
+    assert given_by(pipe) == EPOCHS[2] + EPOCHS[3]
+
+
+def test_set_epoch_of_a_pipeline_leaves_its_loaders_and_iterators_alone() -> None:
+    pipe = pipeline()
+    loader = tp.Loader(pipe)
+    running = iter(pipe)
+    found = given_by(running, 3)
+    pipe.set_epoch(6)
+    assert found + given_by(running) == EPOCHS[0]
+    assert given_by(loader) == EPOCHS[0]
+    loader.set_epoch(4)
+    assert [given_by(loader), given_by(pipe)] == [EPOCHS[4], EPOCHS[6]]
+
+
+def test_the_state_of_an_epoch_that_was_set_says_so() -> None:
+    loader = tp.Loader(pipeline())
+    loader.set_epoch(3)
+    assert loader.state_dict() == pipeline().state_at(0, epoch=3)
+    assert rows_of(loader.peek()) == EPOCHS[3][0]
+    asked = iter(loader)
+    asked.state_dict()
+    loader.set_epoch(5)
+    assert given_by(asked) == EPOCHS[5]
+    loader.set_epoch(2)
+    assert loader.state_dict() == pipeline().state_at(0, epoch=2)
+    running = iter(loader)
+    given_by(running, 3)
+    loader.set_epoch(7)  # the next one, not this one
+    assert loader.state_dict() == pipeline().state_at(3, epoch=2)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True, 10**30])
+@pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
+def test_what_is_no_epoch_is_refused(run: Any, epoch: Any) -> None:
+    subject = run(pipeline())
+    with pytest.raises(tp.ConfigError, match=r"set_epoch\(epoch\) takes the number of an epoch"):
+        subject.set_epoch(epoch)
+    assert given_by(subject) == EPOCHS[0]
+
+
+def test_an_epoch_before_the_first_one_is_refused() -> None:
+    pipe = pipeline()
+    pipe.load_state_dict(pipe.state_at(6))
+    pipe.set_epoch(3)
+    given_by(pipe)
+    with pytest.raises(tp.ConfigError, match="made epoch 3 the first one, got 2"):
+        pipe.set_epoch(2)
+    pipe.set_epoch(3)
+    assert given_by(pipe) == EPOCHS[0]
