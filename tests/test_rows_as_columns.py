@@ -100,6 +100,7 @@ def outcome(source: Any, most: int = 60) -> tuple[list[str], list[Any], str]:
     return items, states, "end"
 
 
+@pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from(sorted(ODD)), min_size=1, max_size=5),
