@@ -158,6 +158,8 @@ def _rows_lead(plan: Plan, shard: int, number: int, place: dict[str, Any], at: i
         return False
     if not plan.whole or layout.changes:
         return True
-    # The next row of a shard is the first of its next micro-batch, or this position is before that.
-    chunk = slot + at * plan.num_shards
-    return bool(window * layout.window_rows + row <= chunk * layout.batch_size)
+    # A shard's next row is the first of its next micro-batch; a window is begun by a row before that.
+    rows = (slot + at * plan.num_shards) * layout.batch_size
+    if row:
+        return bool(window * layout.window_rows + row <= rows)
+    return bool(window == 0 or (window - 1) * layout.window_rows < rows)
