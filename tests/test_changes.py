@@ -160,3 +160,74 @@ def test_a_dealt_stream_refuses_in_mid_epoch():
     list(islice(iterator, 3))
     with pytest.raises(tp.StateError, match="it cannot change within an epoch"):
         make(4).load_state_dict(iterator.state_dict(), allow_changes=["batch_size"])
+
+
+def count_to_40():
+    return iter(range(40))
+
+
+STREAMS = {
+    "iterable": lambda size: tp.from_iterable(count_to_40).batch(size),
+    "sampler": lambda size: tp.from_dataset(range(50), range(40)).batch(size),
+    "filtered": lambda size: tp.from_iterable(count_to_40).filter(is_odd).batch(size),
+    "across": lambda size: tp.from_iterable(count_to_40).repeat().batch(size),
+    "each epoch": lambda size: tp.from_iterable(count_to_40).batch(size).repeat(),
+    "taken": lambda size: tp.from_iterable(count_to_40).filter(is_odd).take(15).batch(size),
+}
+
+
+def is_odd(number):
+    return number % 2 == 1
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(("old", "new"), [(7, 3), (3, 7), (1, 4), (8, 2), (3, 5)])
+def test_a_stream_goes_on_at_the_next_row(name, old, new):
+    whole = [row for batch in islice(STREAMS[name](1), 200) for row in batch]
+    for taken in range(8):
+        run = iter(STREAMS[name](old))
+        before = [row for batch in islice(run, taken) for row in batch]
+        pipe = STREAMS[name](new)
+        pipe.load_state_dict(run.state_dict(), allow_changes=["batch_size"])
+        after = [row for batch in islice(pipe, 12) for row in batch]
+        if before != whole or name in ("across", "each epoch"):  # else the next epoch begins
+            assert before + after == whole[: len(before + after)], taken
+
+
+def test_rows_of_a_stream_that_are_dealt_by_window_refuse_in_mid_epoch():
+    def dealt(size):
+        return tp.from_iterable(count_to_40).sharding_filter(2).filter(is_odd).batch(size)
+
+    for taken in (0, 3):
+        run = iter(dealt(4))
+        list(islice(run, taken))
+        pipe = dealt(6)
+        if taken:
+            with pytest.raises(tp.StateError, match="it cannot change within an epoch"):
+                pipe.load_state_dict(run.state_dict(), allow_changes=["batch_size"])
+        else:
+            pipe.load_state_dict(run.state_dict(), allow_changes=["batch_size"])
+            assert sorted(n for batch in pipe for n in batch) == list(range(1, 40, 2))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8])
+def test_the_size_may_change_where_the_only_shard_has_ended_an_epoch(rows):
+    def repeated(size):
+        return tp.from_arrow(pa.table({"x": range(rows)})).batch(size).repeat()
+
+    run = iter(repeated(8))
+    next(run)
+    pipe = repeated(3)
+    pipe.load_state_dict(run.state_dict(), allow_changes=["batch_size"])
+    assert given_by(pipe, 1) == [list(range(rows))[:3]]
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_the_size_may_change_at_the_start_where_micro_batches_are_left_out(shards):
+    def skipped(size):
+        table = pa.table({"x": range(40)})
+        return tp.from_arrow(table).sharding_filter(shards, split="stride").batch(size).skip(2)
+
+    pipe = skipped(3)
+    pipe.load_state_dict(skipped(8).state_dict(), allow_changes=["batch_size"])
+    assert given_by(pipe) == given_by(skipped(3))

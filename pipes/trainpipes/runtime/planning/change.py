@@ -19,7 +19,7 @@ from typing import Any
 from trainpipes.cursor import is_count, shard_key
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.identity import damaged, read_identity
-from trainpipes.order import Layout
+from trainpipes.order import Layout, StreamLayout
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.planning.remix import remix
 from trainpipes.runtime.run import innermost
@@ -123,21 +123,41 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     if not is_count(old, 1):
         raise damaged(f"batch/batch_size is {shown(old)}")
     before["batch_size"] = new
+    if isinstance(plan.layout, StreamLayout) and not plan.mixes:
+        _rewindow(position, plan, old)
     if not plan.whole:
         return
     position.sizes = sizes = _sizes(position, plan, old)
-    if plan.num_shards == 1 or sizes is None:
-        return
     if not plan.seekable:
-        raise StateError(
-            f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, "
-            "since the rows that come next do not follow from the number of micro-batches: load the "
-            "state of an epoch's start"
-        )
-    resized = plan.resized(sizes)  # a shard's next rows are others now
+        if plan.num_shards == 1 or sizes is None:
+            return
+        raise _within_epoch(plan, old)
+    resized = plan.resized(sizes)  # where a shard goes on follows from the sizes
     for shard in position.cursors:
         cursor = resized.cursor_at(position.m, shard, position.epoch, onward=True)
         position.cursors[shard] = cursor
+
+
+def _rewindow(position: Position, plan: Plan, old: int) -> None:
+    """Give the cursors of a stream that is not shuffled the windows of ``plan``: they are as long as its
+    micro-batches."""
+    before, now = _of_size(plan, old).layout.window_rows, plan.layout.window_rows
+    if before == now:
+        return
+    for cursor in position.cursors.values():
+        place = innermost(cursor)
+        row = place["window"] * before + place["row"]
+        if row and plan.num_shards > 1:  # rows are dealt window by window
+            raise _within_epoch(plan, old)
+        place["window"], place["row"] = divmod(row, now)
+
+
+def _within_epoch(plan: Plan, old: int) -> StateError:
+    return StateError(
+        f"batch/batch_size: saved {old}, now {plan.batch_size}; in this pipeline it cannot change within an "
+        "epoch, since the rows that come next do not follow from the number of micro-batches: load the "
+        "state of an epoch's start"
+    )
 
 
 def _sizes(position: Position, plan: Plan, old: int) -> BatchSizes | None:
@@ -155,12 +175,16 @@ def _sizes(position: Position, plan: Plan, old: int) -> BatchSizes | None:
 
 def _current(plan: Plan, sizes: BatchSizes, old: int, first_epoch: int, m: int) -> BatchSizes:
     """The sizes of the epoch in which ``m`` lies, where epochs follow each other in one pass."""
-    stages = [
-        type(s)(None, **{**s.options, "batch_size": old}) if s.role == "batch" else s
-        for s in plan.stages
-    ]
-    before = Plan(stages, plan.source, plan.schemas).resized(sizes)
+    before = _of_size(plan, old).resized(sizes)
     epoch = before.epoch_of(m, first_epoch)
     if epoch == sizes.epoch:
         return sizes
     return BatchSizes(epoch, before.epoch_start(epoch, first_epoch), ((0, old),))
+
+
+def _of_size(plan: Plan, size: int) -> Plan:
+    """The plan with micro-batches of another size."""
+    sizes = {plan.batch: {"batch_size": size}}
+    return Plan(
+        [type(s)(None, **{**s.options, **sizes.get(s, {})}) for s in plan.stages], plan.source
+    )

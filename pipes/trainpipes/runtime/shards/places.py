@@ -104,8 +104,7 @@ def leads(plan: Plan, shard: int, number: int, place: dict[str, Any]) -> bool:
         place: the position, and "at".
     """
     place = dict(place)
-    at = place.pop("at", None)
-    if not is_count(at):
+    if not is_count(place.pop("at", None)):
         return False
     levels = [stage.cursor_keys for stage in reversed(plan.after) if stage.cursor_keys]
     ours = all(stage.cursor_keys is not None or not _opens(stage) for stage in plan.after)
@@ -119,7 +118,7 @@ def leads(plan: Plan, shard: int, number: int, place: dict[str, Any]) -> bool:
         if not isinstance(below, dict):
             return False
         place = below
-    return _rows_lead(plan, shard, number, place, at)
+    return _rows_lead(plan, shard, number, place)
 
 
 def _opens(stage: Stage) -> bool:
@@ -127,7 +126,7 @@ def _opens(stage: Stage) -> bool:
     return type(stage).begin is not Stage.begin
 
 
-def _rows_lead(plan: Plan, shard: int, number: int, place: dict[str, Any], at: int) -> bool:
+def _rows_lead(plan: Plan, shard: int, number: int, place: dict[str, Any]) -> bool:
     if not all(is_count(place.get(key)) for key in ("epoch", "window", "row")):
         return False
     epoch, window, row = (place[key] for key in ("epoch", "window", "row"))
@@ -154,10 +153,4 @@ def _rows_lead(plan: Plan, shard: int, number: int, place: dict[str, Any], at: i
             return bool(window <= max(windows, 1) and row == 0)
         start, stop = layout.window(span, window)
         return bool(row < stop - start)
-    if row >= 2 * layout.window_rows:  # the last one may be longer
-        return False
-    if not plan.whole or layout.changes:
-        return True
-    # The next row of a shard is the first of its next micro-batch, or this position is before that.
-    chunk = slot + at * plan.num_shards
-    return bool(window * layout.window_rows + row <= chunk * layout.batch_size)
+    return bool(row < 2 * layout.window_rows)  # the last one may be longer
