@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError
 
-__all__ = ["checked_schema", "flag", "whole_number"]
+__all__ = [
+    "checked_schema",
+    "column_name",
+    "column_names",
+    "flag",
+    "several",
+    "whole_number",
+]
+
+#: The largest count that arrays of row numbers can hold.
+LARGEST = 2**63 - 1
 
 
-def whole_number(value: Any, least: int | None, option: str, meaning: str) -> int:
-    """``value``, an integer of ``least`` or more; raises otherwise.
+def whole_number(
+    value: Any, least: int | None, option: str, meaning: str, most: int = LARGEST
+) -> int:
+    """``value``, an integer of ``least`` or more, and ``most`` or less; any integer where ``least`` is None;
+    raises otherwise.
 
     Raises:
         ConfigError: it is none.
@@ -20,10 +34,12 @@ def whole_number(value: Any, least: int | None, option: str, meaning: str) -> in
     if (
         isinstance(value, bool)
         or not isinstance(value, int)
-        or (least is not None and value < least)
+        or (least is not None and not least <= value <= most)
     ):
         bound = "" if least is None else f" of {least} or more"
-        raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {value!r}")
+        if isinstance(value, int) and value > most:
+            bound = f" of {most} or less"
+        raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {short(value)}")
     return value
 
 
@@ -51,5 +67,43 @@ def flag(value: Any, option: str) -> bool:
         ConfigError: it is neither.
     """
     if not isinstance(value, bool):
-        raise ConfigError(f"{option} is True or False, got {value!r}")
+        raise ConfigError(f"{option} is True or False, got {short(value)}")
     return value
+
+
+def several(value: Any) -> bool:
+    """Whether a value is a list, or another sequence whose order is always the same; a set is none."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def column_name(value: Any, option: str) -> str:
+    """``value``, the name of a column; raises otherwise.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{option} is the name of a column, got {short(value)}")
+    return value
+
+
+def column_names(value: Any, option: str, least: int = 1) -> list[str]:
+    """The names of one column or of several, each once, in their order; raises otherwise.
+
+    Raises:
+        ConfigError: it is neither a name nor a list of names, or one comes twice.
+    """
+    names = [value] if isinstance(value, str) else value
+    good = several(names) and len(names) >= least
+    if not good or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"{option} is a column name or several in a list, got {short(value)}")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"{option} names each column once, got {twice[0]!r} twice")
+    return list(names)
+
+
+def short(value: Any) -> str:
+    """A value for a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}\u2026 ({type(value).__name__})"

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from trainpipes.amount import amount
+from trainpipes.checks import whole_number
 from trainpipes.order import Layout, divisors, slots_before
 from trainpipes.runtime.forecast.estimate import cuts_by_length
 from trainpipes.runtime.forecast.shares import Share, reads_per_block, shares
@@ -65,6 +66,8 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     Raises:
         TopologyError: the ranks do not divide the shards.
     """
+    whole_number(world_size, 1, "explain(world_size)", "ranks")
+    whole_number(num_workers, 0, "explain(num_workers)", "workers of each rank")
     Topology(0, world_size).check(plan.num_shards, plan.shard is not None)
     layout = plan.layout
     lines = [(label, text) for label, text in plan.source.describe()]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import slots_before
 from trainpipes.resharding import reading_ranks
@@ -574,6 +575,10 @@ class Pipeline(IterableDataset[Any]):
                 )
             members = tuple(int(r) for r in mesh.mesh.tolist())
             return Pipeline(self._steps, (mesh.get_local_rank(), mesh.size()), members)
+        known = rank is not None and world_size is not None
+        for name, value in (("rank", rank), ("world_size", world_size)):
+            if known:
+                whole_number(value, 0, f"distributed({name})", "0 <= rank < world_size")
         if rank is None or world_size is None or not 0 <= rank < world_size:
             raise ConfigError(
                 f"distributed(rank, world_size) needs 0 <= rank < world_size, got {rank} and {world_size}"
@@ -641,6 +646,7 @@ class Pipeline(IterableDataset[Any]):
         Raises:
             ConfigError: micro-batches have no such tensor.
         """
+        whole_number(batches, 1, "padding(batches)", "micro-batches to count")
         steps = [step for step in self._steps if step[0].role != "place"]
         return padding_share(islice(Pipeline(steps, (0, 1)), batches), mask)
 

@@ -508,7 +508,7 @@ class TestRefusals:
             ({"truncation_side": "top"}, 'truncation_side.* is "right" or "left", got \'top\''),
             ({"eos": -1}, "eos.* got -1"),
             ({"eos": 1.5}, "eos.* got 1.5"),
-            ({"columns": []}, r"names text columns, got \[\]"),
+            ({"columns": []}, r"a column name or several in a list, got \[\]"),
             ({"columns": ["a", "a"]}, "each column once"),
             ({"columns": {"a": 1}}, "dict of text columns"),
             ({"columns": {"a": "x", "b": "x"}}, "to join them pass a list"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.amount import amount
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.runtime.reading.random_access import RandomAccessSource
@@ -43,6 +44,13 @@ class FromArrow(Stage):
         if not isinstance(table, pa.Table):
             raise ConfigError(
                 f"from_arrow(table) takes a pyarrow.Table, got {type(table).__name__}"
+            )
+        names = table.column_names
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(
+                f"from_arrow(table) takes columns of different names, got {twice!r} twice, of which rows "
+                "would have one: table.rename_columns([...])"
             )
         super().__init__(source, table=table)
         self.table = table
@@ -118,4 +126,4 @@ class ArrowSource(RandomAccessSource):
         return self._keys[block]
 
     def describe(self) -> list[tuple[str, str]]:
-        return [("rows", f"{len(self._table):,}"), ("in memory", f"{self._table.nbytes:,} bytes")]
+        return [("rows", f"{len(self._table):,}"), ("in memory", amount(self._table.nbytes))]

@@ -52,6 +52,11 @@ class FromIterable(Stage):
                 "from_iterable(factory) takes a function that returns a fresh iterable, got an iterator "
                 f"({type(factory).__name__}), which is empty after one epoch: pass lambda: ... instead"
             )
+        if isinstance(factory, set | frozenset):
+            raise ConfigError(
+                "from_iterable(factory) takes what has an order, got a set, whose order is another one in "
+                "each process: pass sorted(...) of it"
+            )
         if not callable(factory) and not isinstance(factory, Iterable):
             raise ConfigError(
                 f"from_iterable(factory) takes a function that returns an iterable, got {factory!r}"

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes.amount import amount
 from trainpipes.order import IntArray
 from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
 from trainpipes.runtime.rows.block import Payload, TensorRows
@@ -205,7 +206,7 @@ class MemmapSource(RandomAccessSource):
         dataset = self._dataset
         lines = [("memory map", f"{len(dataset.files):,} file{'s' * (len(dataset.files) > 1)}")]
         lines.append(("columns", ", ".join(map(str, dataset.columns))))
-        lines.append(("rows", f"{len(dataset):,} of {dataset.row_bytes:,.0f} bytes"))
+        lines.append(("rows", f"{len(dataset):,} of {amount(dataset.row_bytes)}"))
         return lines
 
     def __repr__(self) -> str:

@@ -51,7 +51,12 @@ class FromTensors(Stage):
     ) -> None:
         if not tensors:
             raise ConfigError("from_tensors(...) takes one tensor or more, got none")
-        converted = tuple(torch.as_tensor(t) for t in tensors)
+        try:
+            converted = tuple(torch.as_tensor(t) for t in tensors)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"from_tensors(...) takes tensors, arrays or lists of numbers, got {tensors!r:.60}: {error}"
+            ) from error
         shapes = [tuple(t.shape) for t in converted]
         if any(not s for s in shapes) or len({s[0] for s in shapes}) > 1:
             raise ConfigError(

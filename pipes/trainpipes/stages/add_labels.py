@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, beside, refuse_taken, row_table
-from trainpipes.stages.token_columns import numbers_of
+from trainpipes.stages.token_columns import ids_of, label_dtype
 
 __all__ = ["AddLabels"]
 
@@ -38,7 +38,7 @@ class AddLabels(Stage):
 
     Raises:
         DataError: a null, or lists of different lengths; names the row.
-        SchemaError: a column is not there, or holds no lists of numbers; or "labels" is there.
+        SchemaError: a column is not there, or holds no lists of integers; or "labels" is there.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 0]], "answer": [[0, 1, 1, 0]]}))
@@ -59,16 +59,14 @@ class AddLabels(Stage):
         where: str | None = None,
         ignore: int | Sequence[int] = (),
     ) -> None:
-        ids = [ignore] if isinstance(ignore, int) else ignore
-        if isinstance(ids, str) or not all(
-            isinstance(i, int) and not isinstance(i, bool) for i in ids
-        ):
+        ids: Any = [ignore] if isinstance(ignore, int) else ignore
+        if not several(ids):
             raise ConfigError(f"add_labels(ignore) is a token id, or several, got {ignore!r}")
         for token in ids:
-            whole_number(token, 0, "add_labels(ignore)", "token ids")
-        for name, value in (("column", column), ("where", where)):
-            if not isinstance(value, str) and not (name == "where" and value is None):
-                raise ConfigError(f"add_labels({name}) is the name of a column, got {value!r}")
+            whole_number(token, 0, "add_labels(ignore)", "a token id, or several")
+        column_name(column, "add_labels(column)")
+        if where is not None:
+            column_name(where, "add_labels(where)")
         super().__init__(source, column=column, where=where, ignore=list(ids))
 
     def process(self, run: Run) -> Run:
@@ -77,8 +75,8 @@ class AddLabels(Stage):
         asked = [say["column"], *([] if say["where"] is None else [say["where"]])]
         need_columns(table.column_names, asked, self)
         refuse_taken(table, ["labels"], self)
-        values, lengths = numbers_of(block, say["column"], self)
-        labels = values.astype(np.int32 if values.dtype.itemsize <= 4 else np.int64)
+        values, lengths = ids_of(block, say["column"], self)
+        labels = values.astype(label_dtype(values))
         if say["where"] is not None:
             labels[beside(block, say["where"], say["column"], lengths, self) == 0] = IGNORED
         if say["ignore"]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import flag, whole_number
+from trainpipes.checks import column_name, flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run, RunSource
 from trainpipes.runtime.stage import OpenState, Stage
@@ -82,6 +82,8 @@ class Batch(Stage):
                 "limits pass max_tokens and max_rows"
             )
         flag(drop_last, "batch(drop_last)")
+        if column is not None:
+            column_name(column, "batch(column)")
         super().__init__(
             source,
             batch_size=batch_size,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import flag, whole_number
+from trainpipes.checks import column_name, flag, several, whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray, permutation
 from trainpipes.runtime.rows.block import Block
@@ -109,7 +109,10 @@ class BucketByLength(Stage):
             raise ConfigError(
                 f"{name}() takes boundaries or num_buckets, got {boundaries!r} and {num_buckets!r}"
             )
+        column_name(column, f"{name}(column)")
         if boundaries is not None:
+            if not several(boundaries):
+                raise ConfigError(f"{name}(boundaries) is a list of lengths, got {boundaries!r}")
             boundaries = list(boundaries)
             for edge in boundaries:
                 whole_number(edge, 1, f"{name}(boundaries)", "lengths at which buckets part")

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 from torchdata.nodes import BaseNode
 
+from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block
@@ -38,9 +39,7 @@ class Select(Stage):
     needs_columns = True
 
     def __init__(self, source: BaseNode[Any] | None = None, columns: Sequence[str] = ()) -> None:
-        names = [columns] if isinstance(columns, str) else list(columns)
-        if not names or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"select(columns) takes one column name or more, got {columns!r}")
+        names = column_names(columns, "select(columns)")
         super().__init__(source, columns=names)
         self._columns = names
 
@@ -72,7 +71,8 @@ class Rename(Stage):
     def __init__(
         self, source: BaseNode[Any] | None = None, names: Mapping[str, str] | None = None
     ) -> None:
-        if not names or not all(isinstance(n, str) for pair in names.items() for n in pair):
+        pairs = names.items() if isinstance(names, Mapping) else ()
+        if not names or not pairs or not all(isinstance(n, str) and n for p in pairs for n in p):
             raise ConfigError(f"rename(names) takes a dict of old names to new ones, got {names!r}")
         super().__init__(source, names=dict(names))
         self._names = dict(names)

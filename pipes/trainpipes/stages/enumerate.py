@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.rows.columns import table_of
@@ -47,9 +47,8 @@ class Enumerate(Stage):
     def __init__(
         self, source: BaseNode[Any] | None = None, start: int = 0, *, column: str = "index"
     ) -> None:
-        whole_number(start, None, "enumerate(start)", "the number of the first row")
-        if not isinstance(column, str) or not column:
-            raise ConfigError(f"enumerate(column) is the name of a column, got {column!r}")
+        whole_number(start, -(2**62), "enumerate(start)", "the number of the first row", most=2**62)
+        column_name(column, "enumerate(column)")
         super().__init__(source, start=start, column=column)
         self._first = start
 

@@ -36,8 +36,8 @@ class Map(Stage):
 
     In: rows, or what stands above a batch: lists of rows, collated batches. Out: what the function
     returns; None is refused (to drop rows use ``filter``). Cursor: none of its own. Costs a Python
-    call an item; rows come as dicts of Python values (about 1 us a column), so prefer
-    ``map_batches`` where Arrow or NumPy can do the work.
+    call an item; rows come as dicts of Python values and of arrays that ``map_batches`` made
+    (about 1 us a column), so prefer ``map_batches`` where Arrow or NumPy can do the work.
 
     With ``rng=True`` it gets a ``numpy.random.Generator`` too, for augmentations: the same for the same row
     in the same epoch, after any resume, on any number of ranks, workers and threads; another one for

@@ -38,12 +38,15 @@ class MapBatches(Stage):
         fn: function of columns. With ``format="arrow"`` of a ``pyarrow.Table``, returning one (or
             a dict of arrays); with "numpy" or "torch" of a dict of arrays or tensors
             ``[rows, ...]``, returning such a dict. Ragged columns come as object arrays of arrays
-            in "numpy", and as lists of tensors in "torch".
+            in "numpy", and as lists of tensors in "torch"; nulls of floats as NaN. An array
+            ``[rows, n, ...]`` that it returns is one of fixed-size lists, whose rows are arrays.
         format: what the function takes.
         version: names the function in checkpoints; see ``map``.
 
     Raises:
-        DataError: the function returned another number of rows.
+        DataError: the function returned another number of rows; or a null among integers or bools,
+            for which arrays and tensors have no place, names the row.
+        SchemaError: it returned what makes no columns.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> pipe = tp.from_arrow(pa.table({"x": [1, 2]}))

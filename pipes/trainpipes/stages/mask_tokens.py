@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import flag, whole_number
+from trainpipes.checks import flag, several, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray, random_key
 from trainpipes.runtime.rows.block import Block
@@ -21,7 +21,7 @@ from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, refuse_taken, row_table
 from trainpipes.stages.row_hash import HashArray, mix, unit
-from trainpipes.stages.token_columns import numbers_of
+from trainpipes.stages.token_columns import ids_of, label_dtype
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
@@ -112,6 +112,10 @@ class MaskTokens(Stage):
         if vocab_size is not None:
             whole_number(vocab_size, 1, "mask_tokens(vocab_size)", "how many tokens there are")
         if special_ids is not None:
+            if not several(special_ids):
+                raise ConfigError(
+                    f"mask_tokens(special_ids) is a list of token ids, got {special_ids!r}"
+                )
             for token in special_ids:
                 whole_number(token, 0, "mask_tokens(special_ids)", "token ids")
             special_ids = list(special_ids)
@@ -209,7 +213,7 @@ class MaskTokens(Stage):
         name = self.options["column"]
         need_columns(table.column_names, [name], self)
         refuse_taken(table, ["labels"], self)
-        values, lengths = numbers_of(block, name, self)
+        values, lengths = ids_of(block, name, self)
         ids, labels = self._hidden(block, values, lengths)
         place = table.column_names.index(name)
         table = table.set_column(place, name, as_lists(ids, lengths))
@@ -229,14 +233,14 @@ class MaskTokens(Stage):
         own = (place - np.repeat(starts, lengths) + 1).astype(np.uint64) * _GOLDEN
         draws = unit(mix(key ^ mix(own[first])))
         chosen = np.flatnonzero((draws < self.options["probability"]) & ~special)
-        labels = np.full(
-            len(values), IGNORED, dtype=np.int32 if values.dtype.itemsize <= 4 else np.int64
-        )
+        labels = np.full(len(values), IGNORED, dtype=label_dtype(values))
         labels[chosen] = values[chosen]
         hashes = mix(key[chosen] ^ mix(own[chosen] ^ _SECOND))
         kind = unit(hashes)
         random, keep = self.options["random"], self.options["keep"]
-        found = values.copy()
+        # As wide as the mask and every token of the vocabulary need, whatever the column held.
+        largest = np.min_scalar_type(max(self._mask, self._size - 1))
+        found = values.astype(np.promote_types(values.dtype, largest))
         found[chosen[kind >= random + keep]] = self._mask
         other = kind < random
         drawn = unit(mix(hashes[other] ^ _THIRD)) * self._size

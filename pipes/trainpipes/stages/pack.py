@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import column_name, column_names, whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray, permutation
 from trainpipes.runtime.rows.block import Block
@@ -116,7 +116,7 @@ class Pack(Stage):
         seed: int = 0,
         pad_id: int | None = None,
     ) -> None:
-        whole_number(length, 1, "pack(length)", "tokens of a row")
+        whole_number(length, 1, "pack(length)", "tokens of a row", most=2**31 - 1)
         whole_number(window, 1, "pack(window)", "documents that are packed together")
         whole_number(seed, None, "pack(seed)", "a seed")
         if max_documents is not None:
@@ -128,8 +128,10 @@ class Pack(Stage):
                 raise ConfigError(
                     f"pack({name}) is one of {', '.join(map(repr, get_args(kind)))}; got {value!r}"
                 )
-        if isinstance(along, str) or not all(isinstance(name, str) for name in along):
+        column_name(column, "pack(column)")
+        if isinstance(along, str):
             raise ConfigError(f"pack(along) is a list of column names, got {along!r}")
+        column_names(along, "pack(along)", least=0)
         taken = sorted({*along} & {*PACKED, column})
         if taken:
             raise ConfigError(

@@ -138,6 +138,11 @@ class PadCollate(Stage):
             columns=columns,
             dtype=dtype,
         )
+        if columns is not None and not isinstance(columns, Mapping):
+            raise ConfigError(
+                "pad_collate(columns) is a dict of column names and dicts of options, got "
+                f"{columns!r:.60}"
+            )
         found = numpy_dtype(dtype, "pad_collate")
         if found.kind not in "iuf":
             raise ConfigError(f"pad_collate(dtype) is a dtype of integers or floats, got {dtype}")

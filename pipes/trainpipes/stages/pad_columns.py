@@ -26,6 +26,7 @@ __all__ = [
     "Ragged",
     "as_array",
     "check_fit",
+    "first_unfit",
     "no_mask",
     "of_arrow",
     "of_list",

@@ -36,7 +36,8 @@ class Rule:
     def check(self, asker: str) -> None:
         for name in ("max_length", "pad_to_multiple_of"):
             if getattr(self, name) is not None:
-                whole_number(getattr(self, name), 1, f"{asker}({name})", "cells of a row")
+                value = getattr(self, name)
+                whole_number(value, 1, f"{asker}({name})", "cells of a row", most=2**31 - 1)
         for name in ("padding", "truncating"):
             if getattr(self, name) not in (None, "pre", "post"):
                 raise ConfigError(

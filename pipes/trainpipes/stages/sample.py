@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import column_names, whole_number
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import random_key
 from trainpipes.runtime.run import Run
@@ -44,13 +44,7 @@ class Drawn(Stage):
         """Take the seed, and the key columns, from the options."""
         key, seed = self.options["key"], self.options["seed"]
         whole_number(seed, None, f"{self.name}(seed)", "a seed")
-        names = [key] if isinstance(key, str) else key
-        if names is not None and (not names or not all(isinstance(n, str) for n in names)):
-            raise ConfigError(
-                f"{self.name}(key) is the name of a column, or several, or None for the rows' own place; "
-                f"got {key!r}"
-            )
-        self._key: Sequence[str] | None = names
+        self._key = None if key is None else column_names(key, f"{self.name}(key)")
         self._salt = random_key(seed, what)[:1]
 
     def draws(self, run: Run) -> npt.NDArray[np.float64]:

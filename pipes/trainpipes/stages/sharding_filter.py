@@ -48,7 +48,7 @@ class ShardingFilter(Stage):
         balance: Literal["rows", "bytes"] = "rows",
         tail: Literal["even", "ragged"] = "even",
     ) -> None:
-        whole_number(num_shards, 1, "sharding_filter(num_shards)", "logical shards")
+        whole_number(num_shards, 1, "sharding_filter(num_shards)", "logical shards", most=2**20)
         if split not in ("spans", "stride"):
             raise ConfigError(f'sharding_filter(split) is "spans" or "stride", got {split!r}')
         if tail not in ("even", "ragged"):

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
@@ -192,11 +193,7 @@ def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]
             )
         names: list[str] = []
     else:
-        names = [columns] if isinstance(columns, str) else list(columns)
-        if not names or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"tokenize(columns) names text columns, got {columns!r}")
-        if len(set(names)) < len(names):
-            raise ConfigError(f"tokenize(columns) names each column once, got {columns!r}")
+        names = column_names(columns, "tokenize(columns)")
         outputs = {"input_ids": names}
     if pair and len(names) != 2:
         raise ConfigError(f"tokenize(pair=True) takes a list of two columns, got {columns!r}")
@@ -214,7 +211,7 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
         )
     if labels is True:
         return True
-    names = [labels] if isinstance(labels, str) else list(labels)
+    names = column_names(labels, "tokenize(labels)")
     joined = outputs["input_ids"]
     for name in names:
         if name not in joined:

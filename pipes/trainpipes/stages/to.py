@@ -58,7 +58,7 @@ class To(Stage):
     ) -> None:
         try:
             self._device = torch.device(device)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(
                 f'to(device) is a device such as "cuda" or "cuda:1", got {device!r}'
             ) from error

@@ -17,9 +17,17 @@ from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.blame import blame
 from trainpipes.stages.naming import need_columns
-from trainpipes.stages.pad_columns import BadCell, Column, Even, Ragged, of_arrow, of_list
+from trainpipes.stages.pad_columns import (
+    BadCell,
+    Column,
+    Even,
+    Ragged,
+    first_unfit,
+    of_arrow,
+    of_list,
+)
 
-__all__ = ["lengths_of", "names_of", "numbers_of"]
+__all__ = ["ids_of", "label_dtype", "lengths_of", "names_of", "numbers_of"]
 
 
 def names_of(block: Block, asker: Stage) -> list[str]:
@@ -136,6 +144,33 @@ def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any],
         "tokenize() makes such columns",
         stage=str(asker),
     )
+
+
+def ids_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], IntArray]:
+    """A column of lists of token ids, as ``numbers_of`` gives it.
+
+    Raises:
+        SchemaError: the column is not there, or holds something else, floats and bools too.
+        DataError: a null, or an id beyond int64; names the row.
+    """
+    values, lengths = numbers_of(block, name, asker)
+    if values.dtype.kind not in "iu":
+        raise SchemaError(
+            f"{asker}: column {name!r} is to hold lists of token ids, which are integers, got "
+            f"{_kind(block, name)}",
+            stage=str(asker),
+        )
+    place = first_unfit(values, np.int64)
+    if place is not None:
+        row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
+        message = f"{asker}: column {name!r} holds {values[place]}, and token ids are of 63 bits"
+        raise _at_row(message, asker, int(block.ids[row]))
+    return values, lengths
+
+
+def label_dtype(ids: npt.NDArray[Any]) -> type[np.int32 | np.int64]:
+    """What holds these ids and -100."""
+    return np.int32 if np.can_cast(ids.dtype, np.int32, "safe") else np.int64
 
 
 def _read(block: Block, name: str, asker: Stage) -> Column:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from torchdata.nodes import BaseNode
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
@@ -121,8 +121,13 @@ class Tokenize(Stage):
             raise ConfigError(
                 f'tokenize(truncation_side) is "right" or "left", got {truncation_side!r}'
             )
-        if not isinstance(eos, bool | str) and (not isinstance(eos, int) or eos < 0):
-            raise ConfigError(f"tokenize(eos) is True, False, a token or its id, got {eos!r}")
+        if not isinstance(eos, bool | str):
+            whole_number(eos, 0, "tokenize(eos)", "True, False, a token or its id", most=2**31 - 1)
+        flag(pair, "tokenize(pair)")
+        flag(add_special_tokens, "tokenize(add_special_tokens)")
+        flag(keep_text, "tokenize(keep_text)")
+        if template is not None and not isinstance(template, str):
+            raise ConfigError(f"tokenize(template) is a text, got {template!r:.60}")
         self._template = None if template is None else Template(template)
         self._outputs = outputs_of(columns, template is not None, pair)
         self._labelled = labelled_of(labels, self._outputs)

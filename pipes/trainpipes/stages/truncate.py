@@ -9,7 +9,7 @@ import numpy as np
 from torchdata.nodes import BaseNode
 
 from trainpipes.byte_rows import cut_rows
-from trainpipes.checks import whole_number
+from trainpipes.checks import column_names, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
@@ -60,13 +60,11 @@ class Truncate(Stage):
         side: Literal["right", "left"] = "right",
     ) -> None:
         whole_number(length, 0, "truncate(length)", "numbers that are kept of each list")
-        names = [columns] if isinstance(columns, str) else columns
-        if names is not None and (not names or not all(isinstance(n, str) for n in names)):
-            raise ConfigError(f"truncate(columns) is a column name or several, got {columns!r}")
+        names = None if columns is None else column_names(columns, "truncate(columns)")
         if side not in ("right", "left"):
             raise ConfigError(f'truncate(side) is "right" or "left", got {side!r}')
         super().__init__(source, length=length, columns=columns, side=side)
-        self._names = None if names is None else list(names)
+        self._names = names
 
     def process(self, run: Run) -> Run:
         block, table = row_table(run, self)

@@ -210,7 +210,22 @@ def take_payload(data: Payload, index: IntArray) -> Payload:
         return [data[i] for i in index.tolist()]
     if isinstance(data, TensorRows):
         return data.take(index)
-    return data.take(index)
+    return take_rows(data, index)
+
+
+def take_rows(table: pa.Table, index: IntArray) -> pa.Table:
+    """The rows of a table at ``index``."""
+    try:
+        return table.take(index)
+    except (
+        pa.ArrowNotImplementedError
+    ):  # of views of text and bytes, whose rows Arrow cannot gather
+        plain = [field.with_type(_PLAIN.get(field.type, field.type)) for field in table.schema]
+        return table.cast(pa.schema(plain)).take(index).cast(table.schema)
+
+
+#: Types that hold what views hold, and whose rows Arrow can gather.
+_PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 def payload_bytes(data: Payload) -> int:

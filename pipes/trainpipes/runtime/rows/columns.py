@@ -69,8 +69,15 @@ def to_columns(table: pa.Table, format: str) -> Any:
     """
     if format == "arrow":
         return table
-    change = _tensor if format == "torch" else _same
-    return {name: change(_numpy(table.column(name), name)) for name in table.column_names}
+    columns = zip(table.column_names, table.columns, strict=True)
+    if format == "numpy":
+        return {name: _numpy(column, name) for name, column in columns}
+    return {
+        name: column.to_pylist()
+        if pa.types.is_temporal(column.type)
+        else _tensor(_numpy(column, name))
+        for name, column in columns
+    }
 
 
 def _numpy(column: pa.ChunkedArray, name: str) -> npt.NDArray[Any]:
@@ -81,9 +88,23 @@ def _numpy(column: pa.ChunkedArray, name: str) -> npt.NDArray[Any]:
             row = next(k for k in range(len(array)) if array_of(array.slice(k, 1)) is None)
             raise BadCell(row, _NO_NULL.format(name=name, kind=array.type))
         return found
+    if _holds_records(
+        array.type
+    ):  # Arrow would make floats of their integers where there are nulls
+        rows = np.empty(len(array), dtype=object)
+        rows[:] = array.to_pylist()
+        return rows
     _refuse_null(array, name)
     values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return values
+
+
+def _holds_records(kind: pa.DataType) -> bool:
+    while pa.types.is_nested(kind) and not (pa.types.is_struct(kind) or pa.types.is_map(kind)):
+        if pa.types.is_union(kind):
+            return True
+        kind = kind.value_type
+    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
 
 
 _NO_NULL = (
@@ -110,10 +131,6 @@ def _refuse_null(array: pa.Array, name: str) -> None:
     raise BadCell(low, _NO_NULL.format(name=name, kind=whole))
 
 
-def _same(column: npt.NDArray[Any]) -> Any:
-    return column
-
-
 def _tensor(value: Any) -> Any:
     """A column as a tensor; a list of tensors where rows are ragged, and of Python values where they are no
     numbers."""
@@ -121,9 +138,7 @@ def _tensor(value: Any) -> Any:
         return value
     if value.dtype == object:
         return [_tensor(row) for row in value]
-    if value.dtype.kind in "biuf":
-        return torch.from_numpy(np.array(value))
-    return value.tolist()
+    return torch.from_numpy(np.array(value)) if value.dtype.kind in "biuf" else value.tolist()
 
 
 #: The type of a column that holds Python values, by its name; None where none is known.
