@@ -56,7 +56,7 @@ class MapBatches(Stage):
 
     role = "rows"
     needs_columns = True
-    plan: Any = None  # of the chain that it is in
+    in_plan: Any = None  # of the chain that it is in
 
     def __init__(
         self,
@@ -104,15 +104,15 @@ class MapBatches(Stage):
     def _type(self, name: str) -> pa.DataType | None:
         """The type of a column that the function returns as a list of Python values: that of the first
         rows, as for rows that are Python objects."""
-        key = f"{self.name}-{self.plan.stages.index(self)}"
-        schema = self.plan.schemas.get(key, self._find)
+        key = f"{self.name}-{self.in_plan.stages.index(self)}"
+        schema = self.in_plan.schemas.get(key, self._find)
         return schema.field(name).type if name in schema.names else None
 
     def _find(self) -> pa.Schema:
-        stages = [*self.plan.before, *self.plan.after]
+        stages = [*self.in_plan.before, *self.in_plan.after]
         below = stages[: stages.index(self)]
         try:
-            return find_schema(self.plan, below, str(self), CURE, self._untyped)
+            return find_schema(self.in_plan, below, str(self), CURE, self._untyped)
         except Unfit as unfit:
             raise unfit.error from None
 

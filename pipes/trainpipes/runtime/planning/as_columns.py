@@ -30,7 +30,7 @@ class AsColumns(Stage):
         may_stay: whether rows stay as they are if the first ones make no columns.
 
     Attributes:
-        plan: of the chain it stands in.
+        in_plan: of the chain it stands in.
         key: names it among those of the chain.
     """
 
@@ -48,7 +48,7 @@ class AsColumns(Stage):
         self._asker = asker
         self._may_stay = may_stay
         self._given = schema
-        self.plan: Any = None
+        self.in_plan: Any = None
         self.key = ""
 
     @property
@@ -70,13 +70,13 @@ class AsColumns(Stage):
         Raises:
             SchemaError: none was given, and none can be found.
         """
-        found: pa.Schema | None = self.plan.schemas.get(self.key, self._find)
+        found: pa.Schema | None = self.in_plan.schemas.get(self.key, self._find)
         return found
 
     def _find(self) -> pa.Schema | None:
-        stages = [*self.plan.before, *self.plan.after]
+        stages = [*self.in_plan.before, *self.in_plan.after]
         try:
-            return find_schema(self.plan, stages[: stages.index(self)], self._asker)
+            return find_schema(self.in_plan, stages[: stages.index(self)], self._asker)
         except Unfit as unfit:
             if self._may_stay:
                 return None

@@ -59,10 +59,12 @@ class Cut(Arranged):
             stage.bind(self.stages[:number])
             if hasattr(stage, "plan"):  # it asks where rows are from
                 stage.plan = self
+            if hasattr(stage, "in_plan"):
+                stage.in_plan = self
         self.schemas = schemas or Schemas()
         for stage in [*self.before, *self.after]:
             if isinstance(stage, AsColumns):
-                stage.plan = self
+                stage.in_plan = self
                 if stage.given is not None:
                     self.schemas.give(stage.key, stage.given)
         self._source = source
