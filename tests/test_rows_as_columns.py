@@ -209,6 +209,10 @@ class TestTheSchema:
         batch = next(iter(tp.from_dataset(rows).batch(4).pad_collate()))
         assert batch["what"] == [row["what"] for row in rows]
 
+        shapes = [(2, 2), (2, 2), (2, 3), (2, 3)]
+        images = tp.from_dataset([{"image": np.ones(shape)} for shape in shapes])
+        assert [b["image"].shape[1:] for b in images.batch(2).pad_collate()] == [(2, 2), (2, 3)]
+
     def test_looking_calls_functions_for_256_rows_and_a_given_one_saves_that(self) -> None:
         calls: list[int] = []
 
@@ -308,6 +312,9 @@ class TestWhatDoesNotFit:
         for wrong in ({"x": "int64"}, "x", pa.schema([]), pa.schema([("x", pa.int8())] * 2)):
             with pytest.raises(tp.ConfigError, match="schema"):
                 tp.from_dataset([1], schema=wrong)
+        schema = pa.schema([("x", pa.int64())])
+        with pytest.raises(tp.ConfigError, match="above batch"):
+            list(tp.from_dataset(rows_of()).batch(2).map(len, schema=schema))
 
 
 class TestStates:

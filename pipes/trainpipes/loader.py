@@ -177,7 +177,7 @@ class Loader:
                 few rows at its end may be left out. "pack_length": packed rows have the new length from
                 the start of an epoch on; a state from within one is refused. "mix": sources of ``mix`` may
                 come and go, their weights, schedule and repetitions change; the others go on where they
-                stand.
+                stand. "schema": rows of Python functions have the columns that are given or found now.
 
         Raises:
             StateError: it does not fit the pipeline.

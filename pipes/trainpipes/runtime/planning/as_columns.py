@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.errors import SchemaError
+from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.runtime.planning.first_rows import Unfit, find_schema
 from trainpipes.runtime.rows.row_schema import UnfitRow, table_of_rows
 from trainpipes.runtime.rows.row_types import written
@@ -140,6 +140,11 @@ def with_columns(stages: Sequence[Stage]) -> list[Stage]:
             schema = getattr(stage, "schema", None)
             objects = schema is None
             if schema is not None:
+                if batched:
+                    raise ConfigError(
+                        f"{stage} stands above batch(), and schema= is of rows: put it before batch(), "
+                        "or leave schema out"
+                    )
                 found.append(AsColumns(asker=str(stage), schema=schema))
         elif stage.needs_columns:
             objects = False

@@ -123,7 +123,7 @@ def _check(row: Any, number: int, schema: pa.Schema, exact: bool) -> None:
     """Raise if a row does not fit."""
     for name, value in columns_in(row, number).items():
         if name not in schema.names:
-            problem = f"has a column {name!r}, {short(value)}, which rows before it had not"
+            problem = f"has a column {name!r}, {short(value)}, which the schema has not"
             raise UnfitRow(number, problem, name, _found(pa.null(), value))
         kind = schema.field(name).type
         try:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.runtime.rows.fixed_lists import CELL
+from trainpipes.runtime.rows.fixed_lists import CELL, fixed_shape
 
 __all__ = ["NoColumn", "as_array", "is_open", "type_of", "unite", "written"]
 
@@ -74,7 +74,7 @@ def type_of(value: Any) -> pa.DataType:
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         found = None
     if found is None or found.num_fields:  # sets and the like would come back as lists
-        raise NoColumn(f"{type(value).__name__}, which Arrow columns cannot hold")
+        raise NoColumn(f"a {type(value).__name__}, which Arrow columns cannot hold")
     return found
 
 
@@ -101,7 +101,7 @@ def _of_dtype(dtype: np.dtype[Any]) -> pa.DataType:
     try:
         return pa.string() if dtype.kind == "U" else pa.from_numpy_dtype(dtype)
     except pa.ArrowException:
-        raise NoColumn(f"{dtype}, which Arrow columns cannot hold") from None
+        raise NoColumn(f"an array of {dtype}, which Arrow columns cannot hold") from None
 
 
 def _named(key: Any) -> str:
@@ -128,6 +128,9 @@ def unite(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         if both.kind in "iu" or numbers[0] == "float":
             return pa.from_numpy_dtype(both)
     if _is_list(one) and _is_list(other):
+        shapes = [fixed_shape(kind.value_type) for kind in (one, other)]
+        if CELL in (one.value_field.name, other.value_field.name) and shapes[0] != shapes[1]:
+            raise NoColumn(f"arrays of several shapes, {one} and {other}")
         value = unite(one.value_type, other.value_type)
         sizes = {getattr(kind, "list_size", None) for kind in (one, other)}
         return pa.list_(value) if len(sizes) > 1 else pa.list_(value, sizes.pop() or -1)
