@@ -24,7 +24,10 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.DOT
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 #: Methods of a Pipeline that are no stages.
-NOT_STAGES = {"state_dict", "load_state_dict", "state_at", "register_datapipe_as_function"}
+NOT_STAGES = {
+    *("state_dict", "load_state_dict", "state_at", "set_epoch"),
+    "register_datapipe_as_function",
+}
 
 END = "=== end of block {} ==="
 

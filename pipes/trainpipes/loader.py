@@ -36,6 +36,7 @@ __all__ = ["Loader"]
 class Loader:
     """Runs a pipeline for training, and knows where it stands.
 
+    It starts where the pipeline stands, and from then on only what is done to the loader moves it.
     Iterating starts the next epoch, in another order; after ``load_state_dict`` it goes on with the
     batch that would have come next. The state counts what was delivered, not what was fetched ahead,
     and can be loaded with another ``num_workers``. Any number of workers will do.

@@ -156,7 +156,7 @@ class Runner:
         """Let the next pass be that of an epoch, as ``Pipeline.set_epoch`` says."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MOST_EPOCHS:
             raise ConfigError(
-                f"set_epoch(epoch) takes the number of an epoch, an integer from 0 on, got {epoch!r:.80}"
+                f"set_epoch(epoch) takes the number of an epoch, an integer from 0 on, got {shown(epoch)}"
             )
         if not self.plan.endless:
             self._part()
