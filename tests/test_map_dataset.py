@@ -8,6 +8,16 @@ import pytest
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
+from trainpipes.runtime import warn_once
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path_factory, monkeypatch):
+    """A cache of its own for each test."""
+    folder = tmp_path_factory.mktemp("kept")
+    monkeypatch.setenv("TRAINPIPES_CACHE", str(folder))
+    monkeypatch.setattr(warn_once, "_warned", set())
+    return folder
 
 
 def doubled(row):
@@ -47,13 +57,16 @@ def test_it_pickles_as_its_path(tmp_path):
     assert again[7] == data[7]
 
 
-def test_the_same_rows_are_written_once(monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_the_same_rows_are_written_once(kept):
     first = pipeline().to_map_dataset()
-    written = os.stat(first.path).st_mtime_ns
-    assert os.stat(pipeline().to_map_dataset().path).st_mtime_ns == written
+    written = os.stat(first.path).st_mtime_ns, os.stat(first.path).st_ino
+    os.utime(first.path, ns=(1, 1))
+    again = pipeline().to_map_dataset()
+    assert os.stat(again.path).st_ino == written[1]
+    assert list(again) == list(first) == list(pipeline())
     assert pipeline(51).to_map_dataset().path != first.path
-    assert [name for name in os.listdir(os.path.dirname(first.path)) if "part" in name] == []
+    assert sorted(os.listdir(kept)) == ["datasets"]
+    assert all(name.endswith(".arrow") for name in os.listdir(kept / "datasets"))
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):

@@ -1,17 +1,21 @@
-"""What is kept on this machine from run to run: rows as ``cache()`` has made them, and footers of files.
+"""What is kept on this machine from run to run: rows as ``cache()`` and ``to_map_dataset()`` have made
+them, and footers of files.
 
 All of it can be made again, and may be removed at any time, also while it is read. It is in the
 folder that the environment variable ``TRAINPIPES_CACHE`` names, else in the user's folder for caches
 (``~/.cache/trainpipes`` on Linux). ``TRAINPIPES_CACHE=off`` keeps nothing.
+What is made there is for its owner alone; what another user owns is not used, and links are not followed,
+but for the folder itself, where its user made it one.
 
 >>> import tempfile, trainpipes as tp
 >>> print(tp.cache.info(tempfile.mkdtemp()))  # doctest: +ELLIPSIS
-/...: 0 blocks of rows (0 bytes), 0 footer indexes (0 bytes)
+/...: 0 blocks of rows (0 bytes), 0 footer indexes (0 bytes), 0 data sets (0 bytes)
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -20,12 +24,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CacheInfo", "clear", "entry_path", "folder", "index_path", "info", "make_room"]
+from trainpipes.errors import ConfigError
+
+__all__ = [
+    "CacheInfo",
+    "clear",
+    "dataset_path",
+    "entry_path",
+    "folder",
+    "index_path",
+    "info",
+    "make_room",
+    "owner",
+]
 
 VARIABLE = "TRAINPIPES_CACHE"
 #: What the variable may say instead of a folder.
 OFF = ("off", "0", "no", "false", "none", "disabled")
-ROWS, FOOTERS = "rows", "footers"
+ROWS, FOOTERS, DATASETS = "rows", "footers", "datasets"
 SUFFIX = ".arrow"
 #: Ends of names of what is about to become an entry, and of what keeps others from making it too.
 PART, LOCK = ".part", ".lock"
@@ -43,6 +59,8 @@ class CacheInfo:
         block_bytes: bytes of these on disk.
         indexes: files with footers, each of one data set.
         index_bytes: bytes of these on disk.
+        datasets: files of ``to_map_dataset()``.
+        dataset_bytes: bytes of these on disk.
     """
 
     folder: Path | None
@@ -50,12 +68,15 @@ class CacheInfo:
     block_bytes: int = 0
     indexes: int = 0
     index_bytes: int = 0
+    datasets: int = 0
+    dataset_bytes: int = 0
 
     def __str__(self) -> str:
         where = "off" if self.folder is None else str(self.folder)
         return (
             f"{where}: {self.blocks:,} blocks of rows ({self.block_bytes:,} bytes), "
-            f"{self.indexes:,} footer indexes ({self.index_bytes:,} bytes)"
+            f"{self.indexes:,} footer indexes ({self.index_bytes:,} bytes), "
+            f"{self.datasets:,} data sets ({self.dataset_bytes:,} bytes)"
         )
 
 
@@ -64,14 +85,28 @@ def folder(path: str | os.PathLike[str] | None = None) -> Path | None:
 
     Args:
         path: a folder of the user's choice; by default the one of this machine.
+
+    Raises:
+        ConfigError: the variable names no folder of this machine.
     """
     named = os.environ.get(VARIABLE, "").strip()
     if named.lower() in OFF:
         return None
     chosen = os.fspath(path) if path is not None else named
-    if chosen:
+    if not chosen:
+        return _users()
+    if "://" in chosen:
+        raise ConfigError(
+            f"{VARIABLE} is a folder of this machine, since its files are memory-mapped, got {chosen!r}; "
+            f"name another, or set it to {OFF[0]!r}"
+        )
+    try:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
-    return _users()
+    except OSError as error:
+        raise ConfigError(
+            f"the folder for caches {chosen!r} is below the working folder, which is gone; "
+            f"name one that starts with '/' by {VARIABLE} or cache(path=...)"
+        ) from error
 
 
 def _users() -> Path:
@@ -88,6 +123,11 @@ def _users() -> Path:
     return Path(caches) / "trainpipes"
 
 
+def owner() -> int | None:
+    """The user that this process makes files as; None where the system knows no owners of files."""
+    return os.geteuid() if hasattr(os, "geteuid") else None
+
+
 def entry_path(root: Path, digest: str) -> Path:
     """Where the rows of this digest are kept."""
     return root / ROWS / digest[:2] / f"{digest[2:]}{SUFFIX}"
@@ -98,6 +138,11 @@ def index_path(root: Path, digest: str) -> Path:
     return root / FOOTERS / f"{digest}{SUFFIX}"
 
 
+def dataset_path(root: Path, digest: str) -> Path:
+    """Where the rows of a map-style data set are kept."""
+    return root / DATASETS / f"{digest}{SUFFIX}"
+
+
 def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     """How much is kept, in the folder of this machine or in ``path``."""
     root = folder(path)
@@ -105,7 +150,10 @@ def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
         return CacheInfo(None)
     rows = [size for _, size, _ in _entries(root / ROWS)]
     footers = [size for _, size, _ in _entries(root / FOOTERS)]
-    return CacheInfo(root, len(rows), sum(rows), len(footers), sum(footers))
+    datasets = [size for _, size, _ in _entries(root / DATASETS)]
+    return CacheInfo(
+        root, len(rows), sum(rows), len(footers), sum(footers), len(datasets), sum(datasets)
+    )
 
 
 def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
@@ -118,7 +166,7 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     root = found.folder
     if root is None:
         return found
-    for kind in (ROWS, FOOTERS):
+    for kind in (ROWS, FOOTERS, DATASETS):
         for name in list(_files(root / kind)):
             if name.endswith((SUFFIX, PART, LOCK)):
                 with suppress(FileNotFoundError):
@@ -140,7 +188,7 @@ def make_room(root: Path, most: int) -> int:
     now = time.time()
     for name in _files(root / ROWS):
         if name.endswith(PART):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 if now - os.stat(name).st_mtime > PART_AGE:
                     os.unlink(name)
     entries = sorted(_entries(root / ROWS), key=lambda entry: (entry[2], entry[0]))
@@ -148,7 +196,7 @@ def make_room(root: Path, most: int) -> int:
     for name, size, _ in entries:
         if total <= most:
             break
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             os.unlink(name)
         total -= size
     return total
@@ -158,19 +206,32 @@ def _entries(below: Path) -> Iterator[tuple[str, int, int]]:
     """Path, bytes and time of the last use (ns) of each entry."""
     for name in _files(below):
         if name.endswith(SUFFIX):
-            with suppress(FileNotFoundError):
-                found = os.stat(name)
-                yield name, found.st_size, found.st_mtime_ns
+            with suppress(OSError):
+                found = os.lstat(name)
+                yield name, found.st_size, found.st_atime_ns
 
 
 def _files(below: Path) -> Iterator[str]:
+    if not _is_folder(str(below)):
+        return
     for place in (str(below), *_folders(below)):
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as found:
+        with suppress(OSError), os.scandir(place) as found:
             yield from [entry.path for entry in found if entry.is_file(follow_symlinks=False)]
 
 
 def _folders(below: Path) -> list[str]:
     """The folders that entries are spread over, two hexadecimal digits each."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(below) as found:
-        return [entry.path for entry in found if len(entry.name) == 2 and entry.is_dir()]
+    if not _is_folder(str(below)):
+        return []
+    with suppress(OSError), os.scandir(below) as found:
+        names = [entry.path for entry in found if len(entry.name) == 2]
+        return [name for name in names if _is_folder(name)]
     return []
+
+
+def _is_folder(name: str) -> bool:
+    """Whether this is a folder of one's own, and no link to one: nothing is removed elsewhere."""
+    with suppress(OSError):
+        found = os.lstat(name)
+        return stat.S_ISDIR(found.st_mode) and owner() in (None, found.st_uid)
+    return False

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
-import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from torch.utils.data import Dataset
 
-from trainpipes.errors import ConfigError
+from trainpipes.cache import LOCK, VARIABLE, dataset_path, folder
+from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.iterating.runner import Runner
+from trainpipes.runtime.caching import sealed
+from trainpipes.runtime.caching.address import digest_of, stages_key
+from trainpipes.runtime.caching.file_lock import FileLock
+from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.chains import Chains
+from trainpipes.runtime.source import RowSource
+from trainpipes.runtime.stage import Stage
 
 __all__ = ["MapDataset", "to_map_dataset"]
+
+ASKER = "to_map_dataset()"
+#: Seconds between two looks at what another process makes, and how long one looks.
+GLANCE, PATIENCE = 0.05, 600.0
+
+
+class ToMapDataset(Stage):
+    """Has rows that are Python objects become columns, all of one schema."""
+
+    role = "rows"
+    needs_columns = True
+
+    def process(self, run: Run) -> Run:
+        return run
 
 
 class MapDataset(Dataset[dict[str, Any]]):
@@ -30,19 +50,53 @@ class MapDataset(Dataset[dict[str, Any]]):
         path: an Arrow IPC file.
 
     A row is a dict of Python values; ``__getitems__`` gives several at once, as ``DataLoader`` asks for.
+
+    Raises:
+        MissingFilesError: the file is gone, as one in a cache may be.
+        UnreadableError: it is no Arrow file, or damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._table: pa.Table | None = None
+        self._about: dict[str, Any] | None = None
+
+    @staticmethod
+    def _kept(path: Path, about: dict[str, Any]) -> MapDataset | None:
+        """The rows that are kept in a cache; None if they are not."""
+        table = sealed.read(path, about)
+        if table is None:
+            return None
+        found = MapDataset(path)
+        found._table, found._about = table, about
+        return found
 
     @property
     def table(self) -> pa.Table:
         """The rows as a table that lies in the file."""
         if self._table is None:
-            with pa.memory_map(self.path) as source:
-                self._table = pa.ipc.open_file(source).read_all()
+            self._table = self._open()
         return self._table
+
+    def _open(self) -> pa.Table:
+        again = "make it again by to_map_dataset()"
+        if self._about is not None:  # the process that pickled it has read all of it
+            table = sealed.read(Path(self.path), self._about, trusted=True)
+            if table is not None:
+                return table
+        elif os.path.exists(self.path):
+            try:
+                with pa.memory_map(self.path) as source:
+                    return pa.ipc.open_file(source).read_all()
+            except (OSError, pa.ArrowException) as error:
+                raise UnreadableError(
+                    f"{self.path} is no Arrow file, or damaged: {error}; {again}", path=self.path
+                ) from error
+        raise MissingFilesError(
+            f"{self.path}: the rows of this data set were there, and are gone; {again}, or keep it in a file "
+            "of your own by to_map_dataset(path)",
+            path=self.path,
+        )
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -57,69 +111,142 @@ class MapDataset(Dataset[dict[str, Any]]):
         return python_rows(self.table.take(pa.array(indices, pa.int64())))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
+        return {"path": self.path, "about": self._about}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.path = state["path"]
         self._table = None
+        self._about = state.get("about")
 
     def __repr__(self) -> str:
         return f"MapDataset({self.path!r})"
 
 
-def to_map_dataset(pipeline: Pipeline, path: str | None = None) -> MapDataset:
+def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> MapDataset:
     """The rows of the first epoch of a pipeline, in its order, written once and memory-mapped.
 
     Args:
         pipeline: gives rows with columns; no batches.
-        path: the file. If it is there, it is taken as it is only where the name is made from the
-            data and the stages, which is so if ``path`` is left out; else it is written anew.
+        path: the file, written anew. If left out, a file in the folder for caches, which is known by the
+            data and the stages as entries of ``cache()`` are, and made if it is not there.
 
     Raises:
-        ConfigError: the pipeline batches, has no end, or its rows have no columns.
+        ConfigError: the pipeline batches, has no end or no rows; its data cannot be told from others, so
+            that a path is needed; or the file cannot be written.
+        SchemaError: its rows have no columns, or not all the same.
     """
-    runner = pipeline._runner
-    plan = runner.plan
+    plan = pipeline._runner.plan
     if plan.batch is not None or plan.endless:
         raise ConfigError(
             "to_map_dataset() keeps the rows of one epoch: take it before batch() and repeat(), got "
             f"{plan.batch or plan.repeat}"
         )
-    if path is None:
-        name = hashlib.sha256(plan.identity.encode()).hexdigest()[:24]
-        target = Path(tempfile.gettempdir()) / f"trainpipes-{os.getuid()}" / f"{name}.arrow"
-        if target.exists():
-            return MapDataset(target)
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-    else:
-        target = Path(path)
-    _write(runner, target)
-    return MapDataset(target)
+    plan = Pipeline([*pipeline._steps, (ToMapDataset, {})])._runner.plan
+    if path is not None:
+        _write(plan, Path(path).absolute(), None)
+        return MapDataset(path)
+    root = folder()
+    if root is None:
+        raise ConfigError(f"{VARIABLE} says that nothing is kept: use to_map_dataset(path)")
+    digest = digest_of("to_map_dataset", _known_by(plan))
+    target, about = dataset_path(root, digest[:32]), {"dataset": digest}
+    return MapDataset._kept(target, about) or _made(plan, target, about)
 
 
-def _write(runner: Runner, target: Path) -> None:
-    """Write beside and rename, so that no reader sees half of it; of two writers the last one wins."""
-    handle, beside = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    os.close(handle)
+def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
+    """Make the file, unless another process does meanwhile."""
+    lock, patience = FileLock(target.with_suffix(LOCK)), time.monotonic() + PATIENCE
+    while not _taken(lock, target) and time.monotonic() < patience:
+        time.sleep(GLANCE)
     try:
-        with pa.OSFile(beside, "wb") as sink:
-            writer = None
-            for run in _runs(runner):
-                table = table_of(run.block.data, "to_map_dataset()")
-                if writer is None:
-                    writer = pa.ipc.new_file(sink, table.schema)
-                writer.write_table(table)
-            if writer is None:
-                raise ConfigError("to_map_dataset(): the pipeline has no rows")
-            writer.close()
-        os.replace(beside, target)
+        found = MapDataset._kept(target, about)
+        if found is None:
+            _write(plan, target, about)
+            found = MapDataset._kept(target, about)
     finally:
-        Path(beside).unlink(missing_ok=True)
+        lock.leave()
+    if found is None:
+        raise ConfigError(
+            f"to_map_dataset(): {target} was written, and cannot be read back as a file that is yours alone: "
+            f"name another folder by {VARIABLE}, or use to_map_dataset(path)"
+        )
+    return found
 
 
-def _runs(runner: Runner) -> Any:
+def _taken(lock: FileLock, target: Path) -> bool:
+    try:
+        return lock.take()
+    except OSError as error:
+        raise _unwritten(target, error) from error
+
+
+def _known_by(plan: Plan) -> list[Any]:
+    """What tells the rows of a pipeline from any others, as the entries of ``cache()`` are told: all of
+    its data, its stages, and where they stand."""
+    stages = [s for s in plan.stages if s.role not in ("files", "place", "cache")]
+    known: list[Any] = [json.loads(plan.identity), stages_key(stages, ASKER)]
+    if plan.mixed:
+        return [*known, {name: _known_by(below) for name, below in plan.mixed.items()}]
+    source = plan.source
+    keys: list[Any] = [None]
+    if isinstance(source, RowSource):
+        keys = [source.block_key(block) for block in range(len(source.lengths))]
+    if None in keys:
+        raise ConfigError(
+            f"to_map_dataset() names its file by what is in it, and the rows of {plan.stages[0]} cannot be "
+            "told from others: use to_map_dataset(path), which writes the file anew"
+        )
+    if any(hasattr(stage, "plan") or stage.by_row for stage in stages):
+        known.append(plan.stages[0].options.get("urls"))  # where rows are from counts
+    return [*known, keys]
+
+
+def _write(plan: Plan, target: Path, about: dict[str, Any] | None) -> None:
+    failed: list[Exception] = []  # in making rows, which is not about the file
+
+    def tables() -> Iterator[pa.Table]:
+        try:
+            for run in _runs(plan):
+                yield _decoded(table_of(run.block.data, ASKER))
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    try:
+        written = sealed.write(target, tables, about)
+    except (OSError, pa.ArrowException) as error:
+        if error in failed:
+            raise
+        if isinstance(error, OSError):
+            raise _unwritten(target, error) from error
+        raise SchemaError(
+            f"to_map_dataset(): rows must all have the same columns: {error}; bring them in line by map(), "
+            "select() or map_batches()",
+            stage=ASKER,
+        ) from error
+    if not written:
+        raise ConfigError("to_map_dataset(): the pipeline has no rows")
+
+
+def _unwritten(target: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"to_map_dataset(): {target} cannot be written ({error.strerror or error}): make room there, or keep "
+        "the rows elsewhere by to_map_dataset(path)",
+        path=str(target),
+    )
+
+
+def _decoded(table: pa.Table) -> pa.Table:
+    """Without dictionaries, of which a file has one for each column."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            column = table.column(number).cast(field.type.value_type)
+            table = table.set_column(number, field.with_type(field.type.value_type), column)
+    return table
+
+
+def _runs(plan: Plan) -> Iterator[Run]:
     """The rows of one epoch, run by run, shard after shard."""
-    plan = runner.plan
     chains = Chains(plan, plan.windows())
     for shard in range(plan.num_shards):
         slot = plan.slot(shard, 0, 0)

@@ -666,8 +666,8 @@ class Pipeline(IterableDataset[Any]):
         """The rows of one epoch as a map-style dataset, kept once for all processes of a machine.
 
         Args:
-            path: where to keep them; by default a file in the system's temporary folder, named
-                after the data and the stages.
+            path: a file, written anew. If left out, one in the folder for caches, which is known by the
+                data and by what the stages do, as entries of ``cache()`` are, and made if it is not there.
         """
         from trainpipes.map_dataset import to_map_dataset
 

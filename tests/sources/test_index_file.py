@@ -17,6 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from trainpipes import ConfigError, DataChangedError, SchemaError, UnreadableError
+from trainpipes.runtime import warn_once
 from trainpipes.runtime.caching import sealed
 from trainpipes.sources import index as index_module
 from trainpipes.sources import index_file as index_file_module
@@ -31,6 +32,7 @@ LONG_AGO = 1_700_000_000 * 10**9
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "kept"
     monkeypatch.setenv("TRAINPIPES_CACHE", str(folder))
+    monkeypatch.setattr(warn_once, "_warned", set())
     return folder
 
 
@@ -272,10 +274,14 @@ def test_a_file_that_is_not_whole_is_made_again(
             }[how]
         )
     reads.taken()
-    assert_same(open_index(data), want)
+    if how in ("old", "folder"):
+        assert_same(open_index(data), want)
+    else:
+        with pytest.warns(UserWarning, match=r"was damaged: .* made again"):
+            assert_same(open_index(data), want)
     assert reads.taken() == NAMES
     assert_same(open_index(data), want)
-    assert reads.taken() == (NAMES if how == "folder" else [])
+    assert reads.taken() == []
 
 
 def test_it_can_be_kept_in_a_file_or_folder_of_ones_own(
@@ -419,21 +425,13 @@ def test_processes_that_write_at_once_always_find_a_whole_file(data: Path, kept:
     assert not list(kept.rglob("*.part"))
 
 
-def test_a_start_over_a_thousand_files_takes_a_fifth_of_a_second(
-    tmp_path: Path, reads: Reads
-) -> None:
+def test_a_start_over_a_thousand_files_reads_no_footer(tmp_path: Path, reads: Reads) -> None:
     content = write(tmp_path / "0.parquet", 100).read_bytes()
     for n in range(1, 1000):
         (tmp_path / f"{n}.parquet").write_bytes(content)
         os.utime(tmp_path / f"{n}.parquet", ns=(LONG_AGO, LONG_AGO))
     open_index(tmp_path, index=None)
-    reads.taken()
-    taken = []
-    for _ in range(5):
-        started = time.perf_counter()
-        pipe = tp.list_files(tmp_path).read_parquet().sharding_filter().shuffle().batch(32)
-        assert len(pipe) == 3125
-        taken.append(time.perf_counter() - started)
+    assert len(reads.taken()) == 1000
+    pipe = tp.list_files(tmp_path).read_parquet().sharding_filter().shuffle().batch(32)
+    assert len(pipe) == 3125
     assert reads.taken() == []
-    print(f"1,000 files in {sorted(taken)[2]:.3f} s")  # noqa: T201
-    assert min(taken) < 0.2

@@ -89,8 +89,15 @@ class RowSource(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data, of plain JSON types: two sources that differ in rows or
-        their order differ here. Counts come before digests, so that a message names them."""
+        """What a state knows the data by, of plain JSON types. Counts come before digests, so that a
+        message names them.
+
+        Tables and tensors in memory are known by all of their rows. Files are known by their names below
+        their common root, sizes and row counts, which tell almost any change of their content and cost no
+        read; memory maps by what their headers say, files of bare numbers by their sizes. A dataset, and
+        what is iterated, is known by its class or function, or ``version=``, and its length: that its rows
+        are the same is for the user to see to.
+        """
 
     def block_key(self, block: int) -> Any:
         """What tells a block's rows from any others, of JSON types; None if nothing does."""
@@ -139,7 +146,7 @@ class RowStream(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the stream, of plain JSON types."""
+        """What a state knows the stream by, of plain JSON types; see ``RowSource.fingerprint``."""
 
     def describe(self) -> list[tuple[str, str]]:
         """Lines for ``explain()``: what, how much."""

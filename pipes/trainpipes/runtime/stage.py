@@ -70,6 +70,7 @@ class Stage(BaseNode[Any]):
         free: options that change how the stage runs and not what comes out of it.
         has_workers: whether it has workers that can begin with a run before it is due.
         by_row: whether what becomes of a row depends on its number, too, as random choices do.
+        finds_types: whether types of columns that come out are those of the data's first rows.
         by_epoch: whether it depends on the epoch: then nothing above it can be kept in a ``cache()``.
         has_blocks: of a reader or source, whether its rows are Arrow, in blocks that can be told from
             others by what they hold.
@@ -87,6 +88,7 @@ class Stage(BaseNode[Any]):
     per_row: bool = False
     has_workers: bool = False
     by_row: bool = False
+    finds_types: bool = False
     by_epoch: bool = False
     has_blocks: bool = False
     needs_columns: bool = False

@@ -155,6 +155,7 @@ class Joined(RowSource):
             self._names += [f"{number}/{name}" for name in file_names(plan)]
         self.file_of_block: IntArray = np.concatenate(files)
         self._kind: tuple[int, Any] | None = None
+        self._keys: dict[int, list[Any]] = {}
 
     def relative_names(self) -> list[str]:
         """Names of the files, each with its source's number."""
@@ -175,8 +176,14 @@ class Joined(RowSource):
     def block_key(self, block: int) -> Any:
         number, own = self.where(block)
         key = self._sources[number].block_key(own)
-        stages = self.plans[number].stages
-        return None if key is None else [key, stages_key(stages[stages.index(_opener(stages)) :])]
+        if key is None:
+            return None
+        if number not in self._keys:  # once: what functions hold may change from call to call
+            plan = self.plans[number]
+            stages = plan.stages[plan.stages.index(_opener(plan.stages)) :]
+            types = plan.first_keys() if any(stage.finds_types for stage in stages) else []
+            self._keys[number] = [*stages_key(stages, self._asker), types]
+        return [key, self._keys[number]]
 
     def fingerprint(self) -> dict[str, Any]:
         return {"sources": [source.fingerprint() for source in self._sources]}

@@ -34,6 +34,9 @@ class FromDataset(Stage):
     and a consumer fetches only its own; a shuffle's buffer costs 8 bytes a row. Without ``batch``,
     items are fetched one by one; with it, a micro-batch at a time.
 
+    A state knows the dataset by its class and length only. A dataset of the same class and length whose
+    items are others loads the state and continues with its own.
+
     Args:
         dataset: the dataset; ``len(dataset)`` items.
         sampler: gives the indices (or other keys) of each epoch; in file order if left out. For those of

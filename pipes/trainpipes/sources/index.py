@@ -17,11 +17,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.errors import MissingFilesError, UnreachableError, UnreadableError
+from trainpipes.errors import (
+    MissingFilesError,
+    SchemaError,
+    UnreachableError,
+    UnreadableError,
+)
 from trainpipes.order import IntArray
 from trainpipes.runtime.progress import Progress
 from trainpipes.sources.files import FileList
-from trainpipes.sources.index_file import Footer, FooterFile, FooterTable, settled, with_more
+from trainpipes.sources.index_file import (
+    Footer,
+    FooterFile,
+    FooterTable,
+    forget,
+    settled,
+    with_more,
+)
 from trainpipes.sources.listing import is_local
 from trainpipes.sources.parquet_probe import Probe, is_encrypted
 from trainpipes.sources.parquet_schema import one_schema
@@ -147,7 +159,13 @@ def read_index(
     footers = _in_order(files, known, rows, fresh)
     if kept is not None and wanted:
         kept.save(files, footers, read)
-    return _joined(footers, files, columns, asker, None if kept is None else str(kept.path))
+    try:
+        return _joined(footers, files, columns, asker, None if kept is None else str(kept.path))
+    except SchemaError:
+        if kept is None or not (rows >= 0).any():
+            raise
+        forget(str(kept.path))  # what was kept may be wrong: the files are to say it themselves
+        return read_index(files, columns, asker, index)
 
 
 def _is_sampled(known: FooterTable, row: int, columns: Sequence[str] | None) -> bool:

@@ -40,6 +40,9 @@ TICK = 10_000_000
 #: Rows of files that are not in the listing at hand, for each one that is; so many stay in any case.
 OTHERS, SOME_OTHERS = 4, 10_000
 
+#: Bytes of the shortest footer, more rows than a row group has, and more rows or bytes than a data set.
+SMALLEST, MOST_ROWS, MOST = 8, 1 << 32, 2.0**62
+
 COLUMNS = pa.schema(
     [
         ("path", pa.string()),
@@ -177,10 +180,12 @@ class FooterFile:
 
     Args:
         path: where.
+        own: whether it is in the cache, for its user alone; else the user named it, and may share it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, own: bool) -> None:
         self.path = path
+        self._own = own
 
     @staticmethod
     def of(files: FileList, index: str | bool | None) -> FooterFile | None:
@@ -196,11 +201,12 @@ class FooterFile:
             return None
         if isinstance(index, str):
             if index.endswith(SUFFIX):
-                return FooterFile(Path(index).expanduser().absolute())
-            return FooterFile(Path(index).expanduser().absolute() / f"{_digest(files)}{SUFFIX}")
+                return FooterFile(Path(index).expanduser().absolute(), own=False)
+            several = Path(index).expanduser().absolute()
+            return FooterFile(several / f"{_digest(files)}{SUFFIX}", own=False)
         if index is None and len(files) < FEW and all(map(is_local, files.systems)):
             return None
-        return FooterFile(index_path(root, _digest(files)))
+        return FooterFile(index_path(root, _digest(files)), own=True)
 
     def find(self, files: FileList) -> tuple[FooterTable, IntArray]:
         """Footers of earlier, and which of them are those of the files, int64 ``[files]``; -1 where there
@@ -220,14 +226,15 @@ class FooterFile:
         return table, rows
 
     def _load(self) -> FooterTable | None:
-        table = sealed.read(self.path, ABOUT)
-        if table is None or not table.schema.equals(COLUMNS):
-            if self.path.exists():
-                log.info(
-                    "%s is damaged or not ours; footers are read, and it is made again", self.path
-                )
-            return None
-        return FooterTable(table)
+        try:
+            table = sealed.read(self.path, ABOUT, own=self._own, check=_is_sound)
+        except sealed.ForeignError as error:
+            raise ConfigError(
+                f"read_parquet(index={str(self.path)!r}) names a file that is there and no index of footers: "
+                "name another one, or remove it",
+                path=str(self.path),
+            ) from error
+        return None if table is None else FooterTable(table)
 
     def save(self, files: FileList, footers: FooterTable, read: int) -> None:
         """Keep the footers of the files, and those of others that are there. What cannot be written
@@ -255,9 +262,44 @@ class FooterFile:
             most = max(SOME_OTHERS, OTHERS * len(files))
             parts.append(earlier.take(np.array(others[-most:], dtype=np.int64)))
         try:
-            sealed.put(self.path, sealed.pack(FooterTable.join(parts).table, ABOUT))
+            content = sealed.pack(FooterTable.join(parts).table, ABOUT)
+            sealed.put(self.path, content, own=self._own)
         except OSError as error:
             log.info("footers cannot be kept in %s: %s", self.path, error)
+
+
+def _is_sound(table: pa.Table) -> bool:
+    """Whether a table can be what footers say: nothing missing, no number out of its range."""
+    if not table.schema.equals(COLUMNS) or any(c.null_count for c in table.columns):
+        return False
+    footers = FooterTable(table)
+    numbers = {name: footers.numbers(name) for name in ("size", "footer", "checksum")}
+    lists = [footers.column(n) for n in ("rows", "group_bytes", "leaves", "leaf_bytes")]
+    if any(column.flatten().null_count for column in lists):
+        return False
+    counts = [column.value_lengths().to_numpy(zero_copy_only=False) for column in lists]
+    rows, starts = footers.flat("rows")
+    sizes, _ = footers.flat("group_bytes")
+    leaves = footers.column("leaf_bytes").flatten().to_numpy(zero_copy_only=False)
+    sampled = footers.numbers("sampled_rows")
+    try:
+        footers.schemas()
+    except (pa.ArrowException, OSError):
+        return False
+    return bool(
+        (counts[0] == counts[1]).all()
+        and (counts[2] == counts[3]).all()
+        and (numbers["footer"] >= SMALLEST).all()
+        and (numbers["footer"] <= numbers["size"]).all()
+        and ((numbers["checksum"] >= 0) & (numbers["checksum"] < 1 << 32)).all()
+        and ((rows >= 0) & (rows < MOST_ROWS)).all()
+        and (sizes >= 0).all()
+        and not (leaves < 0).any()  # some are NaN
+        and max(np.sum(each, dtype=np.float64) for each in (rows, sizes, leaves[leaves == leaves]))
+        < MOST
+        and (sampled >= 0).all()
+        and (sampled <= np.add.reduceat(np.append(rows, 0), starts[:-1])).all()
+    )
 
 
 def _digest(files: FileList) -> str:

@@ -57,6 +57,9 @@ class ParquetFile:
         self._expected = range(0)  # row groups that a remote file was told of
         try:
             metadata = source.parsed.parse(file, self._read_footer())
+            first, stop = source.index.first_group[file : file + 2].tolist()
+            if metadata.num_row_groups != stop - first:
+                raise ChangedError  # what was kept of its footer is wrong
             self._leaves = leaves_of(metadata, source.columns)
             self._parquet = pq.ParquetFile(
                 self._handle,
@@ -92,6 +95,8 @@ class ParquetFile:
         if self.remote is not None and block not in self._expected:
             self._expect(block, again=opened)
         rows = int(self._source.lengths[block])
+        if self._parquet.metadata.row_group(group).num_rows != rows:
+            raise ChangedError  # what was kept of its footer is wrong
         self._probe.check(group, self._leaves)
         row_bytes = sum(arrow_bytes(self._parquet.metadata, group, self._leaves)) / rows
         most = int(np.clip(BATCH_BYTES // max(1.0, row_bytes), *BATCH_ROWS))

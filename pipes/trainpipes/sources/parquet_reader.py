@@ -178,7 +178,10 @@ class ParquetReader:
         """A batch in the source's schema."""
         columns = []
         for field in self._source.schema:
-            column = batch.column(batch.schema.get_field_index(field.name))
+            place = batch.schema.get_field_index(field.name)
+            if place < 0:
+                raise ChangedError
+            column = batch.column(place)
             if not column.type.equals(field.type):
                 column = self._cast(column, field)
             columns.append(replaced(column) if self._source.replace else column)
@@ -215,7 +218,7 @@ class ParquetReader:
                 seconds=unreachable.seconds,
                 **context,
             )
-        if changed:
+        if changed or isinstance(error, ChangedError):
             forget(source.index.kept_in)  # made anew, the pipeline is not to believe it again
         if isinstance(error, ChangedError):
             changed = changed or "it changed while it was read"
@@ -231,6 +234,7 @@ class ParquetReader:
                 "old one back, or make the pipeline anew",
                 **context,
             )
+        forget(source.index.kept_in)  # it may be what is wrong
         said = (
             "it ends before the rows that its footer counts"
             if isinstance(error, _Short)

@@ -12,6 +12,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.block import TensorRows
+from trainpipes.runtime.rows.content import tensor_digest
 from trainpipes.runtime.rows.lone_copy import gathered
 from trainpipes.runtime.source import Place, Reader
 from trainpipes.runtime.stage import Stage
@@ -25,7 +26,8 @@ class FromTensors(Stage):
     """Rows of tensors that share their first dimension.
 
     Out: tuples of tensors, or dicts where the tensors are given by name. Cursor: a row number. Costs
-    the tensors; batches are gathered, not stacked row by row.
+    the tensors; batches are gathered, not stacked row by row. The first state costs one pass over them,
+    about 1 GB/s in each thread, since a state knows tensors by all of their numbers.
 
     Args:
         tensors: each ``[N, ...]``, as tensors, arrays or lists of numbers.
@@ -109,13 +111,24 @@ class TensorSource(RandomAccessSource):
     def place(self, block: int, row: int) -> Place:
         return Place(row=int(self._starts[block]) + row)
 
+    def block_key(self, block: int) -> Any:
+        """A digest of all rows, and which of them are meant."""
+        names = self._rows.names
+        return [[tensor_digest(t) for t in self._rows.tensors], names and list(names), block]
+
     def fingerprint(self) -> dict[str, Any]:
         shapes = [f"{t.dtype}{list(t.shape)}" for t in self._rows.tensors]
         digest = hashlib.sha256()
         for tensor in self._rows.tensors:
             for row in tensor[:: max(1, len(self._rows) // 4)][:5]:
                 digest.update(repr(row.tolist()).encode())
-        return {"rows": len(self._rows), "tensors": shapes, "sample": digest.hexdigest()[:16]}
+        content = hashlib.sha256("".join(map(tensor_digest, self._rows.tensors)).encode())
+        return {
+            "rows": len(self._rows),
+            "tensors": shapes,
+            "sample": digest.hexdigest()[:16],
+            "content": content.hexdigest()[:16],
+        }
 
     def describe(self) -> list[tuple[str, str]]:
         return [("rows", f"{len(self._rows):,}")]

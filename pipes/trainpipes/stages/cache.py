@@ -26,11 +26,11 @@ class Cache(Stage):
 
     A file of the cache holds a row group (a part of it, if that has more than 65,536 rows or 16 MiB) as
     an Arrow IPC file. It is known by the data (the file's name below the data set's root, size, time of
-    change or etag, footer, row group) and by the stages before: their options, a tokenizer's content, a
-    function's name and code, or its ``version=``. Processes, ranks and threads of a machine may share a
-    cache: each entry is made by one of them. Files are written beside and renamed; one that is cut short,
-    damaged or not ours is made again. Where the disk is full or the folder cannot be written, it says so
-    once and goes on without.
+    change or etag, footer, row group) and by the stages before: their options, a tokenizer's content, all
+    that a function does and uses of the user's own code and values, or its ``version=``. Processes, ranks
+    and threads of one user may share a cache: each entry is made by one of them. Files are written beside
+    and renamed, for their owner alone; one that is cut short, damaged, or another user's is made again.
+    Where the disk is full or the folder cannot be written, it says so once and goes on without, until it can.
 
     A function that gives something else each time it is called, or from epoch to epoch, must stand above
     it. Rows that a Python function returned are kept as Arrow columns: arrays and tuples come back as
@@ -42,13 +42,13 @@ class Cache(Stage):
             user's, ``~/.cache/trainpipes`` on Linux.
         max_bytes: most bytes of rows in the folder, of all pipelines that keep theirs there; those used
             least recently are removed first. No limit if left out.
-        version: of what is before: another one is kept apart. For functions that use other functions or
-            globals which changed.
+        version: of what is before: another one is kept apart. For functions that use files, services or
+            packages which changed, or objects that do not say what they hold.
         enabled: False leaves it out. ``TRAINPIPES_CACHE=off`` does so everywhere.
 
     Raises:
         ConfigError: it stands after ``shuffle``, ``batch`` or ``repeat``, or above a source without
-            blocks.
+            blocks; or a function uses an object that does not say what it holds, and has no version.
         SchemaError: a row that a function returned does not come back from Arrow as it was.
 
     >>> import tempfile, pyarrow as pa, trainpipes as tp

@@ -57,6 +57,7 @@ class MapBatches(Stage):
     role = "rows"
     needs_columns = True
     in_plan: Any = None  # of the chain that it is in
+    finds_types = True
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ STEP_ROWS, STEP_BYTES = 8192, 8 << 20
 MOST_OPEN = 2
 #: Seconds between two looks at what another process makes, and how long one looks.
 GLANCE, PATIENCE = (0.002, 0.05), 120.0
+#: Entries for which it is not tried to keep them, at most, after it has failed time and again.
+MOST_REST = 256
 #: Of ``max_bytes``, what a process writes before it looks again what others have written.
 UNSEEN = 1 / 16
 
@@ -89,6 +91,7 @@ class CachedBlocks:
         apply: puts rows through these stages.
         holes: whether rows that were dropped leave a hole, for ``DropHoles`` to close.
         listed: what was listed, if files were: some stages tell rows by their files' names below it.
+        first: gives what tells the first rows of the data from others: stages may find types from them.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class CachedBlocks:
         apply: Callable[[Block], Block],
         holes: bool,
         listed: Any = None,
+        first: Callable[[], Any] = lambda: None,
     ) -> None:
         self.source = source
         self.firsts = firsts
@@ -110,15 +114,19 @@ class CachedBlocks:
         self._root = folder(asker.options["path"])
         schema = getattr(source, "schema", None)
         text = None if schema is None else str(schema.remove_metadata())
-        self._stages = digest_of(stages_key(stages), asker.options["version"], text)
-        self._whole: set[tuple[str, int, int]] = set()  # files written here, or read in full
+        named = asker.options["version"]
+        known = stages_key(stages, str(asker), strict=named is None)
+        types = first() if any(stage.finds_types for stage in stages) else None
+        self._stages = digest_of(known, named, text, types)
+        self._whole: sealed.Marks = set()  # files that were read in full
         self._asks = any(hasattr(stage, "plan") or stage.by_row for stage in stages)
         self._listed = listed
         self._alone = any(stage.runs_user_code for stage in stages[1:])
         self._renew()
         self._kept: int | None = None  # bytes in the folder, when it was last looked at
         self._unseen = 0  # bytes written since
-        self._off = self._root is None
+        self._failures = 0  # to keep rows, one after the other
+        self._rest = 0  # entries for which it is not tried again
         self._too_large: set[str] = set()
 
     def _renew(self) -> None:
@@ -154,10 +162,14 @@ class CachedBlocks:
         if self.source.block_bytes is not None:
             size = float(self.source.block_bytes[block])
         count = min(length, max(-(-length // ENTRY_ROWS), int(-(-size // ENTRY_BYTES))))
-        edges = np.linspace(0, length, count + 1).astype(np.int64).tolist()
-        for begin, end in pairwise(edges):
-            if begin < stop and start < end:
+        number = start * count // max(1, length)
+        while number < count:
+            begin, end = (n * length // count for n in (number, number + 1))
+            if begin >= stop:
+                return
+            if start < end:
                 yield _Part(block, begin, end, max(start, begin), min(stop, end))
+            number += 1
 
     def _digest(self, part: _Part) -> str:
         key = self.source.block_key(part.block)
@@ -181,22 +193,19 @@ class CachedBlocks:
         if self._root is None:
             return None
         digest = self._digest(part)
-        path = entry_path(self._root, digest)
-        try:
-            mark = _mark(path)
-        except OSError:
-            return None
-        table = sealed.read(path, {"rows": digest}, trusted=mark in self._whole)
+        table = sealed.read(
+            entry_path(self._root, digest),
+            {"rows": digest},
+            known=self._whole,
+            check=partial(_fits, part.end - part.begin),
+        )
         if table is None:
             return None
-        with suppress(OSError):
-            os.utime(path)  # the least recently used ones go first
-        self._whole.add(mark)
         numbers = np.arange(part.begin, part.end, dtype=np.int64)
         if NUMBER in table.column_names:
             numbers = part.begin + table.column(NUMBER).to_numpy().astype(np.int64)
             table = table.drop_columns(NUMBER)
-        return _Rows(table, numbers) if len(table) == len(numbers) else None
+        return _Rows(table, numbers)
 
     def obtain(self, part: _Part, reader: Reader, wait: bool) -> _Rows | None:
         """The wanted rows of an entry at least, made if it is not there; None if another is about to
@@ -206,14 +215,14 @@ class CachedBlocks:
             found = self.find(part)
             if found is not None:
                 return found
-            if self._off or self._path(part).stem in self._too_large:
+            if self._root is None or self._rests() or self._path(part).stem in self._too_large:
                 return self._compute(part.block, part.start, part.stop, reader)
             lock = FileLock(self._path(part).with_suffix(LOCK))
             try:
                 taken = lock.take()
             except OSError as error:
                 self._go_without(error)
-                continue
+                return self._compute(part.block, part.start, part.stop, reader)
             if taken or time.monotonic() > patience:
                 try:
                     return self.find(part) or self._make(part, reader)
@@ -241,8 +250,7 @@ class CachedBlocks:
         except OSError as error:
             self._go_without(error)
             return rows
-        with suppress(OSError):  # removed already
-            self._whole.add(_mark(path))
+        self._failures = 0
         return self.find(part) or rows  # in the file it takes no memory of ours
 
     def _room_for(self, size: int, name: str) -> bool:
@@ -265,13 +273,20 @@ class CachedBlocks:
         self._unseen += size
         return True
 
+    def _rests(self) -> bool:
+        """Whether it is not tried now, since it did not work before: what fails may pass, as a full disk
+        does, and a try costs little beside what it would save."""
+        self._rest -= self._rest > 0
+        return self._rest > 0
+
     def _go_without(self, error: OSError) -> None:
-        self._off = True
+        self._failures += 1
+        self._rest = min(2**self._failures, MOST_REST)
         said = error.strerror or str(error)
         warn_once(
             f"{self._asker}: rows cannot be kept in {self._root} ({said}); it goes on without, and makes "
-            "rows again in every epoch. Make room there, or name another folder by cache(path=...) or "
-            "TRAINPIPES_CACHE",
+            "rows again in every epoch, until they can be. Make room there, or name another folder by "
+            "cache(path=...) or TRAINPIPES_CACHE",
             ("off", str(self._root)),
         )
 
@@ -359,7 +374,14 @@ class CachedReader:
             self._reader = None
 
 
-def _mark(path: Path) -> tuple[str, int, int]:
-    """What tells a file from another one in its place."""
-    seen = os.stat(path)
-    return path.stem, seen.st_ino, seen.st_size
+def _fits(rows: int, table: pa.Table) -> bool:
+    """Whether an entry can be what has become of so many rows."""
+    names = table.column_names
+    if NUMBER not in names:
+        return len(table) == rows
+    numbers = table.column(NUMBER)
+    if names.count(NUMBER) > 1 or numbers.type != pa.int32() or numbers.null_count:
+        return False
+    found = numbers.to_numpy()
+    inside = not len(found) or (found[0] >= 0 and found[-1] < rows)
+    return bool(inside and (np.diff(found) > 0).all())

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+
+from trainpipes.runtime.caching.own_file import in_folder, open_file
 
 try:
     import fcntl
 except ImportError:  # not on this system: all may work at the same time
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["FileLock", "in_folder"]
-
-Made = TypeVar("Made")
-
-#: Times that a folder is made anew which others have removed, as ``trainpipes.cache.clear()`` does.
-ATTEMPTS = 10
-
-
-def in_folder(path: str | Path, make: Callable[[], Made]) -> Made:
-    """Make a file of this path, and first the folder that it is in.
-
-    Raises:
-        OSError: the folder cannot be made, or the file.
-    """
-    for _ in range(ATTEMPTS):
-        with suppress(FileNotFoundError, FileExistsError):  # gone between two steps of it
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            return make()
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    return make()
+__all__ = ["FileLock"]
 
 
 class FileLock:
@@ -53,9 +34,10 @@ class FileLock:
         """Take it if nobody has it.
 
         Raises:
-            OSError: the folder cannot be written.
+            OSError: the folder cannot be written, or is another user's.
         """
-        handle = in_folder(self._path, partial(os.open, self._path, os.O_RDWR | os.O_CREAT, 0o666))
+        opened = partial(open_file, self._path, flags=os.O_RDWR | os.O_CREAT)
+        handle = in_folder(self._path, opened)
         try:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,29 +1,66 @@
 """Arrow files that are whole, or as good as not there.
 
 A file is written beside its place and renamed, and carries what it is about and a checksum. Read, it
-is memory-mapped; what was cut short, damaged, or is another file is taken for missing.
+is memory-mapped. What was cut short or damaged is removed, with one warning; what is another file, or
+another user's, is taken for missing.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
+import mmap
 import os
-import secrets
+import time
 import zlib
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.cache import PART
-from trainpipes.runtime.caching.file_lock import in_folder
+from trainpipes.runtime.caching.own_file import NotOwnError, make_file, open_file
+from trainpipes.runtime.warn_once import warn_once
 
-__all__ = ["pack", "put", "read"]
+__all__ = ["ForeignError", "Marks", "pack", "put", "read", "write"]
 
 #: The key of our entry in a file's schema, and what in it the checksum follows.
 KEY, MARK = b"trainpipes", b"trainpipes-crc32:"
 BLANK = b"00000000"
+#: Bytes written at a time.
+STEP = 64 << 20
+#: Bytes at a file's start in which ours have their seal.
+HEAD = 1 << 16
+#: Where an open file can be opened again by its handle, whatever has become of its name.
+HANDLES = "/dev/fd"
+
+#: Files that were found to be whole: device, inode, size and time of the last change.
+Marks = set[tuple[int, int, int, int]]
+
+
+class ForeignError(OSError):
+    """A file that the user named, and that nothing of ours has written."""
+
+
+def _sealed(schema: pa.Schema, about: dict[str, Any]) -> pa.Schema:
+    seal = json.dumps({"about": about, "columns": _columns(schema), "sum": (MARK + BLANK).decode()})
+    return schema.with_metadata({**(schema.metadata or {}), KEY: seal})
+
+
+def _columns(schema: pa.Schema) -> str:
+    """A digest of names and types."""
+    fields = [(field.name, str(field.type), field.nullable) for field in schema]
+    return hashlib.sha256(repr(fields).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+def _seal(content: Any) -> None:
+    """Write the checksum of a file's bytes into them."""
+    digits = b"%08x" % zlib.crc32(content)
+    with memoryview(content) as view:
+        for place in _places(view):
+            content[place : place + len(BLANK)] = digits
 
 
 def pack(table: pa.Table, about: dict[str, Any]) -> bytearray:
@@ -33,17 +70,14 @@ def pack(table: pa.Table, about: dict[str, Any]) -> bytearray:
         table: the rows; written in one piece.
         about: what the file is, of JSON types; ``read`` wants the same.
     """
-    seal = json.dumps({"about": about, "sum": (MARK + BLANK).decode()})
     table = table.combine_chunks()
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), KEY: seal})
+    table = table.replace_schema_metadata(_sealed(table.schema, about).metadata)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     content = bytearray(sink.getvalue())
-    digits = b"%08x" % zlib.crc32(content)
-    for place in _places(memoryview(content)):
-        content[place : place + len(BLANK)] = digits
+    _seal(content)
     return content
 
 
@@ -71,49 +105,165 @@ def _is_whole(content: memoryview) -> bool:
     return said == {b"%08x" % zlib.crc32(content[done:], found)}
 
 
-def put(path: Path, content: bytes | bytearray) -> None:
+def put(path: Path, content: bytes | bytearray, *, own: bool = True) -> None:
     """Write a file beside its place and rename it there; of two writers the last one wins.
+
+    Args:
+        path: the file.
+        content: what ``pack`` made.
+        own: whether it is in a cache, for its owner alone; else the user named it.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
-    in_folder(path, lambda: _put(path, content))
+    make_file(path, lambda handle: _write_all(handle, content), own=own)
 
 
-def _put(path: Path, content: bytes | bytearray) -> None:
-    beside = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{PART}")
-    try:
-        with open(beside, "xb", buffering=0) as file:
-            view = memoryview(content)
-            while view:
-                view = view[file.write(view) or 0 :]
-        os.replace(beside, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(beside)
-        raise
+def _write_all(handle: int, content: bytes | bytearray) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(handle, view[:STEP]) :]
 
 
-def read(path: Path, about: dict[str, Any], *, trusted: bool = False) -> pa.Table | None:
+def write(
+    path: Path, tables: Callable[[], Iterable[pa.Table]], about: dict[str, Any] | None
+) -> int:
+    """Write tables of one schema to a file as they come; as ``put`` does.
+
+    Args:
+        path: the file.
+        tables: gives the rows; again, if others remove the file before it has its name.
+        about: what the file is, in a cache; None for a plain Arrow file that the user named.
+
+    Returns:
+        How many tables there were; without any, no file is made.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    written = 0
+
+    def fill(handle: int) -> None:
+        nonlocal written
+        written = 0
+        with os.fdopen(handle, "r+b", closefd=False) as file:
+            writer = None
+            for table in tables():
+                if writer is None:
+                    schema = table.schema if about is None else _sealed(table.schema, about)
+                    writer = pa.ipc.new_file(file, schema)
+                writer.write_table(table.replace_schema_metadata(schema.metadata))
+                written += 1
+            if writer is None:
+                raise _NothingError
+            writer.close()
+        if about is not None:
+            with mmap.mmap(handle, 0) as content:
+                _seal(content)
+
+    with suppress(_NothingError):
+        make_file(path, fill, own=about is not None)
+    return written
+
+
+class _NothingError(Exception):
+    """There are no tables."""
+
+
+def read(
+    path: Path,
+    about: dict[str, Any],
+    *,
+    own: bool = True,
+    known: Marks | None = None,
+    trusted: bool = False,
+    check: Callable[[pa.Table], bool] | None = None,
+) -> pa.Table | None:
     """The rows of a file, which lie in it; None if there is no such file, or it is not whole.
 
-    Costs a pass over the file, 1 to 3 GB/s, none if ``trusted``.
+    Costs a pass over the file, 1 to 3 GB/s, once for each file in ``known``.
 
     Args:
         path: the file.
         about: what it must be.
-        trusted: leave out the checksum: the same file was read before.
+        own: whether it is in a cache, for its owner alone; else the user named it.
+        known: files that were found to be whole, to which this one is added.
+        trusted: leave out the checksum: another process of ours has just read it.
+        check: whether the rows are what they must be.
+
+    Raises:
+        ForeignError: the user named a file that is none of ours.
     """
     try:
-        with pa.memory_map(os.fspath(path)) as source:
-            content = source.read_buffer()
-        if not trusted and not _is_whole(memoryview(content)):
+        handle = open_file(path, own=own)
+    except NotOwnError as error:
+        warn_once(
+            f"{path} is not used, for {error.strerror}: each user keeps files of their own. Name a folder "
+            "of yours by TRAINPIPES_CACHE or cache(path=...)",
+            ("not own", str(path.parents[1])),
+        )
+        return None
+    except OSError:
+        return None
+    try:
+        found = os.fstat(handle)
+        mark = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        trusted = trusted or (known is not None and mark in known)
+        table, said = _read(path, handle, trusted)
+        if table is not None and said != about:
             return None
+        if table is None or not (trusted or check is None or check(table)):
+            if not own and found.st_size and MARK not in os.read(handle, HEAD):
+                raise ForeignError(errno.EEXIST, "not a file of ours", os.fspath(path))
+            _drop_file(path, found)
+            return None
+        if own:
+            with suppress(OSError, NotImplementedError):
+                # The least recently used ones go first. What tells files apart stays.
+                times = time.time_ns(), found.st_mtime_ns
+                os.utime(path, ns=times, follow_symlinks=False)
+    except ForeignError:
+        raise
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    if known is not None:
+        known.add(mark)
+    return table
+
+
+def _read(path: Path, handle: int, trusted: bool) -> tuple[pa.Table | None, Any]:
+    """The rows of an open file, and what it is about; None if it is damaged."""
+    if not os.fstat(handle).st_size:
+        return None, None
+    again = f"{HANDLES}/{handle}" if os.path.exists(f"{HANDLES}/{handle}") else os.fspath(path)
+    with pa.memory_map(again) as source:
+        content = source.read_buffer()
+    try:
+        if not trusted and not _is_whole(memoryview(content)):
+            return None, None
         with pa.ipc.open_file(content) as reader:
             table = reader.read_all()
+        if not trusted:
+            table.validate(full=True)
         metadata = dict(table.schema.metadata)
-        if json.loads(metadata.pop(KEY))["about"] != about:
-            return None
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError):
-        return None
-    return table.replace_schema_metadata(metadata or None)
+        seal = json.loads(metadata.pop(KEY))
+        said = seal["about"]
+        if seal.get("columns") != _columns(table.schema):
+            return (None, None) if "columns" in seal else (table, "an older form")
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None, None
+    return table.replace_schema_metadata(metadata or None), said
+
+
+def _drop_file(path: Path, found: os.stat_result) -> None:
+    """Remove a file that is damaged, and say so once."""
+    with suppress(OSError):
+        if os.path.samestat(found, os.lstat(path)):  # no other one has come in its place
+            os.unlink(path)
+    warn_once(
+        f"{path} was damaged: cut short or changed after it was written. It is removed and made again; "
+        "if that happens often, check the disk",
+        ("damaged", str(path.parents[1])),
+    )

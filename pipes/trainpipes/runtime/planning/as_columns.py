@@ -59,6 +59,10 @@ class AsColumns(Stage):
         return {"stage": self.name, "schema": None if self._given is None else written(self._given)}
 
     @property
+    def finds_types(self) -> bool:  # type: ignore[override]
+        return self._given is None
+
+    @property
     def given(self) -> pa.Schema | None:
         """The schema that the user gave."""
         return self._given

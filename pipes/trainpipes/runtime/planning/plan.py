@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+
 from trainpipes.checksum import checksum, unsealed
 from trainpipes.order import Layout, StreamLayout
 from trainpipes.runtime.caching.cached import CachedBlocks
 from trainpipes.runtime.planning.as_columns import AsColumns
 from trainpipes.runtime.planning.counted import Counted
+from trainpipes.runtime.planning.first_rows import MOST_ROWS
 from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.reading.numbered import NumberedWindows, buffered_numbers, drawn_numbers
 from trainpipes.runtime.reading.random_access import RandomAccessSource
@@ -108,8 +111,18 @@ class Plan(Counted):
         return CachedBlocks(
             self.source, self.blocks.firsts, [self.stages[reader], *below], self.cache,
             chain_before(below), holes=self.shuffle is None and not all(s.keeps_rows for s in below),
-            listed=self.stages[0].options.get("urls"),
+            listed=self.stages[0].options.get("urls"), first=self.first_keys,
         )  # fmt: skip
+
+    def first_keys(self) -> list[Any]:
+        """What tells the rows that types of columns are found from."""
+        assert isinstance(self.source, RowSource)
+        firsts, found = self.blocks.firsts, []
+        for block in np.flatnonzero(self.blocks.lengths).tolist():
+            if firsts[block] - firsts[0] >= MOST_ROWS:
+                break
+            found.append([int(self.blocks.begins[block]), self.source.block_key(block)])
+        return found
 
     def _ahead_bytes(self) -> int:
         """What windows may take in memory, with those that are read ahead."""

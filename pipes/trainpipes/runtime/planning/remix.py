@@ -12,7 +12,7 @@ from typing import Any
 
 from trainpipes.cursor import shard_key
 from trainpipes.errors import StateError
-from trainpipes.identity import damaged, first_difference, said
+from trainpipes.identity import as_old_as, damaged, first_difference, said
 from trainpipes.shown import cut
 from trainpipes.state import Position
 
@@ -42,7 +42,8 @@ def remix(identity: dict[str, Any], position: Position, plan: Any) -> None:
         raise damaged("it does not say what was mixed")
     for name in before["sources"]:
         if name in after["sources"]:
-            _same(f"data/sources/{name}", data.get(name), now["data"]["sources"][name])
+            present = as_old_as(data.get(name), now["data"]["sources"][name])
+            _same(f"data/sources/{name}", data.get(name), present)
             _same(f"stages/mix/sources/{name}", *(m["sources"][name] for m in (before, after)))
     for option in KEPT:
         _same(f"stages/mix/{option}", before.get(option), after.get(option))

@@ -5,6 +5,7 @@ late_items    items of a run that are made when somebody takes them
 lone_copy     copies by the thread that asks
 columns       rows as columns of Python, NumPy or torch
 arrow_rows    rows of Python objects as Arrow
+content       digests of tables and tensors
 same_columns  rows of several sources that must have the same columns
 joined        tables joined
 large_memory  large pieces of memory that are used again

@@ -1,0 +1,263 @@
+"""What a state says of rows in memory: all of them count, and how they lie in memory does not."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from trainpipes import StateError
+from trainpipes.runtime.rows import content
+from trainpipes.testing import digest
+
+N = 300
+
+
+def column(kind: str) -> pa.Array:
+    """A column with nulls, of a kind."""
+    draw = random.Random(kind)
+
+    def of(make: Any, type: pa.DataType | None = None) -> pa.Array:
+        return pa.array([None if draw.random() < 0.2 else make() for _ in range(N)], type)
+
+    def number() -> int:
+        return draw.randrange(100)
+
+    def word() -> str:
+        return "é" * draw.randrange(6)
+
+    day = datetime.datetime(2024, 1, 1)
+    made = {
+        "int": lambda: of(number),
+        "bool": lambda: of(lambda: draw.random() < 0.5),
+        "half": lambda: of(lambda: np.float16(draw.random())),
+        "float": lambda: of(lambda: draw.choice([0.5, -0.0, float("inf")])),
+        "time": lambda: of(lambda: day + datetime.timedelta(number())),
+        "decimal": lambda: of(lambda: decimal.Decimal(number())),
+        "fixed bytes": lambda: of(lambda: bytes([number(), 1]), pa.binary(2)),
+        "text": lambda: of(word),
+        "large text": lambda: of(word, pa.large_string()),
+        "text view": lambda: of(lambda: word() * 9, pa.string_view()),
+        "bytes": lambda: of(lambda: word().encode()),
+        "coded": lambda: of(word).dictionary_encode(),
+        "list": lambda: of(lambda: [draw.choice([None, number()]) for _ in range(number() % 4)]),
+        "large list": lambda: of(lambda: [word()] * (number() % 3), pa.large_list(pa.string())),
+        "list view": lambda: of(lambda: [number()], pa.list_view(pa.int64())),
+        "fixed list": lambda: of(lambda: [number(), None], pa.list_(pa.int16(), 2)),
+        "struct": lambda: of(lambda: {"a": number(), "b": [word()]}),
+        "map": lambda: of(lambda: [("k", number())], pa.map_(pa.string(), pa.int64())),
+    }
+    return made[kind]()
+
+
+KINDS = [
+    "int", "bool", "half", "float", "time", "decimal", "fixed bytes", "text", "large text", "text view",
+    "bytes", "coded", "list", "large list", "list view", "fixed list", "struct", "map",
+]  # fmt: skip
+
+
+def fingerprint(pipe: tp.Pipeline) -> dict[str, Any]:
+    state = pipe.state_dict()
+    assert state is not None
+    found: dict[str, Any] = json.loads(state["pipeline"])["data"]
+    return found
+
+
+def of_table(table: pa.Table) -> str:
+    found = fingerprint(tp.from_arrow(table))["content"]
+    assert isinstance(found, str)
+    return found
+
+
+@pytest.mark.parametrize("piece", [1 << 16, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_slices_and_garbage_below_nulls_make_no_difference(
+    kind: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "PIECE_ROWS", piece)
+    whole, draw = column(kind), random.Random(1)
+    want = of_table(pa.table({"c": whole}))
+    copied = pa.array(whole.to_pylist(), whole.type)
+    assert of_table(pa.table({"c": copied})) == want
+    for _ in range(5):
+        edges = sorted([0, N, *(draw.randrange(N + 1) for _ in range(3))])
+        chunks = [
+            pa.concat_arrays([whole.slice(0, 5), whole.slice(a, b - a)]).slice(5)
+            if draw.random() < 0.5
+            else copied.slice(a, b - a)
+            for a, b in pairwise(edges)
+        ]
+        assert of_table(pa.table({"c": pa.chunked_array(chunks, whole.type)})) == want
+
+
+@pytest.mark.parametrize("piece", [1 << 16, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_row_and_the_order_count(
+    kind: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "PIECE_ROWS", piece)
+    whole = column(kind)
+    values = whole.to_pylist()
+    found = {of_table(pa.table({"c": whole})), of_table(pa.table({"d": whole}))}
+    draw, tried = random.Random(2), 0
+    for row in (1, 70, 150, 298):
+        other = next(n for n in range(N) if values[n] != values[row])
+        changed = [*values]
+        changed[row] = values[other]
+        found.add(of_table(pa.table({"c": pa.array(changed, whole.type)})))
+        swapped = [*changed]
+        swapped[other] = values[row]
+        found.add(of_table(pa.table({"c": pa.array(swapped, whole.type)})))
+        tried += 2
+    draw.shuffle(values)
+    found.add(of_table(pa.table({"c": pa.array(values, whole.type)})))
+    found.add(of_table(pa.table({"c": whole.slice(1)})))
+    assert len(found) == tried + 4
+
+
+def test_what_lies_below_a_null_is_no_part_of_it() -> None:
+    offsets, text = pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"abc")
+    odd = pa.Array.from_buffers(pa.string(), 2, [pa.py_buffer(b"\x01"), offsets, text])
+    plain = pa.array(["a", None])
+    assert odd.equals(plain)
+    assert of_table(pa.table({"c": odd})) == of_table(pa.table({"c": plain}))
+
+
+@given(st.lists(st.lists(st.text(max_size=3) | st.none(), max_size=3) | st.none(), max_size=20))
+def test_tables_differ_where_their_rows_do(values: list[Any]) -> None:
+    kind = pa.list_(pa.string())
+    one = content.table_digest(pa.table({"c": pa.array(values, kind)}))
+    for row, value in enumerate(values):
+        other = [*values]
+        other[row] = [*(value or []), "x"]
+        assert content.table_digest(pa.table({"c": pa.array(other, kind)})) != one
+
+
+TENSORS = {
+    "long": torch.arange(5000),
+    "rows": torch.arange(3000.0).reshape(1000, 3),
+    "bfloat16": torch.arange(1000).bfloat16(),
+    "bool": torch.arange(1000) % 3 == 0,
+    "complex": torch.arange(100).to(torch.complex64),
+    "deep": torch.arange(2000).reshape(50, 4, 10),
+    "turned": torch.arange(2000).reshape(20, 100).t(),
+}
+
+
+@pytest.mark.parametrize("piece", [8 << 20, 128])
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_number_of_a_tensor_counts_and_strides_do_not(
+    name: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "PIECE_BYTES", piece)
+
+    def of(tensor: torch.Tensor) -> str:
+        found = fingerprint(tp.from_tensors(x=tensor))["content"]
+        assert isinstance(found, str)
+        return found
+
+    tensor = TENSORS[name].clone()  # whose digest nobody knows yet
+    want = of(tensor)
+    assert of(tensor.contiguous().clone()) == want
+    wide = torch.stack([tensor, tensor], dim=-1)
+    assert of(wide[..., 1]) == want
+    for row in (1, len(tensor) // 3, len(tensor) - 2):
+        other = tensor.clone()
+        other[row] = (other[row] == 0).to(other.dtype)
+        assert of(other) != want
+    assert of(tensor.roll(1, 0)) != want
+
+
+def test_a_tensor_that_was_changed_in_place_is_another() -> None:
+    tensor = torch.zeros(100)
+    before = fingerprint(tp.from_tensors(tensor))["content"]
+    tensor[33] = 1
+    assert fingerprint(tp.from_tensors(tensor))["content"] != before
+
+
+def test_rows_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, tensor, calls = pa.table({"x": range(100)}), torch.arange(100), []
+    inner = content._joined
+
+    def counted(about: str, pieces: Any, size: int) -> str:
+        calls.append(about)
+        return inner(about, pieces, size)
+
+    monkeypatch.setattr(content, "_joined", counted)
+    for seed in range(3):
+        for pipe in (tp.from_arrow(table), tp.from_tensors(tensor)):
+            run = iter(pipe.shuffle(10, seed=seed).batch(5))
+            for _ in range(3):
+                next(run)
+                run.state_dict()
+    assert len(calls) == 2
+
+
+def test_another_row_between_those_once_sampled_is_refused() -> None:
+    for make in (lambda x: tp.from_arrow(pa.table({"x": x})), lambda x: tp.from_tensors(x=x)):
+        numbers = np.arange(100)
+        state = make(numbers).batch(5).state_at(3)
+        numbers = numbers.copy()
+        numbers[33] = 0
+        with pytest.raises(StateError, match="data/content: saved"):
+            make(numbers).batch(5).load_state_dict(state)
+
+
+# States from before, which knew rows by a sample
+
+
+def older(name: str) -> tp.Pipeline:
+    def table(rows: int, first: int) -> tp.Pipeline:
+        ids = range(first, first + rows)
+        return tp.from_arrow(pa.table({"x": list(ids), "t": [f"row {i}" for i in ids]}))
+
+    x, y = torch.arange(60).reshape(30, 2), torch.arange(30)
+    one, two = table(40, 0), table(30, 100)
+    return {
+        "from_arrow": lambda: one.shuffle(10, seed=1).batch(4),
+        "from_tensors": lambda: tp.from_tensors(x=x, y=y).shuffle(10, seed=1).batch(4).collate(),
+        "concat": lambda: tp.concat(one, two).shuffle(10, seed=1).batch(4),
+        "mix": lambda: tp.mix({"a": one, "content": two}, weights={"a": 1, "content": 1}).batch(4),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", ["from_arrow", "from_tensors", "concat", "mix"])
+def test_a_state_that_knows_rows_by_a_sample_loads_and_is_checked_by_it(
+    name: str, golden: Path
+) -> None:
+    state = json.loads((golden / "sampled-digests.json").read_text())["states"][name]
+    assert '"content":"' not in state["pipeline"]
+    pipe = older(name)
+    whole = [digest(batch) for batch in older(name)]
+    pipe.load_state_dict(state)
+    assert [digest(batch) for batch in pipe] == whole[3:]
+    sampled = json.loads(state["pipeline"])["data"]
+    while "sample" not in sampled:
+        sampled = next(
+            iter(
+                dict(enumerate(sampled)).values() if isinstance(sampled, list) else sampled.values()
+            )
+        )
+    changed = state["pipeline"].replace(sampled["sample"], "0" * 16)
+    with pytest.raises(StateError, match="sample: saved"):
+        older(name).load_state_dict({**state, "pipeline": changed})
+
+
+def test_a_mix_may_change_under_a_state_that_knows_rows_by_a_sample(golden: Path) -> None:
+    state = json.loads((golden / "sampled-digests.json").read_text())["states"]["mix"]
+    one = tp.from_arrow(pa.table({"x": list(range(40)), "t": [f"row {i}" for i in range(40)]}))
+    pipe = tp.mix({"a": one}, weights={"a": 1}).batch(4)
+    pipe.load_state_dict(state, allow_changes=["mix"])
+    assert next(iter(pipe))

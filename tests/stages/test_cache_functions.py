@@ -1,0 +1,393 @@
+"""What is kept is known by all that functions do: an edit anywhere makes rows anew, and no edit does not."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+
+import trainpipes as tp
+from trainpipes import ConfigError, Pipeline
+from trainpipes.nodes import Map
+from trainpipes.runtime.caching.address import stages_key
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def rows() -> Pipeline:
+    return tp.from_arrow(pa.table({"x": list(range(20))}))
+
+
+#: Modules of the user's own, by name; K is edited. The function is ``f`` of ``user``.
+EDITS: dict[str, dict[str, str]] = {
+    "its code": {"user": "def f(row): return {'n': row['x'] * K}"},
+    "a default": {"user": "def f(row, k=K): return {'n': row['x'] * k}"},
+    "a keyword's default": {"user": "def f(row, *, k=K): return {'n': row['x'] * k}"},
+    "what it closes over": {
+        "user": "def make(k):\n return lambda row: {'n': row['x'] * k}\nf = make(K)"
+    },
+    "a helper far away": {
+        "user": "def a(x): return x * K\n"
+        + "\n".join(f"def {b}(x): return {a}(x)" for a, b in zip("abcdegh", "bcdeghi", strict=True))
+        + "\ndef f(row): return {'n': i(row['x'])}"
+    },
+    "helpers that call each other": {
+        "user": "def a(x, n): return b(x, n - 1) if n else x * K\ndef b(x, n): return a(x, n)\n"
+        "def f(row): return {'n': a(row['x'], 3)}"
+    },
+    "a constant": {"user": "FACTOR = K\ndef f(row): return {'n': row['x'] * FACTOR}"},
+    "a global number": {"user": "factor = K\ndef f(row): return {'n': row['x'] * factor}"},
+    "a global dict": {"user": "table = {'k': K}\ndef f(row): return {'n': row['x'] * table['k']}"},
+    "a global in a comprehension": {
+        "user": "factor = K\ndef f(row): return {'n': [x * factor for x in [row['x']]][0]}"
+    },
+    "a class": {
+        "user": "class C:\n def do(self, x): return x * K\n"
+        "def f(row): return {'n': C().do(row['x'])}"
+    },
+    "a global object's class": {
+        "user": "class C:\n def do(self, x): return x * K\nc = C()\n"
+        "def f(row): return {'n': c.do(row['x'])}"
+    },
+    "a global object's state": {
+        "user": "class C:\n def __init__(self, k): self.k = k\nc = C(K)\n"
+        "def f(row): return {'n': row['x'] * c.k}"
+    },
+    "a method of a callable object": {
+        "user": "class C:\n def do(self, x): return x * K\n"
+        " def __call__(self, row): return {'n': self.do(row['x'])}\nf = C()"
+    },
+    "another method of a method's object": {
+        "user": "class C:\n def do(self, x): return x * K\n"
+        " def go(self, row): return {'n': self.do(row['x'])}\nf = C().go"
+    },
+    "a base class": {
+        "user": "class B:\n def do(self, x): return x * K\n"
+        "class C(B):\n def __call__(self, row): return {'n': self.do(row['x'])}\nf = C()"
+    },
+    "a class's attribute": {
+        "user": "class C:\n k = K\n def __call__(self, row): return {'n': row['x'] * self.k}\nf = C()"
+    },
+    "a property": {
+        "user": "class C:\n @property\n def k(self): return K\n"
+        " def __call__(self, row): return {'n': row['x'] * self.k}\nf = C()"
+    },
+    "a static method": {
+        "user": "class C:\n @staticmethod\n def do(x): return x * K\n"
+        "def f(row): return {'n': C.do(row['x'])}"
+    },
+    "slots": {
+        "user": "class C:\n __slots__ = ('k',)\n def __init__(self, k): self.k = k\n"
+        " def __call__(self, row): return {'n': row['x'] * self.k}\nf = C(K)"
+    },
+    "a dataclass": {
+        "user": "import dataclasses\n@dataclasses.dataclass(frozen=True, slots=True)\nclass C:\n k: int\n"
+        " def __call__(self, row): return {'n': row['x'] * self.k}\nf = C(K)"
+    },
+    "an enum": {
+        "user": "import enum\nclass E(enum.Enum):\n k = K\n"
+        "def f(row): return {'n': row['x'] * E.k.value}"
+    },
+    "a function of a module": {
+        "user": "import helpers\ndef f(row): return {'n': helpers.do(row['x'])}",
+        "helpers": "def do(x): return x * K",
+    },
+    "a name from a module": {
+        "user": "from helpers import do\ndef f(row): return {'n': do(row['x'])}",
+        "helpers": "factor = K\ndef do(x): return x * factor",
+    },
+    "a module in a package": {
+        "user": "import package.inner\ndef f(row): return {'n': package.inner.do(row['x'])}",
+        "package": "",
+        "package.inner": "def do(x): return x * K",
+    },
+    "a module that is imported when it is called": {
+        "user": "def f(row):\n from helpers import do\n return {'n': do(row['x'])}",
+        "helpers": "import deeper\ndef do(x): return x * deeper.k()",
+        "deeper": "def k(): return K",
+    },
+    "a function that keeps results": {
+        "user": "import functools\n@functools.lru_cache\ndef do(x): return x * K\n"
+        "def f(row): return {'n': do(row['x'])}"
+    },
+    "a decorated function": {
+        "user": "import functools\ndef around(g):\n @functools.wraps(g)\n def inner(*a): return g(*a)\n"
+        " return inner\n@around\ndef f(row): return {'n': row['x'] * K}"
+    },
+    "a decorator": {
+        "user": "def around(g):\n def inner(row): return {'n': g(row)['n'] * K}\n return inner\n"
+        "@around\ndef f(row): return {'n': row['x']}"
+    },
+    "a decorator of a library": {
+        "user": "import contextlib\n@contextlib.contextmanager\ndef k(): yield K\n"
+        "def f(row):\n with k() as factor: return {'n': row['x'] * factor}"
+    },
+    "a partial": {
+        "user": "import functools\nf = functools.partial(lambda k, row: {'n': row['x'] * k}, K)"
+    },
+    "a global partial": {
+        "user": "import functools\ndo = functools.partial(lambda k, x: x * k, K)\n"
+        "def f(row): return {'n': do(row['x'])}"
+    },
+    "a function's attribute": {
+        "user": "def f(row): return {'n': row['x'] * f.k}\nf.k = K",
+    },
+    "functions by type": {
+        "user": "import functools\n@functools.singledispatch\ndef do(x): pass\n"
+        "@do.register\ndef _(x: int): return x * K\ndef f(row): return {'n': do(row['x'])}"
+    },
+    "functions in a tuple": {
+        "user": "def do(x): return x * K\nall_of = (do,)\n"
+        "def f(row): return {'n': [g(row['x']) for g in all_of][0]}"
+    },
+    "a C function's object": {
+        "user": "def make(get): return lambda row: get(row['x'])\n"
+        "f = make({n: {'n': n * K} for n in range(20)}.get)"
+    },
+    "a long pattern": {
+        "user": "import re\npattern = re.compile('a' * 300 + str(K))\n"
+        "def f(row): return {'n': row['x'] * int(pattern.pattern[-1])}"
+    },
+    "a table": {
+        "user": "import pyarrow as pa\nt = pa.table({'k': [0] * 500 + [K] + [0] * 500})\n"
+        "def f(row): return {'n': row['x'] * t['k'][500].as_py()}"
+    },
+    "an array of objects": {
+        "user": "import numpy as np\na = np.array(['x' * K, None], dtype=object)\n"
+        "def f(row): return {'n': row['x'] * len(a[0])}"
+    },
+    "a tensor of 16 bits": {
+        "user": "import torch\nt = torch.tensor([K], dtype=torch.bfloat16)\n"
+        "def f(row): return {'n': int(row['x'] * t[0].item())}"
+    },
+    "the weights of a module": {
+        "user": "import torch\nclass M(torch.nn.Module):\n def __init__(self):\n  super().__init__()\n"
+        "  self.w = torch.nn.Parameter(torch.tensor(float(K)))\n def forward(self, x): return x * self.w\n"
+        "m = M()\ndef f(row): return {'n': int(m(row['x']).item())}"
+    },
+    "the forward of a module": {
+        "user": "import torch\nclass M(torch.nn.Module):\n"
+        " def forward(self, row): return {'n': row['x'] * K}\nf = M()"
+    },
+    "where an error is caught": {
+        "user": "def f(row):\n n = row['x']\n try:\n  int('x' * (K - 1) or '1')\n  n += 100\n"
+        " except ValueError:\n  n -= 100\n return {'n': n}"
+    },
+}
+
+
+class Users:
+    """The user's modules, as they are after an edit."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self._patch = monkeypatch
+        monkeypatch.syspath_prepend(str(folder))
+
+    def load(self, texts: dict[str, str], k: int) -> Any:
+        for name in ("user", "helpers", "deeper", "package", "package.inner"):
+            self._patch.delitem(sys.modules, name, raising=False)
+        for name in texts:
+            module = types.ModuleType(name)
+            module.__file__ = str(self._folder / f"{name}.py")
+            if name == "package":
+                module.__path__ = []
+            self._patch.setitem(sys.modules, name, module)
+        for name, text in reversed(texts.items()):
+            exec(compile(text.replace("K", str(k)), f"{name}.py", "exec"), vars(sys.modules[name]))
+            above, _, last = name.rpartition(".")
+            if above:
+                setattr(sys.modules[above], last, sys.modules[name])
+        linecache.clearcache()
+        return sys.modules["user"]
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Users:
+    return Users(tmp_path, monkeypatch)
+
+
+def blocks() -> int:
+    found = tp.cache.info()
+    return found.blocks + found.datasets
+
+
+KEEPERS: dict[str, Callable[[Pipeline], Any]] = {
+    "cache": lambda p: p.cache(),
+    "map dataset": lambda p: p.to_map_dataset(),
+}
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_is_seen_and_what_was_before_is_known_again(
+    edit: str, keeper: str, users: Users
+) -> None:
+    found = []
+    for k, made in ((1, 1), (1, 1), (2, 2), (1, 2), (2, 2)):
+        pipe = rows().map(users.load(EDITS[edit], k).f)
+        found.append(list(pipe))
+        assert list(KEEPERS[keeper](pipe)) == found[-1]
+        assert blocks() == made
+    assert found[0] == found[1] == found[3] != found[2] == found[4]
+
+
+def test_what_a_function_counts_or_logs_does_not_make_rows_anew(users: Users) -> None:
+    text = (
+        "import logging, threading\nlog = logging.getLogger('user')\nlock = threading.Lock()\ncalls = 0\n"
+        "def f(row):\n global calls\n with lock: calls += 1\n log.debug('x')\n return {'n': row['x'] * K}"
+    )
+    user = users.load({"user": text}, 1)
+    for _ in range(3):
+        assert [row["n"] for row in rows().map(user.f).cache()] == list(range(20))
+    assert user.calls == 20
+    assert blocks() == 1
+
+
+class Times(Stage):
+    """A stage of the user's own."""
+
+    role = "rows"
+
+    def process(self, run: Run) -> Run:
+        assert isinstance(run.block.data, pa.Table)
+        return run.with_block(run.block.with_data(times(run.block.data)))
+
+
+def times(table: pa.Table) -> pa.Table:
+    return table.set_column(0, "x", pc.multiply(table["x"], 2))
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_a_stage_of_ones_own_is_known_by_what_it_does(
+    keeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = KEEPERS[keeper]
+    for function, factor in (
+        (times, 2),
+        (lambda table: table.set_column(0, "x", pc.multiply(table["x"], 3)), 3),
+    ):
+        monkeypatch.setitem(globals(), "times", function)
+        assert [row["x"] for row in keep(rows().then(Times()))] == [factor * n for n in range(20)]
+    monkeypatch.setattr(Times, "process", lambda self, run: run)
+    assert [row["x"] for row in keep(rows().then(Times()))] == list(range(20))
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_an_expression_is_known_by_all_of_its_values(keeper: str) -> None:
+    for odd_one in (1, 2):
+        wanted = [*range(100, 150), odd_one, *range(200, 300)]
+        pipe = rows().filter(pc.field("x").isin(wanted))
+        assert [row["x"] for row in KEEPERS[keeper](pipe)] == [odd_one]
+
+
+UNTOLD: dict[str, Any] = {
+    "a generator": (n for n in range(3)),
+    "what C keeps to itself": compile("1", "", "eval").co_positions(),
+}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_what_cannot_be_told_is_refused_unless_a_version_is_given(name: str, keeper: str) -> None:
+    thing = UNTOLD[name]
+
+    def function(row: dict[str, Any]) -> dict[str, Any]:
+        return {"n": row["x"] if thing else 0}
+
+    said = r"cannot be told of .*function.*it uses a .*\(map\(fn\), thing.*\).*version=\"\.\.\.\""
+    with pytest.raises(ConfigError, match=said):
+        KEEPERS[keeper](rows().map(function))._runner.plan.cached_blocks  # noqa: B018
+    assert len(list(KEEPERS[keeper](rows().map(function, version="1")))) == 20
+    assert len(list(rows().map(function).cache(version="1"))) == 20
+
+
+def holds_itself() -> Iterator[Any]:
+    endless: list[Any] = []
+    endless.append(endless)
+    yield endless
+    pair: dict[str, Any] = {}
+    pair["other"] = {"other": pair}
+    yield pair
+
+
+@pytest.mark.parametrize("thing", list(holds_itself()), ids=["a list", "two dicts"])
+def test_what_holds_itself_is_known(thing: Any) -> None:
+    for _ in range(2):
+        assert len(list(rows().map(lambda row: row if thing else {}).cache())) == 20
+    assert blocks() == 1
+
+
+def test_what_holds_too_much_within_itself_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ConfigError, match="RecursionError"):
+        list(rows().map(lambda row: row if deep else {}).cache())
+
+
+def test_arrays_are_known_by_all_that_they_hold_and_not_by_how_they_lie() -> None:
+    def key(value: Any) -> Any:
+        return stages_key([Map(fn=lambda row: value)], "test")
+
+    array = np.arange(10_000).reshape(100, 100)
+    other = array.copy()
+    other[70, 70] = 0
+    assert key(array) == key(array.copy()) == key(np.asfortranarray(array)) != key(other)
+    assert key(torch.from_numpy(array)) == key(torch.from_numpy(array.copy()))
+    assert key(torch.from_numpy(array)) != key(torch.from_numpy(other))
+    assert key([1]) != key([1.0]) != key([True]) != key(["1"]) != key((1,))
+    assert key({"a": 1, "b": 2}) != key({"a": 2, "b": 1})
+    assert key({1: 0}) != key({"1": 0})
+    assert key({"b", "a"}) == key({"a", "b"})
+
+
+SCRIPT = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import user
+from trainpipes.nodes import Map
+from trainpipes.runtime.caching.address import stages_key
+for name in user.names:
+    print(json.dumps(stages_key([Map(fn=getattr(user, name))], "test")))
+"""
+
+
+def test_every_process_knows_a_function_alike(tmp_path: Path) -> None:
+    texts = [text["user"] for text in EDITS.values() if len(text) == 1]
+    whole = "\n".join(
+        f"def make_{n}():\n" + "\n".join(f"  {line}" for line in text.split("\n")) + "\n  return f"
+        for n, text in enumerate(texts)
+    )
+    names = [f"f_{n}" for n in range(len(texts))]
+    made = "\n".join(f"f_{n} = make_{n}()" for n in range(len(texts)))
+    (tmp_path / "user.py").write_text(
+        f"K = 1\n{whole}\n{made}\nfrom string import ascii_letters\nnames = {names}\n"
+        "words = set(ascii_letters)\ndef with_set(row): return words\nnames.append('with_set')\n"
+    )
+    said = []
+    for seed in ("1", "2"):
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.splitlines())
+    assert said[0] == said[1]
+    assert len(set(said[0])) == len(names) + 1

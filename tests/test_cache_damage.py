@@ -1,0 +1,683 @@
+"""Whatever lies in the folder for caches: the batches are those without one, and no process dies of it."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import pickle
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from damaged_files import damaged, forged
+from trainpipes import (
+    ConfigError,
+    DataChangedError,
+    MissingFilesError,
+    Pipeline,
+    TrainpipesError,
+    cache,
+)
+from trainpipes.runtime import warn_once
+from trainpipes.runtime.caching import own_file
+from trainpipes.testing import digest
+
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files to others"
+)
+#: A user that is not this one.
+STRANGER = 12_345
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr(warn_once, "_warned", set())
+    monkeypatch.setattr(own_file, "_swept", set())
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for n in range(3):
+        ids = range(60 * n, 60 * n + 60)
+        columns = {"x": ids, "text": [f"row {i} " + "and more " * (i % 5) for i in ids]}
+        pq.write_table(pa.table(columns), folder / f"{n}.parquet", row_group_size=20)
+        os.utime(folder / f"{n}.parquet", (10**9, 10**9))
+    return folder
+
+
+def odd(row: dict[str, Any]) -> bool:
+    return bool(row["x"] % 2)
+
+
+def rows(data: Path) -> Pipeline:
+    return tp.list_files(data).read_parquet(index=True).filter(odd).tokenize("bytes")
+
+
+def batches(pipe: Pipeline) -> list[str]:
+    return [digest(batch) for batch in pipe.shuffle(30, seed=3).batch(7).pad_collate()]
+
+
+def entries(kept: Path, kind: str = "rows") -> list[Path]:
+    return sorted(path for path in (kept / kind).rglob("*.arrow") if path.is_file())
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """What a function gives in a process of its own, which may die of it."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            send.send((True, work()))
+        except BaseException:
+            send.send((False, traceback.format_exc()))
+
+    process = context.Process(target=run)
+    process.start()
+    send.close()
+    try:
+        good, found = receive.recv()
+    except EOFError:
+        process.join(30)
+        pytest.fail(f"the process died with {process.exitcode}")
+    process.join(30)
+    assert process.exitcode == 0
+    assert good, found
+    return found
+
+
+# Damage at random
+
+
+def spoiled(kept: Path, kind: str, times: int, seed: int, run: Callable[[int], Any]) -> None:
+    """Damage files and run, so many times."""
+    draw = random.Random(seed)
+    good = {path: path.read_bytes() for path in entries(kept, kind)}
+    assert good
+    for number in range(times):
+        for path in draw.sample(sorted(good), draw.randint(1, len(good))):
+            content = damaged(good[path], [*good.values()], draw)
+            path.unlink(missing_ok=True)
+            path.write_bytes(content)
+            path.chmod(0o600)
+        run(number)
+    assert {path: path.read_bytes() for path in entries(kept, kind)}.keys() >= good.keys()
+
+
+def same_after_damage(kind: str, data: Path, kept: Path, times: int, seed: int) -> None:
+    want = batches(rows(data))
+    assert batches(rows(data).cache()) == want
+
+    def work() -> None:
+        def run(number: int) -> None:
+            if kind == "footers":
+                for path in entries(kept):  # else they are found by what a good index says
+                    path.unlink()
+            assert batches(rows(data).cache()) == want, number
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            spoiled(kept, kind, times, seed, run)
+
+    in_child(work)
+
+
+def no_harm_of_forgery(kind: str, data: Path, kept: Path, times: int, seed: int) -> None:
+    want = batches(rows(data))
+    assert batches(rows(data).cache()) == want
+    good = {path: path.read_bytes() for path in entries(kept, kind)}
+
+    def work() -> dict[str, int]:
+        draw, said = random.Random(seed), {"same": 0, "others": 0, "refused": 0}
+        for _ in range(times):
+            for path, content in good.items():
+                path.unlink(missing_ok=True)
+                path.write_bytes(forged(content, draw))
+                path.chmod(0o600)
+            if kind == "footers":
+                for path in entries(kept):
+                    path.unlink()
+            try:
+                said["same" if batches(rows(data).cache()) == want else "others"] += 1
+            except TrainpipesError as error:
+                said["refused"] += 1
+                if isinstance(error, DataChangedError):  # not to be believed again
+                    assert not next(iter(good)).exists()
+        return said
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        said = in_child(work)
+    assert said["same"] + said["others"] > times // 10
+    assert said["same"]
+
+
+@pytest.mark.parametrize("kind", ["rows", "footers"])
+def test_damaged_files_change_no_batch(kind: str, data: Path, kept: Path) -> None:
+    same_after_damage(kind, data, kept, 150, seed=1)
+
+
+@pytest.mark.parametrize("kind", ["rows", "footers"])
+def test_forged_files_with_a_good_checksum_end_no_process(
+    kind: str, data: Path, kept: Path
+) -> None:
+    no_harm_of_forgery(kind, data, kept, 150, seed=2)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("check", [same_after_damage, no_harm_of_forgery])
+@pytest.mark.parametrize("kind", ["rows", "footers"])
+def test_thousands_of_damaged_files(
+    check: Callable[..., None], kind: str, data: Path, kept: Path
+) -> None:
+    check(kind, data, kept, 20_000, seed=random.SystemRandom().randrange(2**32))
+
+
+def test_a_damaged_map_dataset_is_made_again(kept: Path) -> None:
+    pipe = tp.from_arrow(pa.table({"x": range(50)}))
+    path = Path(pipe.to_map_dataset().path)
+    draw, good = random.Random(3), path.read_bytes()
+    for _ in range(40):
+        path.unlink(missing_ok=True)
+        path.write_bytes(damaged(good, [], draw))
+        path.chmod(0o600)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert [row["x"] for row in pipe.to_map_dataset()] == list(range(50))
+
+
+def test_damage_is_said_once(data: Path, kept: Path) -> None:
+    want = batches(rows(data).cache())
+    for path in entries(kept):
+        path.write_bytes(path.read_bytes()[:-20])
+    with pytest.warns(UserWarning, match=r"was damaged.*check the disk") as caught:
+        assert batches(rows(data).cache()) == want
+    assert len(caught) == 1
+
+
+# Whose they are
+
+
+def modes(folder: Path) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {"folders": set(), "files": set()}
+    for path in [folder, *folder.rglob("*")]:
+        kind = "folders" if path.is_dir() else "files"
+        found[kind].add(stat.S_IMODE(path.lstat().st_mode))
+    return found
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_what_is_kept_is_its_owners_alone(mask: int, data: Path, kept: Path) -> None:
+    before = os.umask(mask)
+    try:
+        batches(rows(data).cache())
+        rows(data).to_map_dataset()
+    finally:
+        os.umask(before)
+    assert modes(kept) == {"folders": {0o700}, "files": {0o600}}
+    assert [path.name for path in sorted(kept.iterdir())] == ["datasets", "footers", "rows"]
+
+
+def test_what_others_could_write_is_made_again(data: Path, kept: Path) -> None:
+    want = batches(rows(data).cache())
+    before = {path: path.stat().st_ino for path in entries(kept)}
+    for path in entries(kept):
+        path.chmod(0o666)
+    assert batches(rows(data).cache()) == want
+    after = {path: path.stat().st_ino for path in entries(kept)}
+    assert after.keys() == before.keys()
+    assert modes(kept)["files"] == {0o600}
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Rows that are tokenized, which those kept are not."""
+    from trainpipes.tokenizers import bytes as engine
+
+    found: list[Any] = []
+    inner = engine.Bytes.encode
+
+    def encode(self: Any, texts: Any) -> Any:
+        found.append(len(texts))
+        return inner(self, texts)
+
+    monkeypatch.setattr(engine.Bytes, "encode", encode)
+    return found
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["rows", "footers", "datasets"])
+def test_files_of_another_user_are_not_used_and_it_is_said_once(
+    kind: str, data: Path, kept: Path
+) -> None:
+    def run() -> list[Any]:
+        if kind == "datasets":
+            return list(rows(data).to_map_dataset())
+        return batches(rows(data).cache())
+
+    want = run()
+    for path in entries(kept, kind):
+        os.chown(path, STRANGER, STRANGER)
+    with pytest.warns(UserWarning, match=f"is not used, for user {STRANGER} owns it") as caught:
+        assert run() == want
+    assert len(caught) == 1
+    assert {path.stat().st_uid for path in entries(kept, kind)} == {os.geteuid()}  # made anew
+
+
+@needs_root
+def test_a_folder_of_another_user_is_not_used(data: Path, kept: Path) -> None:
+    want = batches(rows(data))
+    cache.clear()
+    for name in ("rows", "footers", "datasets"):
+        (kept / name).mkdir(parents=True)
+        os.chown(kept / name, STRANGER, STRANGER)
+        (kept / name).chmod(0o777)
+    with pytest.warns(UserWarning, match="goes on without"):
+        assert batches(rows(data).cache()) == want
+    with pytest.raises(ConfigError, match=r"cannot be written \(user 12345 owns .*path"):
+        rows(data).to_map_dataset()
+    assert not [path for path in kept.rglob("*") if path.is_file()]
+
+
+@needs_root
+def test_a_folder_that_is_a_link_of_another_user_is_not_used(
+    data: Path, kept: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink(tmp_path / "elsewhere", kept)
+    os.lchown(kept, STRANGER, STRANGER)
+    with pytest.warns(UserWarning, match=f"a link of user {STRANGER}.*goes on without"):
+        assert batches(rows(data).cache()) == batches(rows(data))
+    assert not [path for path in (tmp_path / "elsewhere").rglob("*") if path.is_file()]
+
+
+def test_the_folder_may_be_a_link_of_its_user(data: Path, kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink(tmp_path / "elsewhere", kept)
+    want = batches(rows(data).cache())
+    assert len(entries(tmp_path / "elsewhere")) == 9
+    assert batches(rows(data).cache()) == want
+    assert cache.clear().blocks == 9
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_links_in_it_are_not_followed(data: Path, kept: Path, tmp_path: Path) -> None:
+    want = batches(rows(data).cache())
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for number, path in enumerate(entries(kept)):
+        path.rename(mine / f"{number}.arrow")
+        os.symlink(mine / f"{number}.arrow", path)
+    before = {path: path.read_bytes() for path in mine.iterdir()}
+    assert batches(rows(data).cache()) == want
+    assert not [path for path in entries(kept) if path.is_symlink()]  # made anew in their place
+    assert {path: path.read_bytes() for path in mine.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["rows", "footers"])
+def test_nothing_is_written_to_or_removed_from_where_a_link_leads(
+    name: str, data: Path, kept: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    (mine / "ab").mkdir(parents=True)
+    (mine / "mine.arrow").write_text("mine")
+    (mine / "ab" / "mine.arrow").write_text("mine")
+    kept.mkdir()
+    os.symlink(mine, kept / name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert batches(rows(data).cache(max_bytes=3000)) == batches(rows(data))
+    cache.clear()
+    cache.make_room(kept, 0)
+    assert cache.info().blocks == cache.info().indexes == 0
+    assert sorted(path.name for path in mine.rglob("*")) == ["ab", "mine.arrow", "mine.arrow"]
+
+
+@pytest.mark.parametrize("what", ["pipe", "socket-like folder", "link to nowhere"])
+def test_what_is_no_file_in_the_place_of_one_is_no_harm(what: str, data: Path, kept: Path) -> None:
+    want = batches(rows(data).cache())
+    for path in [*entries(kept), *entries(kept, "footers")]:
+        path.unlink()
+        if what == "pipe":
+            os.mkfifo(path)
+        elif what == "link to nowhere":
+            os.symlink(path / "nowhere", path)
+        else:
+            path.mkdir()
+    assert in_child(lambda: batches(rows(data).cache())) == want
+    assert len(entries(kept)) == 9
+
+
+# Where it cannot be kept, for a while or at all
+
+
+class Failing:
+    """``os.replace`` that fails some times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: Iterator[int]) -> None:
+        self._replace, self._fails, self.calls = os.replace, fails, 0
+        monkeypatch.setattr(own_file.os, "replace", self)
+        monkeypatch.setattr(own_file, "PAUSE", 0.0)
+
+    def __call__(self, old: Any, new: Any) -> None:
+        self.calls += 1
+        code = next(self._fails, 0)
+        if code:
+            raise OSError(code, os.strerror(code), os.fspath(old))
+        self._replace(old, new)
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ESTALE])
+def test_a_rename_that_fails_for_a_moment_is_tried_again(
+    code: int, data: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Failing(monkeypatch, iter([code, code, 0] * 100))
+    assert batches(rows(data).cache()) == batches(rows(data))
+    assert len(entries(kept)) == 9
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT])
+def test_one_failure_does_not_turn_a_cache_off_for_good(
+    code: int, data: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows(data).explain()  # the index is written
+    Failing(monkeypatch, iter([code]))
+    pipe, want = rows(data).cache().shuffle(30, seed=3).batch(7).pad_collate(), batches(rows(data))
+    with pytest.warns(UserWarning, match="goes on without.*until they can be") as caught:
+        found = [digest(batch) for batch in pipe]
+    assert found == want
+    assert len(caught) == 1
+    list(pipe)
+    assert len(entries(kept)) == 9
+    assert not list(kept.rglob("*.part"))
+
+
+def test_what_always_fails_is_said_once_and_seldom_tried(
+    data: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows(data).explain()
+    failing = Failing(monkeypatch, iter([errno.ENOSPC] * 10_000))
+    pipe = rows(data).cache()
+    with pytest.warns(UserWarning, match="No space left") as caught:
+        found = [len(list(pipe)) for _ in range(20)]
+    assert found == [90] * 20
+    assert len(caught) == 1
+    assert 3 <= failing.calls <= 12  # of 180
+    assert not [path for path in (kept / "rows").rglob("*") if path.is_file()]
+
+
+def test_a_read_only_folder_is_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # which others may come to, unlike pytest's
+        os.chmod(folder, 0o755)
+        there = Path(folder, "data")
+        shutil.copytree(data, there)
+        kept = Path(folder, "kept")
+        monkeypatch.setenv("TRAINPIPES_CACHE", str(kept))
+        want = batches(rows(there).cache())
+        entries(kept)[0].unlink()
+        for path in [kept, *kept.rglob("*")]:
+            if os.geteuid() == 0:
+                os.chown(path, STRANGER, STRANGER)
+            if path.is_dir():
+                path.chmod(0o500)
+
+        def work() -> tuple[list[str], list[str]]:
+            if os.geteuid() == 0:
+                os.setuid(STRANGER)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = batches(rows(there).cache())
+            return found, [str(warning.message) for warning in caught]
+
+        found, said = in_child(work)
+        assert found == want
+        assert len([text for text in said if "goes on without" in text]) == 1
+        for path in [kept, *kept.rglob("*")]:
+            if path.is_dir():
+                path.chmod(0o700)
+        assert len(entries(kept)) == 8
+
+
+def test_a_map_dataset_that_cannot_be_written_is_an_error_with_a_way_out(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tp.from_arrow(pa.table({"x": range(50)}))
+    Failing(monkeypatch, iter([errno.ENOSPC] * 2))
+    with pytest.raises(
+        ConfigError, match=r"cannot be written \(No space left.*to_map_dataset\(path\)"
+    ):
+        pipe.to_map_dataset()
+    assert not [path for path in kept.rglob("*") if path.is_file()]
+    with pytest.raises(ConfigError, match="cannot be written"):
+        pipe.to_map_dataset(str(kept / "mine.arrow"))
+
+
+def test_an_error_of_a_function_is_its_own_and_leaves_nothing(kept: Path) -> None:
+    calls: list[int] = []
+
+    def opens(row: dict[str, Any]) -> dict[str, Any]:
+        calls.append(row["x"])
+        raise FileNotFoundError("image.jpg")
+
+    pipe = tp.from_arrow(pa.table({"x": range(50)})).map(opens, version="1")
+    for path in (None, str(kept.parent / "mine.arrow")):
+        calls.clear()
+        with pytest.raises(FileNotFoundError, match=r"image\.jpg"):
+            pipe.to_map_dataset(path)
+        assert calls == [0]
+    assert not [path for path in kept.rglob("*") if path.is_file()]
+
+
+def test_a_process_killed_while_it_writes_leaves_nothing_that_is_believed(
+    data: Path, kept: Path
+) -> None:
+    want = batches(rows(data))
+    context = multiprocessing.get_context("fork")
+    for seed in range(6):
+        process = context.Process(target=lambda: [batches(rows(data).cache()) for _ in range(50)])
+        process.start()
+        deadline = time.monotonic() + 20
+        while len(list(kept.rglob("*"))) < 2 + seed and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(20)
+        assert batches(rows(data).cache()) == want
+        cache.clear()
+
+
+def test_what_killed_processes_left_is_removed_by_the_next(data: Path, kept: Path) -> None:
+    batches(rows(data).cache())
+    first, second, *_ = entries(kept)
+    old, new, foreign = (
+        first.with_name(name)
+        for name in ("ab.123.0a1b2c3d.part", "ab.123.0a1b2c3e.part", "movie.part")
+    )
+    for path in (old, new, foreign):
+        path.write_text("half")
+    for path in (old, foreign):
+        os.utime(path, (1, 1))
+    for path in entries(kept):
+        path.unlink()
+    own_file._swept.clear()
+    batches(rows(data).cache())
+    assert (old.exists(), new.exists(), foreign.exists()) == (False, True, True)
+    assert second.exists()
+
+
+# Where the folder is
+
+
+def test_a_url_is_no_folder(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINPIPES_CACHE", "s3://bucket/kept")
+    with pytest.raises(ConfigError, match=r"TRAINPIPES_CACHE is a folder of this machine.*s3://"):
+        cache.folder()
+
+
+def test_a_relative_folder_is_below_the_working_one_from_the_start(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINPIPES_CACHE", "here")
+    pipe = rows(data).cache()
+    assert pipe._runner.plan.cached_blocks is not None
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    list(pipe)
+    assert len(entries(tmp_path / "here")) == 9
+
+
+def test_a_relative_folder_where_the_working_one_is_gone_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setenv("TRAINPIPES_CACHE", "here")
+    with pytest.raises(ConfigError, match="working folder, which is gone"):
+        cache.folder()
+    monkeypatch.chdir(tmp_path)
+
+
+HOMELESS = """
+import os, sys, tempfile
+from pathlib import Path
+tempfile.tempdir = sys.argv[1]
+for name in ("HOME", "XDG_CACHE_HOME", "TRAINPIPES_CACHE"):
+    os.environ.pop(name, None)
+os.chmod(sys.argv[1], 0o1777)
+planted = Path(sys.argv[1]) / "trainpipes-54321"
+if sys.argv[2] == "planted":
+    (planted / "rows").mkdir(parents=True)
+    for path in (planted, planted / "rows"):
+        os.chown(path, 12345, 12345)
+        os.chmod(path, 0o777)
+import trainpipes as tp, pyarrow as pa, warnings
+pipe = tp.from_arrow(pa.table({"x": range(10)})).cache()
+os.setuid(54321)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert [row["x"] for row in pipe] == list(range(10))
+print(tp.cache.folder(), tp.cache.info().blocks, len(caught), [str(w.message) for w in caught])
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("planted", ["planted", "free"])
+def test_without_a_home_a_folder_that_a_stranger_has_planted_is_not_used(
+    planted: str, tmp_path: Path
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        command = [sys.executable, "-c", HOMELESS, folder, planted]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        where, blocks, said, *_ = done.stdout.split()
+        assert where == f"{folder}/trainpipes-54321"
+        assert (blocks, said) == (("0", "1") if planted == "planted" else ("1", "0"))
+
+
+# What a named index may be
+
+
+def test_a_file_of_ones_own_that_is_no_index_is_not_overwritten(data: Path, tmp_path: Path) -> None:
+    for name, content in (("a.arrow", b"my own rows"), ("b.arrow", b"ARROW1\0\0" + bytes(500))):
+        mine = tmp_path / name
+        mine.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"is there and no index of footers"):
+            tp.list_files(data).read_parquet(index=str(mine)).explain()
+        assert mine.read_bytes() == content
+
+
+@needs_root
+def test_an_index_that_the_user_names_may_be_anothers(data: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "index.arrow"
+    tp.list_files(data).read_parquet(index=str(mine)).explain()
+    os.chown(mine, STRANGER, STRANGER)
+    before = mine.stat().st_ino
+    assert len(list(tp.list_files(data).read_parquet(index=str(mine)))) == 180
+    assert mine.stat().st_ino == before
+
+
+# Several at once
+
+
+def test_processes_that_make_one_map_dataset_make_it_once(data: Path, kept: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    start, log = context.Barrier(3), kept.parent / "log"
+
+    def slowly(row: dict[str, Any]) -> dict[str, Any]:
+        with open(log, "ab", buffering=0) as file:
+            file.write(b"x")
+        return row
+
+    def child() -> None:
+        pipe = tp.from_arrow(pa.table({"x": range(50)})).map(slowly, version="1")
+        start.wait(20)
+        assert [row["x"] for row in pipe.to_map_dataset()] == list(range(50))
+
+    processes = [context.Process(target=child) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert log.stat().st_size == 50
+
+
+def test_a_map_dataset_that_was_removed_says_how_to_get_it_back() -> None:
+    data = tp.from_arrow(pa.table({"x": range(50)})).to_map_dataset()
+    sent = pickle.dumps(data)
+    cache.clear()
+    assert data[3] == {"x": 3}
+    with pytest.raises(MissingFilesError, match=r"are gone; make it again by to_map_dataset\(\)"):
+        pickle.loads(sent)[3]
+
+
+def test_damage_and_use_at_the_same_time_change_no_batch(data: Path, kept: Path) -> None:
+    want, done = batches(rows(data)), threading.Event()
+    batches(rows(data).cache())
+    good = {path: path.read_bytes() for path in entries(kept)}
+
+    def spoil() -> None:
+        draw = random.Random(5)
+        while not done.is_set():
+            path = draw.choice(sorted(good))
+            beside = path.with_suffix(".spoiled")
+            beside.write_bytes(damaged(good[path], [], draw))
+            beside.chmod(0o600)
+            os.replace(beside, path)
+
+    def work() -> None:
+        thread = threading.Thread(target=spoil)
+        thread.start()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for _ in range(20):
+                    assert batches(rows(data).cache()) == want
+        finally:
+            done.set()
+            thread.join()
+
+    in_child(work)
