@@ -36,12 +36,13 @@ __all__ = [
     "info",
     "make_room",
     "owner",
+    "schema_path",
 ]
 
 VARIABLE = "TRAINPIPES_CACHE"
 #: What the variable may say instead of a folder.
 OFF = ("off", "0", "no", "false", "none", "disabled")
-ROWS, FOOTERS, DATASETS = "rows", "footers", "datasets"
+ROWS, FOOTERS, DATASETS, SCHEMAS = "rows", "footers", "datasets", "schemas"
 SUFFIX = ".arrow"
 #: Ends of names of what is about to become an entry, and of what keeps others from making it too.
 PART, LOCK = ".part", ".lock"
@@ -143,6 +144,11 @@ def dataset_path(root: Path, digest: str) -> Path:
     return root / DATASETS / f"{digest}{SUFFIX}"
 
 
+def schema_path(root: Path, digest: str) -> Path:
+    """Where the schema is kept that the rows of a function have."""
+    return root / SCHEMAS / f"{digest}{SUFFIX}"
+
+
 def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     """How much is kept, in the folder of this machine or in ``path``."""
     root = folder(path)
@@ -166,7 +172,7 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     root = found.folder
     if root is None:
         return found
-    for kind in (ROWS, FOOTERS, DATASETS):
+    for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS):
         for name in list(_files(root / kind)):
             if name.endswith((SUFFIX, PART, LOCK)):
                 with suppress(FileNotFoundError):

@@ -81,7 +81,7 @@ def test_an_odd_value_gives_rows_or_one_of_our_errors(option: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "several", [{"x", "text"}, frozenset({"x"}), {"x": 1}], ids=lambda s: type(s).__name__
+    "several", [{"x", "text"}, frozenset({"x"}), {"x": 1}], ids=["set", "frozenset", "dict"]
 )
 def test_several_of_something_have_an_order_that_is_the_same_everywhere(
     option: str, several: Any

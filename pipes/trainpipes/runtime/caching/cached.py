@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.cache import LOCK, entry_path, folder, make_room
+from trainpipes.cache import LOCK, entry_path, folder, make_room, schema_path
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.runtime.caching import sealed
@@ -152,6 +152,27 @@ class CachedBlocks:
                     size += self._path(part).stat().st_size
                     found += 1
         return f"{self._root}: {found:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
+
+    # Schemas of rows that are Python objects
+
+    def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema:
+        """A schema that is found from the first rows, kept so that functions are not called for it again.
+
+        Args:
+            key: names it among those of the chain.
+            find: finds it.
+        """
+        if self._root is None:
+            return find()
+        digest = digest_of("schema", self._stages, key, self._listed if self._asks else None)
+        path, about = schema_path(self._root, digest), {"schema": digest}
+        table = sealed.read(path, about)
+        if table is not None:
+            return table.schema.remove_metadata()
+        schema = find()
+        with suppress(OSError):  # it is found again
+            sealed.put(path, sealed.pack(schema.empty_table(), about))
+        return schema
 
     # Entries
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -78,9 +79,13 @@ class AsColumns(Stage):
         return found
 
     def _find(self) -> pa.Schema | None:
-        stages = [*self.in_plan.before, *self.in_plan.after]
+        plan = self.in_plan
+        stages = [*plan.before, *plan.after]
+        place = stages.index(self)
+        find = partial(find_schema, plan, stages[:place], self._asker)
+        cached = plan.cached_blocks if place < (plan.cached or 0) else None
         try:
-            return find_schema(self.in_plan, stages[: stages.index(self)], self._asker)
+            return find() if cached is None else cached.schema(self.key, find)
         except Unfit as unfit:
             if self._may_stay:
                 return None
