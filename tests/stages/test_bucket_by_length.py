@@ -65,7 +65,6 @@ def test_windows_are_cut_as_a_plain_loop_does_and_mixed(
     assert not found
 
 
-@pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
 @examples(100)
 @given(lengths, st.integers(1, 9), st.integers(12, 40), st.integers(1, 30))
 def test_every_row_is_in_one_micro_batch_and_few_are_short(

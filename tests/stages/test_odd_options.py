@@ -65,7 +65,6 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_odd_value_gives_rows_or_one_of_our_errors(option: str) -> None:
     for value in ODD:

@@ -166,7 +166,6 @@ def test_rows_of_every_kind_have_the_same_numbers_and_keys(kind, tmp_path):
 # Samples
 
 
-@pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
 @settings(max_examples=25)
 @given(low=st.floats(0, 1), high=st.floats(0, 1), seed=st.integers(0, 5))
 def test_a_smaller_sample_is_part_of_a_larger_one(low, high, seed):
