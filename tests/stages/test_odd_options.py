@@ -80,7 +80,9 @@ def test_an_odd_value_gives_rows_or_one_of_our_errors(option: str) -> None:
         "pack along", "add_labels ignore", "bucket boundaries", "mask_tokens special_ids",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("several", [{"x", "text"}, frozenset({"x"}), {"x": 1}], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "several", [{"x", "text"}, frozenset({"x"}), {"x": 1}], ids=lambda s: type(s).__name__
+)
 def test_several_of_something_have_an_order_that_is_the_same_everywhere(
     option: str, several: Any
 ) -> None:
