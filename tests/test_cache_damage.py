@@ -632,7 +632,9 @@ def test_processes_that_make_one_map_dataset_make_it_once(data: Path, kept: Path
         return row
 
     def child() -> None:
-        pipe = tp.from_arrow(pa.table({"x": range(50)})).map(slowly, version="1")
+        pipe = tp.from_arrow(pa.table({"x": range(50)})).map(
+            slowly, version="1", schema=pa.schema([("x", pa.int64())])
+        )
         start.wait(20)
         assert [row["x"] for row in pipe.to_map_dataset()] == list(range(50))
 
