@@ -23,6 +23,7 @@ from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.chains import Chains
+from trainpipes.runtime.shards.lane import say_where
 from trainpipes.runtime.source import RowSource
 from trainpipes.runtime.stage import Stage
 
@@ -34,12 +35,14 @@ GLANCE, PATIENCE = 0.05, 600.0
 
 
 class ToMapDataset(Stage):
-    """Has rows that are Python objects become columns, all of one schema."""
+    """Has rows that are Python objects become columns, all of one schema, whose text is UTF-8."""
 
     role = "rows"
     needs_columns = True
 
     def process(self, run: Run) -> Run:
+        if isinstance(run.block.data, pa.Table):
+            run.block.data.validate(full=True)
         return run
 
 
@@ -210,6 +213,7 @@ def _write(plan: Plan, target: Path, about: dict[str, Any] | None) -> None:
                 yield _decoded(table_of(run.block.data, ASKER))
         except Exception as error:
             failed.append(error)
+            say_where(error, plan)
             raise
 
     try:

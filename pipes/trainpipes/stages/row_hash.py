@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
@@ -29,6 +30,8 @@ HashArray = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
+#: Values of which each may be a single number.
+ONE = (torch.Tensor, np.generic)
 #: The first n bytes of eight.
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], dtype=np.uint64)
 
@@ -115,8 +118,15 @@ def _values(rows: list[Any], name: str, asker: object) -> list[Any]:
 def _hash_values(values: list[Any], name: str, asker: object) -> HashArray:
     """The hash of each value of rows that are Python objects, by itself: one that stands beside values of
     another type is hashed as it is elsewhere."""
-    if None in values:
-        raise NullKey(values.index(None))
+    null = next((number for number, value in enumerate(values) if value is None), None)
+    if null is not None:
+        raise NullKey(null)
+    try:
+        values = [value.item() if isinstance(value, ONE) else value for value in values]
+    except (RuntimeError, ValueError) as error:
+        raise SchemaError(
+            f"{asker}: key {name!r} has no hash: {error}", stage=str(asker)
+        ) from error
     found = np.empty(len(values), dtype=np.uint64)
     types = np.array([hash(type(value)) for value in values])
     for kind in np.unique(types):
