@@ -244,7 +244,7 @@ class Subject:
             way: to load it.
             state: the state.
             exact: whether one that is taken gives what the undamaged one does; else it may give something
-                else, or raise a StateError later on.
+                else, or raise an error of ours later on.
 
         Raises:
             Wrong: it is not refused as it should be, or not at all.
@@ -261,7 +261,7 @@ class Subject:
             raise Wrong(f"{self.name}: {self._damage(state)}: {error!r:.300}") from error
         try:
             found = self._items(run, 5 if exact else 2)
-        except tp.StateError as error:
+        except tp.TrainpipesError as error:
             if exact:
                 raise Wrong(f"{self.name}: {self._damage(state)}: too late: {error}") from error
         except Exception as error:

@@ -1,15 +1,16 @@
 """The batch size may change on resume, where that is allowed by name."""
 
 import json
+from dataclasses import replace
 from itertools import islice
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from drawn import examples
+from drawn import build, examples, specs
 
 
 def pipeline(size, *, rows=200, shards=12, buffer=20, repeat="", rank=0, world=1):
@@ -231,3 +232,58 @@ def test_the_size_may_change_at_the_start_where_micro_batches_are_left_out(shard
     pipe = skipped(3)
     pipe.load_state_dict(skipped(8).state_dict(), allow_changes=["batch_size"])
     assert given_by(pipe) == given_by(skipped(3))
+
+
+SMALL = st.lists(st.integers(0, 12), min_size=1, max_size=6)
+
+
+def states_of(pipe, count):
+    run = iter(pipe)
+    found = [run.state_dict()]
+    try:
+        for _ in islice(run, count):
+            found.append(run.state_dict())
+        return [*found, run.state_dict()]
+    except tp.DataError:  # a shard gets nothing, ever
+        assume(False)
+
+
+@pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
+@examples(150)
+@given(st.data(), st.integers(1, 9), st.integers(0, 2))
+def test_every_state_of_a_run_loads_before_and_after_a_change(data, size, epoch):
+    spec = data.draw(specs(SMALL, stream=data.draw(st.booleans())))
+    pipe = build(spec)
+    for _ in range(epoch):
+        states_of(pipe, 30)
+    states = states_of(pipe, 20)
+    for state in states:
+        build(spec).load_state_dict(state)
+    if spec.batch_size is None:
+        return
+    changed = build(replace(spec, batch_size=size))
+    try:
+        changed.load_state_dict(data.draw(st.sampled_from(states)), allow_changes=["batch_size"])
+    except tp.StateError as error:
+        if "it cannot change within an epoch" not in str(error):
+            raise
+        return
+    for state in states_of(changed, 20):
+        build(replace(spec, batch_size=size)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("rows", [5, 50])
+def test_the_next_epoch_begins_where_the_changed_one_ends_in_all_shards(rows):
+    def repeated(size):
+        table = pa.table({"x": range(rows)})
+        return tp.from_arrow(table).sharding_filter(4).batch(size).repeat()
+
+    before, state = state_after(repeated(3), 1)
+    pipe = repeated(1)
+    pipe.load_state_dict(state, allow_changes=["batch_size"])
+    found = [x for batch in before + given_by(pipe, 3 * rows) for x in batch]
+    ends = found.index(0, 1)  # of what is left of the first epoch
+    assert len(set(found[:ends])) == ends >= rows - 12
+    for epoch in (0, 1):
+        stretch = found[ends + epoch * rows : ends + (epoch + 1) * rows]
+        assert sorted(stretch) == list(range(rows))

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError
+from trainpipes.shown import shown
 
 __all__ = [
     "checked_schema",
@@ -39,7 +40,7 @@ def whole_number(
         bound = "" if least is None else f" of {least} or more"
         if isinstance(value, int) and value > most:
             bound = f" of {most} or less"
-        raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {short(value)}")
+        raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {shown(value)}")
     return value
 
 
@@ -53,7 +54,7 @@ def checked_schema(value: Any, option: str) -> pa.Schema | None:
         return None
     if not isinstance(value, pa.Schema) or not value.names:
         raise ConfigError(
-            f'{option} is a pyarrow.Schema, such as pa.schema([("x", pa.int64())]); got {value!r}'
+            f'{option} is a pyarrow.Schema, such as pa.schema([("x", pa.int64())]); got {shown(value)}'
         )
     if len(set(value.names)) < len(value.names):
         raise ConfigError(f"{option} names each column once, got {value.names}")
@@ -67,7 +68,7 @@ def flag(value: Any, option: str) -> bool:
         ConfigError: it is neither.
     """
     if not isinstance(value, bool):
-        raise ConfigError(f"{option} is True or False, got {short(value)}")
+        raise ConfigError(f"{option} is True or False, got {shown(value)}")
     return value
 
 
@@ -83,7 +84,7 @@ def column_name(value: Any, option: str) -> str:
         ConfigError: it is none.
     """
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{option} is the name of a column, got {short(value)}")
+        raise ConfigError(f"{option} is the name of a column, got {shown(value)}")
     return value
 
 
@@ -96,14 +97,8 @@ def column_names(value: Any, option: str, least: int = 1) -> list[str]:
     names = [value] if isinstance(value, str) else value
     good = several(names) and len(names) >= least
     if not good or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"{option} is a column name or several in a list, got {short(value)}")
+        raise ConfigError(f"{option} is a column name or several in a list, got {shown(value)}")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"{option} names each column once, got {twice[0]!r} twice")
+        raise ConfigError(f"{option} names each column once, got {shown(twice[0])} twice")
     return list(names)
-
-
-def short(value: Any) -> str:
-    """A value for a message."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}\u2026 ({type(value).__name__})"

@@ -25,6 +25,7 @@ from trainpipes.runtime.iterating.rounds import Message, Rounds, unpacked
 from trainpipes.runtime.iterating.runner import Runner
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.sources.packed_list import packed
 from trainpipes.stages.pin import Pin
 from trainpipes.state import Position
@@ -90,12 +91,12 @@ class Loader:
             )
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
             raise ConfigError(
-                f"Loader(num_workers) is an integer of 0 or more, got {num_workers!r}"
+                f"Loader(num_workers) is an integer of 0 or more, got {shown(num_workers)}"
             )
         if threads is not None and (
             isinstance(threads, bool) or not isinstance(threads, int) or threads < 0
         ):
-            raise ConfigError(f"Loader(threads) is an integer of 0 or more, got {threads!r}")
+            raise ConfigError(f"Loader(threads) is an integer of 0 or more, got {shown(threads)}")
         if threads and num_workers:
             raise ConfigError(
                 f"Loader works in threads or in worker processes, got threads={threads} and "

@@ -17,6 +17,7 @@ from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.progress import Progress
 from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.shards.chains import Chains
+from trainpipes.shown import shown
 from trainpipes.sources.memmap_dataset import MemmapDataset
 from trainpipes.sources.memmap_rows import Part, of_arrays, of_rows, of_table, of_tensors
 from trainpipes.sources.memmap_writer import write_parts
@@ -127,7 +128,8 @@ def _dtypes(dtype: Any) -> Any:
         return None if dtype is None else _dtype(dtype)
     except TypeError as error:
         raise ConfigError(
-            f"write_memmap(dtype) is a dtype of NumPy or torch, or a dict of them by column, got {dtype!r}"
+            "write_memmap(dtype) is a dtype of NumPy or torch, or a dict of them by column, got "
+            f"{shown(dtype)}"
         ) from error
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 from trainpipes.rectangles import PadSide, Rectangles
+from trainpipes.shown import shown
 
 __all__ = ["pad_sequences"]
 
@@ -53,9 +54,9 @@ def pad_sequences(
            [ 5,  6]], dtype=int32)
     """
     if padding not in ("pre", "post"):
-        raise ConfigError(f'padding is "pre" or "post", got {padding!r}')
+        raise ConfigError(f'padding is "pre" or "post", got {shown(padding)}')
     if truncating not in ("pre", "post"):
-        raise ConfigError(f'truncating is "pre" or "post", got {truncating!r}')
+        raise ConfigError(f'truncating is "pre" or "post", got {shown(truncating)}')
     if not hasattr(sequences, "__len__"):
         raise DataError(
             f"sequences is a list of sequences, got {type(sequences).__name__}, which has no "
@@ -96,7 +97,7 @@ def _lengths(sequences: Sequence[Any]) -> IntArray:
     except TypeError:
         place, found = next((k, s) for k, s in enumerate(sequences) if not hasattr(s, "__len__"))
         raise DataError(
-            f"sequences is a list of sequences, got {found!r} at position {place}, which has no length"
+            f"sequences is a list of sequences, got {shown(found)} at position {place}, which has no length"
         ) from None
 
 

@@ -26,6 +26,7 @@ from trainpipes.runtime.iterating.iterator import PipelineIterator
 from trainpipes.runtime.iterating.runner import Runner
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.sources.parquet import ReadParquet
 from trainpipes.stages.add_labels import AddLabels
 from trainpipes.stages.batch import Batch
@@ -111,7 +112,9 @@ class Pipeline(IterableDataset[Any]):
             stage: the stage, made without a source.
         """
         if not isinstance(stage, Stage) or stage.source is not None:
-            raise ConfigError(f"then(stage) takes a stage made without a source, got {stage!r}")
+            raise ConfigError(
+                f"then(stage) takes a stage made without a source, got {shown(stage)}"
+            )
         steps = (*self._steps, (type(stage), stage.options))
         Plan([cls(None, **options) for cls, options in steps])  # says now what does not fit
         return Pipeline(steps, self._ranks, self._members)

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
+from trainpipes.shown import shown
 from trainpipes.stages.naming import nearest
 
 __all__ = ["GROUP", "recipe"]
@@ -103,6 +104,7 @@ def _load(point: EntryPoint) -> Callable[..., Any]:
         ) from error
     if not callable(build):
         raise ConfigError(
-            f"recipe {point.name!r} is a function that returns a Pipeline, got {build!r} at {point.value}"
+            f"recipe {point.name!r} is a function that returns a Pipeline, got {shown(build)} at "
+            f"{point.value}"
         )
     return build  # type: ignore[no-any-return]

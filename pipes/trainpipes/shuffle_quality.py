@@ -183,7 +183,7 @@ def _numbers(plan: Plan, epoch: int) -> IntArray:
     ids, keys = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     for shard in range(plan.num_shards):
         slot = plan.slot(shard, epoch, epoch)
-        first, stop = plan.chunks(slot)
+        first, stop = plan.chunks(slot, epoch)
         opened = chains.open(shard, slot, plan.start(slot, epoch, 0), epoch)
         k = 0
         while stop is None or k < stop:

@@ -18,6 +18,7 @@ from typing import Any
 from weakref import WeakSet
 
 from trainpipes.errors import ConfigError
+from trainpipes.shown import shown
 
 __all__ = ["Pool", "Ticket", "default_threads"]
 
@@ -39,8 +40,8 @@ def default_threads() -> int:
         return int(asked)
     if asked:
         raise ConfigError(
-            f"the environment's TRAINPIPES_THREADS is an integer of 0 or more, got {asked!r:.60}: unset it "
-            "for one thread a core"
+            f"the environment's TRAINPIPES_THREADS is an integer of 0 or more, got {shown(asked, 60)}: unset "
+            "it for one thread a core"
         )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")

@@ -24,6 +24,7 @@ from trainpipes.runtime.rows.row_types import written
 from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Run, RunSource, round_of
 from trainpipes.runtime.source import RowSource, RowStream
+from trainpipes.shown import shown
 
 __all__ = ["OpenState", "Role", "Stage", "identify"]
 
@@ -101,7 +102,7 @@ class Stage(BaseNode[Any]):
         super().__init__()
         if source is not None and not isinstance(source, BaseNode):
             raise ConfigError(
-                f"{type(self).__name__}(source, ...) stands above a node, got {source!r}; "
+                f"{type(self).__name__}(source, ...) stands above a node, got {shown(source)}; "
                 "options are given by name"
             )
         self.source = source

@@ -12,6 +12,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.samplers.row_sampler import Draws, RowSampler
 from trainpipes.samplers.uniform import RandomSampler, SequentialSampler
+from trainpipes.shown import shown
 from trainpipes.topology import data_parallel
 
 __all__ = ["DistributedSampler"]
@@ -45,7 +46,9 @@ class DistributedSampler(RowSampler):
         if num_replicas is not None:
             whole_number(num_replicas, 1, "DistributedSampler(num_replicas)", "replicas")
         if rank is not None and not 0 <= rank < (num_replicas or rank + 1):
-            raise ConfigError(f"DistributedSampler(rank) is 0 to {num_replicas} - 1, got {rank!r}")
+            raise ConfigError(
+                f"DistributedSampler(rank) is 0 to {num_replicas} - 1, got {shown(rank)}"
+            )
         self.num_replicas = num_replicas
         self.rank = rank
         self.shuffle = flag(shuffle, "DistributedSampler(shuffle)")

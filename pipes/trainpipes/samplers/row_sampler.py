@@ -12,6 +12,7 @@ from torch.utils.data import Sampler
 
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray
+from trainpipes.shown import shown
 
 __all__ = ["Draws", "RowSampler", "digest"]
 
@@ -38,7 +39,9 @@ class RowSampler(Sampler[int]):
                 )
             rows = len(rows)
         if rows is not None and (isinstance(rows, bool) or rows < 0):
-            raise ConfigError(f"{type(self).__name__}: a number of rows is 0 or more, got {rows!r}")
+            raise ConfigError(
+                f"{type(self).__name__}: a number of rows is 0 or more, got {shown(rows)}"
+            )
         self.rows = rows
         self._epoch = 0
 

@@ -15,6 +15,7 @@ from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.content import table_digest
 from trainpipes.runtime.source import Place, Reader
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 
 __all__ = ["FromArrow"]
 
@@ -51,8 +52,8 @@ class FromArrow(Stage):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(
-                f"from_arrow(table) takes columns of different names, got {twice!r} twice, of which rows "
-                "would have one: table.rename_columns([...])"
+                f"from_arrow(table) takes columns of different names, got {shown(twice)} twice, of which "
+                "rows would have one: table.rename_columns([...])"
             )
         super().__init__(source, table=table)
         self.table = table

@@ -18,6 +18,7 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import Place, Reader, RowSource, RowStream
 from trainpipes.runtime.stage import Stage
 from trainpipes.samplers import BatchSampler, RowSampler
+from trainpipes.shown import shown
 from trainpipes.sources.iterable import IterableReader
 from trainpipes.stages.blame import blame, each
 from trainpipes.stages.torch_samplers import keys_of
@@ -91,7 +92,7 @@ class FromDataset(Stage):
                 "a sampler"
             )
         if keys is not None and not isinstance(keys, Iterable):
-            raise ConfigError(f"from_dataset(sampler) is an iterable of indices, got {keys!r}")
+            raise ConfigError(f"from_dataset(sampler) is an iterable of indices, got {shown(keys)}")
         checked_schema(schema, "from_dataset(schema)")
         if schema is not None and batch_sampler is not None:
             raise ConfigError(

@@ -18,6 +18,7 @@ from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.order import IntArray
 from trainpipes.runtime.source import Place, Reader, RowSource
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.sources.listing import expand, is_local, open_system
 from trainpipes.sources.retry import RETRY_SECONDS, Requests, checked_seconds
 
@@ -151,7 +152,7 @@ class ListFiles(Stage):
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         if source is not None:
-            raise ConfigError(f"list_files(urls) starts a pipeline, got {source!r} below it")
+            raise ConfigError(f"list_files(urls) starts a pipeline, got {shown(source)} below it")
         self._urls = [_text(urls)] if isinstance(urls, str | os.PathLike) else _texts(urls)
         single = isinstance(urls, str | os.PathLike)
         super().__init__(
@@ -163,7 +164,7 @@ class ListFiles(Stage):
         )
         ends = SUFFIXES if suffix is None else (suffix,) if isinstance(suffix, str) else suffix
         if not ends or not all(isinstance(end, str) for end in ends):
-            raise ConfigError(f"suffix is an end of names such as '.parquet', got {suffix!r}")
+            raise ConfigError(f"suffix is an end of names such as '.parquet', got {shown(suffix)}")
         self._suffixes = tuple(end.lower() for end in ends)
         self._listed: dict[str, FileList] = {}
 
@@ -281,7 +282,7 @@ def _text(url: Any) -> str:
     text = os.fspath(url) if isinstance(url, os.PathLike) else url
     if not isinstance(text, str):
         raise ConfigError(
-            f"list_files(urls) takes paths and URLs as text or Path, got {text!r} "
+            f"list_files(urls) takes paths and URLs as text or Path, got {shown(text)} "
             f"({type(text).__name__})"
         )
     if not text.strip():

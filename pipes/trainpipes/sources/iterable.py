@@ -14,6 +14,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.runtime.stage import Stage, identify
+from trainpipes.shown import shown
 
 __all__ = ["FromIterable"]
 
@@ -59,7 +60,7 @@ class FromIterable(Stage):
             )
         if not callable(factory) and not isinstance(factory, Iterable):
             raise ConfigError(
-                f"from_iterable(factory) takes a function that returns an iterable, got {factory!r}"
+                f"from_iterable(factory) takes a function that returns an iterable, got {shown(factory)}"
             )
         checked_schema(schema, "from_iterable(schema)")
         super().__init__(source, factory=factory, version=version, schema=schema)

@@ -16,6 +16,7 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.source import Place
+from trainpipes.shown import shown
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.listing import is_local
 from trainpipes.sources.memmap_files import BareFile, HeadedFile, MappedFile, stretches
@@ -249,10 +250,10 @@ def check_options(
         ConfigError: they do not go together.
     """
     if transform is not None and not callable(transform):
-        raise ConfigError(f"read_memmap(transform) is a function of a row, got {transform!r}")
+        raise ConfigError(f"read_memmap(transform) is a function of a row, got {shown(transform)}")
     if columns is not None and (isinstance(columns, str) or not columns):
         raise ConfigError(
-            f"read_memmap(columns) is a list of names, or None for all, got {columns!r}"
+            f"read_memmap(columns) is a list of names, or None for all, got {shown(columns)}"
         )
     if dtype is None:
         if length is not None or labels:
@@ -281,7 +282,7 @@ def check_options(
     elif isinstance(path, list | tuple):
         path = [os.fspath(one) for one in path]
     else:
-        raise ConfigError(f"read_memmap(path) is a path, or a list of paths, got {path!r}")
+        raise ConfigError(f"read_memmap(path) is a path, or a list of paths, got {shown(path)}")
     return {
         "path": path,
         "columns": None if columns is None else list(columns),

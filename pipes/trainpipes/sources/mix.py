@@ -25,6 +25,7 @@ from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.stage import Stage, identify, show
+from trainpipes.shown import shown
 from trainpipes.sources.mix_weights import (
     Schedule,
     by_size,
@@ -122,11 +123,11 @@ class Mix(Stage):
     ) -> None:
         if not isinstance(sources, Mapping) or not sources:
             raise ConfigError(
-                f"mix(sources) is a dict of pipelines by name, one or more, got {sources!r}"
+                f"mix(sources) is a dict of pipelines by name, one or more, got {shown(sources)}"
             )
         for name, pipeline in sources.items():
             if not isinstance(name, str) or not name:
-                raise ConfigError(f"mix(sources): names are strings, got {name!r}")
+                raise ConfigError(f"mix(sources): names are strings, got {shown(name)}")
             _check_source(name, pipeline, stop)
         _one_of("by", by, ("rows", "tokens"))
         _one_of("stop", stop, ("all_exhausted", "first_exhausted", "repeat"))
@@ -135,7 +136,7 @@ class Mix(Stage):
             if not (isinstance(value, str) and value) and not (
                 option == "column" and value is None
             ):
-                raise ConfigError(f"mix({option}) is the name of a column, got {value!r}")
+                raise ConfigError(f"mix({option}) is the name of a column, got {shown(value)}")
         names = list(sources)
         self._weights = None if weights is None else checked_weights(weights, names, "mix(weights)")
         self._schedule: Schedule = []
@@ -153,7 +154,7 @@ class Mix(Stage):
         if temperature is not None:
             good = isinstance(temperature, Real) and not isinstance(temperature, bool)
             if not good or not 0 < temperature < math.inf:
-                raise ConfigError(f"mix(temperature) is a number above 0, got {temperature!r}")
+                raise ConfigError(f"mix(temperature) is a number above 0, got {shown(temperature)}")
             if weights is not None or schedule is not None:
                 raise ConfigError(
                     "mix(temperature) makes weights of the sources' sizes: leave it out, or weights and "
@@ -366,7 +367,9 @@ class Mix(Stage):
 
 def _one_of(option: str, value: Any, known: Sequence[str]) -> None:
     if value not in known:
-        raise ConfigError(f"mix({option}) is one of {', '.join(map(repr, known))}, got {value!r}")
+        raise ConfigError(
+            f"mix({option}) is one of {', '.join(map(repr, known))}, got {shown(value)}"
+        )
 
 
 def _limits(repetitions: Any, names: Sequence[str]) -> dict[str, int | None]:
@@ -389,7 +392,8 @@ def _limits(repetitions: Any, names: Sequence[str]) -> dict[str, int | None]:
 def _check_source(name: str, pipeline: Any, stop: str) -> None:
     if not hasattr(pipeline, "stages") or not hasattr(pipeline, "then"):
         raise ConfigError(
-            f"mix(sources): {name!r} is a pipeline, such as list_files(...).read_parquet(), got {pipeline!r}"
+            f"mix(sources): {name!r} is a pipeline, such as list_files(...).read_parquet(), got "
+            f"{shown(pipeline)}"
         )
     if getattr(pipeline, "_ranks", None) is not None:
         raise ConfigError(f"mix(sources): {name!r} is distributed(): put that after mix()")

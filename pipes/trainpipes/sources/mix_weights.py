@@ -10,6 +10,7 @@ from numbers import Rational, Real
 from typing import Any
 
 from trainpipes.errors import ConfigError
+from trainpipes.shown import shown
 
 __all__ = ["Schedule", "by_size", "checked_schedule", "checked_weights", "steps_of"]
 
@@ -43,14 +44,16 @@ def checked_weights(weights: Any, names: Sequence[str], option: str) -> dict[str
         )
     found = {name: _number(weights[name], name, option) for name in names}
     if not any(found.values()):
-        raise ConfigError(f"{option}: at least one is more than 0, got {dict(weights)!r}")
+        raise ConfigError(f"{option}: at least one is more than 0, got {shown(dict(weights))}")
     return found
 
 
 def _number(value: Any, name: str, option: str) -> Fraction:
     good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if not good or value < 0:
-        raise ConfigError(f"{option}: each is a number of 0 or more, got {value!r} for {name!r}")
+        raise ConfigError(
+            f"{option}: each is a number of 0 or more, got {shown(value)} for {name!r}"
+        )
     return Fraction(value) if isinstance(value, Rational) else Fraction(repr(float(value)))
 
 
@@ -65,16 +68,16 @@ def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
         "0 or more"
     )
     if not isinstance(schedule, Sequence) or isinstance(schedule, str) or not schedule:
-        raise ConfigError(f"{rule}; got {schedule!r}")
+        raise ConfigError(f"{rule}; got {shown(schedule)}")
     found: Schedule = []
     for step in schedule:
         if not isinstance(step, Sequence) or isinstance(step, str) or len(step) != 2:
-            raise ConfigError(f"{rule}; got {step!r} in it")
+            raise ConfigError(f"{rule}; got {shown(step)} in it")
         start, weights = step
         whole = isinstance(start, int) and not isinstance(start, bool)
         if not whole or start < 0 or (found and start <= found[-1][0]):
             raise ConfigError(
-                f"{rule}; got {start!r}" + (f" after {found[-1][0]}" if found else "")
+                f"{rule}; got {shown(start)}" + (f" after {found[-1][0]}" if found else "")
             )
         found.append((start, checked_weights(weights, names, f"mix(schedule) at {start}")))
     return found

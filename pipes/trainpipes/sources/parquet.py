@@ -16,6 +16,7 @@ from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.order import IntArray
 from trainpipes.runtime.source import Place, RowSource
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.sources.files import FileList, checked_options, digests
 from trainpipes.sources.index import read_index
 from trainpipes.sources.index_file import checked_index
@@ -85,13 +86,13 @@ class ReadParquet(Stage):
         names = None if names is None else list(names)
         if names is not None and (not names or not all(isinstance(n, str) for n in names)):
             raise ConfigError(
-                f"read_parquet(columns) takes names of columns, or None for all, got {columns!r}"
+                f"read_parquet(columns) takes names of columns, or None for all, got {shown(columns)}"
             )
         if names is not None and len(set(names)) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise ConfigError(f"read_parquet(columns) names {twice!r} twice, got {names}")
         if errors not in ("strict", "replace"):
-            raise ConfigError(f'read_parquet(errors) is "strict" or "replace", got {errors!r}')
+            raise ConfigError(f'read_parquet(errors) is "strict" or "replace", got {shown(errors)}')
         super().__init__(
             source,
             columns=names,

@@ -24,6 +24,7 @@ from typing import Any
 from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes.errors import ConfigError, UnreachableError
+from trainpipes.shown import shown
 from trainpipes.sources.network_errors import Failure, understand
 
 __all__ = ["RETRY_SECONDS", "Requests", "Stopped", "checked_seconds", "try_seconds"]
@@ -247,7 +248,7 @@ def checked_seconds(seconds: Any) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise ConfigError(
             "list_files(retry_seconds) is how long a request to a server is tried again, a number of "
-            f"seconds above 0, got {seconds!r}"
+            f"seconds above 0, got {shown(seconds)}"
         )
     return float(seconds)
 

@@ -16,6 +16,7 @@ from trainpipes.runtime.rows.content import tensor_digest
 from trainpipes.runtime.rows.lone_copy import gathered
 from trainpipes.runtime.source import Place, Reader
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 
 __all__ = ["FromTensors"]
 
@@ -57,7 +58,8 @@ class FromTensors(Stage):
             converted = tuple(torch.as_tensor(t) for t in tensors)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"from_tensors(...) takes tensors, arrays or lists of numbers, got {tensors!r:.60}: {error}"
+                "from_tensors(...) takes tensors, arrays or lists of numbers, got "
+                f"{shown(tensors, 60)}: {error}"
             ) from error
         shapes = [tuple(t.shape) for t in converted]
         if any(not s for s in shapes) or len({s[0] for s in shapes}) > 1:

@@ -12,6 +12,7 @@ from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, beside, refuse_taken, row_table
@@ -61,7 +62,7 @@ class AddLabels(Stage):
     ) -> None:
         ids: Any = [ignore] if isinstance(ignore, int) else ignore
         if not several(ids):
-            raise ConfigError(f"add_labels(ignore) is a token id, or several, got {ignore!r}")
+            raise ConfigError(f"add_labels(ignore) is a token id, or several, got {shown(ignore)}")
         for token in ids:
             whole_number(token, 0, "add_labels(ignore)", "a token id, or several")
         column_name(column, "add_labels(column)")

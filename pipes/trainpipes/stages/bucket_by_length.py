@@ -15,6 +15,7 @@ from trainpipes.order import IntArray, permutation
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.runtime.stage import OpenState, Stage
+from trainpipes.shown import shown
 from trainpipes.stages.held import Held
 from trainpipes.stages.token_budget import Budget, Oversize
 from trainpipes.stages.token_columns import lengths_of
@@ -107,18 +108,20 @@ class BucketByLength(Stage):
         flag(drop_last, f"{name}(drop_last)")
         if boundaries is not None and num_buckets is not None:
             raise ConfigError(
-                f"{name}() takes boundaries or num_buckets, got {boundaries!r} and {num_buckets!r}"
+                f"{name}() takes boundaries or num_buckets, got {shown(boundaries)} and {num_buckets!r}"
             )
         column_name(column, f"{name}(column)")
         if boundaries is not None:
             if not several(boundaries):
-                raise ConfigError(f"{name}(boundaries) is a list of lengths, got {boundaries!r}")
+                raise ConfigError(
+                    f"{name}(boundaries) is a list of lengths, got {shown(boundaries)}"
+                )
             boundaries = list(boundaries)
             for edge in boundaries:
                 whole_number(edge, 1, f"{name}(boundaries)", "lengths at which buckets part")
             if not boundaries or any(a >= b for a, b in pairwise(boundaries)):
                 raise ConfigError(
-                    f"{name}(boundaries) are ascending lengths, each once, got {boundaries!r}"
+                    f"{name}(boundaries) are ascending lengths, each once, got {shown(boundaries)}"
                 )
         elif num_buckets is not None:
             whole_number(num_buckets, 1, f"{name}(num_buckets)", "buckets of as many rows each")

@@ -12,6 +12,7 @@ from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 
 __all__ = ["Cache"]
 
@@ -71,15 +72,16 @@ class Cache(Stage):
         enabled: bool = True,
     ) -> None:
         if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
-            raise ConfigError(f"cache(path) is a folder, got {path!r}")
+            raise ConfigError(f"cache(path) is a folder, got {shown(path)}")
         if path is not None and "://" in os.fspath(path):
             raise ConfigError(
-                f"cache(path) is a folder of this machine, since its files are memory-mapped, got {path!r}"
+                "cache(path) is a folder of this machine, since its files are memory-mapped, got "
+                f"{shown(path)}"
             )
         if max_bytes is not None:
             whole_number(max_bytes, 1, "cache(max_bytes)", "bytes of rows in the folder")
         if version is not None and not isinstance(version, str):
-            raise ConfigError(f"cache(version) is text, got {version!r}")
+            raise ConfigError(f"cache(version) is text, got {shown(version)}")
         flag(enabled, "cache(enabled)")
         super().__init__(
             source,

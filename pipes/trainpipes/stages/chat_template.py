@@ -12,6 +12,7 @@ from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.naming import need_columns
@@ -67,12 +68,12 @@ class ChatTemplate(Tokenize):
         template: str | None = None,
     ) -> None:
         if not isinstance(column, str):
-            raise ConfigError(f"chat_template(column) is the name of a column, got {column!r}")
+            raise ConfigError(f"chat_template(column) is the name of a column, got {shown(column)}")
         flag(labels, "chat_template(labels)")
         if max_length is not None:
             whole_number(max_length, 1, "chat_template(max_length)", "tokens of a row")
         if template is not None and not isinstance(template, str):
-            raise ConfigError(f"chat_template(template) is Jinja as text, got {template!r}")
+            raise ConfigError(f"chat_template(template) is Jinja as text, got {shown(template)}")
         self._chat = Chat(tokenizer, template)
         self._engine = load(tokenizer)
         self._outputs = {"input_ids": [column]}

@@ -18,6 +18,7 @@ from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame, each
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.map import named
@@ -59,9 +60,9 @@ class Collate(Stage):
         version: str | None = None,
     ) -> None:
         if fn is not None and not callable(fn):
-            raise ConfigError(f"collate(fn) takes a function of a list of rows, got {fn!r}")
+            raise ConfigError(f"collate(fn) takes a function of a list of rows, got {shown(fn)}")
         if format not in ("rows", "arrow", "numpy", "torch"):
-            raise ConfigError(f'format is "rows", "arrow", "numpy" or "torch", got {format!r}')
+            raise ConfigError(f'format is "rows", "arrow", "numpy" or "torch", got {shown(format)}')
         super().__init__(source, fn=fn, format=format, version=version)
         self._fn = fn
         self._format = format
@@ -161,8 +162,8 @@ def unfit(rows: Sequence[Any]) -> BadCell:
         )
     else:
         problem = (
-            f"is {row!r:.60} ({type(row).__name__}), of which torch's default_collate makes no tensor here: "
-            "leave it out with select(), make a number of it with map(), or use pad_collate()"
+            f"is {shown(row, 60)} ({type(row).__name__}), of which torch's default_collate makes no tensor "
+            "here: leave it out with select(), make a number of it with map(), or use pad_collate()"
         )
     return BadCell(number, f"{where} {problem}")
 

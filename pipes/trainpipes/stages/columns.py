@@ -15,6 +15,7 @@ from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.columns import table_of, to_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame
 from trainpipes.stages.naming import need_columns
 
@@ -73,7 +74,9 @@ class Rename(Stage):
     ) -> None:
         pairs = names.items() if isinstance(names, Mapping) else ()
         if not names or not pairs or not all(isinstance(n, str) and n for p in pairs for n in p):
-            raise ConfigError(f"rename(names) takes a dict of old names to new ones, got {names!r}")
+            raise ConfigError(
+                f"rename(names) takes a dict of old names to new ones, got {shown(names)}"
+            )
         super().__init__(source, names=dict(names))
         self._names = dict(names)
 

@@ -14,6 +14,7 @@ from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.blame import each
 
 __all__ = ["Filter"]
@@ -52,7 +53,7 @@ class Filter(Stage):
         if not isinstance(predicate, pc.Expression) and not callable(predicate):
             raise ConfigError(
                 "filter(predicate) takes a function of one row or a pyarrow.compute expression, "
-                f"got {predicate!r}"
+                f"got {shown(predicate)}"
             )
         super().__init__(source, predicate=predicate, version=version)
         self.predicate = predicate

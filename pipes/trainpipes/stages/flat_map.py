@@ -18,6 +18,7 @@ from trainpipes.runtime.drought import MOST_DRY_EPOCHS
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource, round_of
 from trainpipes.runtime.stage import OpenState, Stage
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame
 from trainpipes.stages.map import named
 
@@ -84,7 +85,7 @@ class FlatMap(_Several):
         schema: pa.Schema | None = None,
     ) -> None:
         if not callable(fn):
-            raise ConfigError(f"flat_map(fn) takes a function of one row, got {fn!r}")
+            raise ConfigError(f"flat_map(fn) takes a function of one row, got {shown(fn)}")
         checked_schema(schema, "flat_map(schema)")
         super().__init__(source, fn=fn, version=version, schema=schema)
         self.schema = schema

@@ -24,6 +24,7 @@ from trainpipes.runtime.calling.row_random import RowKey, words_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.runtime.warn_once import warn_once
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame
 
 __all__ = ["Kind", "Map", "StartMethod"]
@@ -98,17 +99,19 @@ class Map(Stage):
         schema: pa.Schema | None = None,
     ) -> None:
         if not callable(fn):
-            raise ConfigError(f"map(fn) takes a function of one row, got {fn!r}")
+            raise ConfigError(f"map(fn) takes a function of one row, got {shown(fn)}")
         flag(rng, "map(rng)")
         whole_number(seed, None, "map(seed)", "of the generators that rng=True gives")
         whole_number(
             num_workers, 0, "map(num_workers)", "threads or processes that call the function"
         )
         if method not in get_args(Kind):
-            raise ConfigError(f'map(method) is "thread" or "process", got {method!r}')
+            raise ConfigError(f'map(method) is "thread" or "process", got {shown(method)}')
         there = get_all_start_methods()
         if start_method is not None and start_method not in there:
-            raise ConfigError(f"map(start_method) is one of {there} here, got {start_method!r}")
+            raise ConfigError(
+                f"map(start_method) is one of {there} here, got {shown(start_method)}"
+            )
         super().__init__(
             source,
             fn=fn,

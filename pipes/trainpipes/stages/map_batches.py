@@ -15,6 +15,7 @@ from trainpipes.runtime.rows.block import Block, Payload
 from trainpipes.runtime.rows.columns import from_columns, untyped_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.map import named
@@ -68,9 +69,9 @@ class MapBatches(Stage):
         version: str | None = None,
     ) -> None:
         if not callable(fn):
-            raise ConfigError(f"map_batches(fn) takes a function of columns, got {fn!r}")
+            raise ConfigError(f"map_batches(fn) takes a function of columns, got {shown(fn)}")
         if format not in ("arrow", "numpy", "torch"):
-            raise ConfigError(f'format is "arrow", "numpy" or "torch", got {format!r}')
+            raise ConfigError(f'format is "arrow", "numpy" or "torch", got {shown(format)}')
         super().__init__(source, fn=fn, format=format, version=version)
         self._fn = fn
         self._format = format

@@ -17,6 +17,7 @@ from trainpipes.order import IntArray, random_key
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, refuse_taken, row_table
@@ -98,7 +99,7 @@ class MaskTokens(Stage):
     ) -> None:
         for name, part in (("probability", probability), ("random", random), ("keep", keep)):
             if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
-                raise ConfigError(f"mask_tokens({name}) is a number from 0 to 1, got {part!r}")
+                raise ConfigError(f"mask_tokens({name}) is a number from 0 to 1, got {shown(part)}")
         if random + keep > 1:
             raise ConfigError(
                 f"mask_tokens(random, keep) are parts of the chosen tokens, at most 1 together, got {random} "
@@ -106,7 +107,7 @@ class MaskTokens(Stage):
             )
         flag(whole_words, "mask_tokens(whole_words)")
         if not isinstance(column, str):
-            raise ConfigError(f"mask_tokens(column) is the name of a column, got {column!r}")
+            raise ConfigError(f"mask_tokens(column) is the name of a column, got {shown(column)}")
         if mask_id is not None:
             whole_number(mask_id, 0, "mask_tokens(mask_id)", "a token id")
         if vocab_size is not None:
@@ -114,7 +115,7 @@ class MaskTokens(Stage):
         if special_ids is not None:
             if not several(special_ids):
                 raise ConfigError(
-                    f"mask_tokens(special_ids) is a list of token ids, got {special_ids!r}"
+                    f"mask_tokens(special_ids) is a list of token ids, got {shown(special_ids)}"
                 )
             for token in special_ids:
                 whole_number(token, 0, "mask_tokens(special_ids)", "token ids")

@@ -16,6 +16,7 @@ from trainpipes.order import IntArray, permutation
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.runtime.stage import OpenState, Stage
+from trainpipes.shown import shown
 from trainpipes.stages.held import Held
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
@@ -126,17 +127,17 @@ class Pack(Stage):
         for name, value, kind in (("method", method, Method), ("overlong", overlong, Overlong)):
             if value not in get_args(kind):
                 raise ConfigError(
-                    f"pack({name}) is one of {', '.join(map(repr, get_args(kind)))}; got {value!r}"
+                    f"pack({name}) is one of {', '.join(map(repr, get_args(kind)))}; got {shown(value)}"
                 )
         column_name(column, "pack(column)")
         if isinstance(along, str):
-            raise ConfigError(f"pack(along) is a list of column names, got {along!r}")
+            raise ConfigError(f"pack(along) is a list of column names, got {shown(along)}")
         column_names(along, "pack(along)", least=0)
         taken = sorted({*along} & {*PACKED, column})
         if taken:
             raise ConfigError(
                 f"pack(along) names columns besides {column!r} and those that pack() makes "
-                f'({", ".join(PACKED)}; a column "labels" is packed anyway), got {taken[0]!r}'
+                f'({", ".join(PACKED)}; a column "labels" is packed anyway), got {shown(taken[0])}'
             )
         super().__init__(
             source,

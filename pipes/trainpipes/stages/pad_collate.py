@@ -18,6 +18,7 @@ from trainpipes.rectangles import PadSide, Rectangles
 from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame
 from trainpipes.stages.column_writers import (
     EvenWriter,
@@ -141,7 +142,7 @@ class PadCollate(Stage):
         if columns is not None and not isinstance(columns, Mapping):
             raise ConfigError(
                 "pad_collate(columns) is a dict of column names and dicts of options, got "
-                f"{columns!r:.60}"
+                f"{shown(columns, 60)}"
             )
         found = numpy_dtype(dtype, "pad_collate")
         if found.kind not in "iuf":

@@ -16,6 +16,7 @@ from trainpipes.byte_rows import gather_rows
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.fixed_lists import is_number
+from trainpipes.shown import shown
 from trainpipes.stages.text_columns import one_chunk
 
 __all__ = [
@@ -215,7 +216,7 @@ def of_list(values: Sequence[Any], name: str) -> Column:
         row = next(k for k, kind in enumerate(kinds) if kind != kinds[0])
         raise BadCell(
             row,
-            f"is {_short(values[row])} where the row before it is {_short(values[row - 1])}: within a "
+            f"is {shown(values[row], 40)} where the row before it is {shown(values[row - 1], 40)}: within a "
             "micro-batch all are numbers, all are lists, or none is",
         )
     if kinds[0] == "list":
@@ -232,11 +233,6 @@ def of_list(values: Sequence[Any], name: str) -> Column:
             f"{list(arrays[0].shape)}: arrays of two dimensions or more are stacked, not padded",
         )
     return Even(np.stack(arrays))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def _kind(value: Any) -> str:

@@ -12,6 +12,7 @@ import torch
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.rectangles import PadSide
+from trainpipes.shown import shown
 from trainpipes.stages.naming import nearest
 
 __all__ = ["FIXED", "Rule", "asked_masks", "column_rule", "numpy_dtype"]
@@ -41,13 +42,13 @@ class Rule:
         for name in ("padding", "truncating"):
             if getattr(self, name) not in (None, "pre", "post"):
                 raise ConfigError(
-                    f'{asker}({name}) is "pre" or "post", got {getattr(self, name)!r}'
+                    f'{asker}({name}) is "pre" or "post", got {shown(getattr(self, name))}'
                 )
         if isinstance(self.value, bool) or not isinstance(self.value, int | float | None):
-            raise ConfigError(f"{asker}(value) is a number to pad with, got {self.value!r}")
+            raise ConfigError(f"{asker}(value) is a number to pad with, got {shown(self.value)}")
         if not isinstance(self.mask, str | None) and self.mask is not False:
             raise ConfigError(
-                f"{asker}(mask) of a column is a name for its mask, or False, got {self.mask!r}"
+                f"{asker}(mask) of a column is a name for its mask, or False, got {shown(self.mask)}"
             )
         if self.dtype is not None:
             numpy_dtype(self.dtype, asker)
@@ -73,7 +74,7 @@ def column_rule(rule: Rule, name: str, own: Any) -> Rule:
     known = [field.name for field in fields(Rule)]
     if not isinstance(own, Mapping):
         raise ConfigError(
-            f"pad_collate(columns) is a dict of column names and dicts of options, got {own!r} for "
+            f"pad_collate(columns) is a dict of column names and dicts of options, got {shown(own)} for "
             f"{name!r}"
         )
     for option in own:
@@ -92,12 +93,12 @@ def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
     if isinstance(mask, Mapping):
         if not all(isinstance(name, str) for pair in mask.items() for name in pair):
             raise ConfigError(
-                f"pad_collate(mask) is a dict of column names and names, got {mask!r}"
+                f"pad_collate(mask) is a dict of column names and names, got {shown(mask)}"
             )
     elif mask is not None and mask is not False:
         raise ConfigError(
             "pad_collate(mask) is False for none, or a dict of columns and names of their masks "
-            f'({{"input_ids": "input_mask"}}), got {mask!r}'
+            f'({{"input_ids": "input_mask"}}), got {shown(mask)}'
         )
     masks: dict[str, str] = dict(mask or {})
     masks |= {name: rule.mask for name, rule in rules.items() if isinstance(rule.mask, str)}

@@ -14,6 +14,7 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import random_key
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.sources.row_names import row_names
 from trainpipes.stages.blame import blame
 from trainpipes.stages.row_hash import NullKey, RowNames, hash_keys, mix, unit
@@ -112,7 +113,7 @@ class Sample(Drawn):
             or not isinstance(fraction, int | float)
             or not 0 <= fraction <= 1
         ):
-            raise ConfigError(f"sample(fraction) is a number from 0 to 1, got {fraction!r}")
+            raise ConfigError(f"sample(fraction) is a number from 0 to 1, got {shown(fraction)}")
         super().__init__(source, fraction=fraction, key=key, seed=seed)
         self.salted("sample")
         self.share = float(fraction)

@@ -9,6 +9,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 
 __all__ = ["ShardingFilter"]
 
@@ -50,9 +51,11 @@ class ShardingFilter(Stage):
     ) -> None:
         whole_number(num_shards, 1, "sharding_filter(num_shards)", "logical shards", most=2**20)
         if split not in ("spans", "stride"):
-            raise ConfigError(f'sharding_filter(split) is "spans" or "stride", got {split!r}')
+            raise ConfigError(f'sharding_filter(split) is "spans" or "stride", got {shown(split)}')
         if tail not in ("even", "ragged"):
-            raise ConfigError(f'sharding_filter(tail) is "even" or "ragged", got {tail!r}')
+            raise ConfigError(f'sharding_filter(tail) is "even" or "ragged", got {shown(tail)}')
         if balance not in ("rows", "bytes"):
-            raise ConfigError(f'sharding_filter(balance) is "rows" or "bytes", got {balance!r}')
+            raise ConfigError(
+                f'sharding_filter(balance) is "rows" or "bytes", got {shown(balance)}'
+            )
         super().__init__(source, num_shards=num_shards, split=split, balance=balance, tail=tail)

@@ -10,6 +10,7 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.stage import Stage
 from trainpipes.samplers import RandomSampler
+from trainpipes.shown import shown
 
 __all__ = ["Shuffle", "whole_number"]
 
@@ -61,7 +62,7 @@ class Shuffle(Stage):
         whole_number(seed, None, "shuffle(seed)", "a seed")
         whole_number(max_bytes, 1, "shuffle(max_bytes)", "bytes for all windows")
         if scope not in (None, "buffer", "global"):
-            raise ConfigError(f'shuffle(scope) is "buffer" or "global", got {scope!r}')
+            raise ConfigError(f'shuffle(scope) is "buffer" or "global", got {shown(scope)}')
         wide = scope == "global"
         if wide and (buffer_size, max_bytes) != (40_960, 1 << 30):
             raise ConfigError(

@@ -10,6 +10,7 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
+from trainpipes.shown import shown
 from trainpipes.stages.sample import EVERY, Drawn
 
 __all__ = ["Split"]
@@ -52,7 +53,7 @@ class Split(Drawn):
     ) -> None:
         fractions = checked_parts(parts)
         if part not in fractions:
-            raise ConfigError(f"split(part) is one of {', '.join(fractions)}; got {part!r}")
+            raise ConfigError(f"split(part) is one of {', '.join(fractions)}; got {shown(part)}")
         super().__init__(source, parts=fractions, part=part, key=key, seed=seed)
         self.salted("split")
         self.share = float(fractions[part])
@@ -81,13 +82,13 @@ def checked_parts(parts: Any) -> dict[str, float]:
     """
     if not isinstance(parts, Mapping) or not parts:
         raise ConfigError(
-            f'split(parts) is a dict such as {{"train": 0.9, "valid": 0.1}}, got {parts!r}'
+            f'split(parts) is a dict such as {{"train": 0.9, "valid": 0.1}}, got {shown(parts)}'
         )
     for name, fraction in parts.items():
         number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
         if not isinstance(name, str) or not number or not 0 < fraction <= 1:
             raise ConfigError(
-                f"split(parts) has names and fractions above 0, up to 1; got {name!r}: {fraction!r}"
+                f"split(parts) has names and fractions above 0, up to 1; got {shown(name)}: {fraction!r}"
             )
     total = sum(parts.values())
     if abs(total - 1) > 1e-9:

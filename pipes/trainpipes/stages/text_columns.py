@@ -13,6 +13,7 @@ from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame
 from trainpipes.stages.naming import nearest, need_columns
 
@@ -36,18 +37,18 @@ class Template:
             self._parts = list(string.Formatter().parse(text))
         except ValueError as error:
             raise ConfigError(
-                f"tokenize(template) is no format string ({error}), got {text!r}"
+                f"tokenize(template) is no format string ({error}), got {shown(text)}"
             ) from None
         for _, field, form, conversion in self._parts:
             if field is not None and (not field or form or conversion or set(field) & set(".[")):
                 raise ConfigError(
                     f"tokenize(template) names columns as {{column}}, without index, format or "
-                    f"conversion, got {text!r}; make another text with map_batches()"
+                    f"conversion, got {shown(text)}; make another text with map_batches()"
                 )
         self.columns = list(dict.fromkeys(p[1] for p in self._parts if p[1] is not None))
         if not self.columns:
             raise ConfigError(
-                f"tokenize(template) names at least one column as {{column}}, got {text!r}"
+                f"tokenize(template) names at least one column as {{column}}, got {shown(text)}"
             )
 
     def fill(self, columns: Mapping[str, Texts]) -> Texts:
@@ -183,20 +184,20 @@ def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]
     if isinstance(columns, Mapping):
         if not columns or not all(isinstance(n, str) for item in columns.items() for n in item):
             raise ConfigError(
-                f"tokenize(columns) is a dict of text columns and names for their ids, got {columns!r}"
+                f"tokenize(columns) is a dict of text columns and names for their ids, got {shown(columns)}"
             )
         outputs = {ids: [text] for text, ids in columns.items()}
         if len(outputs) < len(columns):
             raise ConfigError(
                 "tokenize(columns): two text columns are to become one of ids; to join them pass a "
-                f"list, got {columns!r}"
+                f"list, got {shown(columns)}"
             )
         names: list[str] = []
     else:
         names = column_names(columns, "tokenize(columns)")
         outputs = {"input_ids": names}
     if pair and len(names) != 2:
-        raise ConfigError(f"tokenize(pair=True) takes a list of two columns, got {columns!r}")
+        raise ConfigError(f"tokenize(pair=True) takes a list of two columns, got {shown(columns)}")
     return outputs
 
 
@@ -217,6 +218,6 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
         if name not in joined:
             raise ConfigError(
                 f"tokenize(labels) names some of the columns that are joined, {joined}, or is True, "
-                f"got {name!r}{nearest(str(name), joined)}"
+                f"got {shown(name)}{nearest(str(name), joined)}"
             )
     return names

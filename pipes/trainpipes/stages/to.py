@@ -12,6 +12,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 
 __all__ = ["To"]
 
@@ -60,7 +61,7 @@ class To(Stage):
             self._device = torch.device(device)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(
-                f'to(device) is a device such as "cuda" or "cuda:1", got {device!r}'
+                f'to(device) is a device such as "cuda" or "cuda:1", got {shown(device)}'
             ) from error
         flag(non_blocking, "to(non_blocking)")
         whole_number(depth, 0, "to(depth)", "batches whose copies are begun ahead")

@@ -10,6 +10,7 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame
 
 __all__ = ["Budget", "Oversize"]
@@ -37,7 +38,7 @@ class Budget:
         if max_rows is not None:
             whole_number(max_rows, 1, f"{name}(max_rows)", "rows in a micro-batch at most")
         if oversize not in (None, "error", "alone"):
-            raise ConfigError(f'{name}(oversize) is "error" or "alone", got {oversize!r}')
+            raise ConfigError(f'{name}(oversize) is "error" or "alone", got {shown(oversize)}')
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.alone = oversize == "alone"

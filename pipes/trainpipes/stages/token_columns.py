@@ -15,6 +15,7 @@ from trainpipes.errors import DataError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame
 from trainpipes.stages.naming import need_columns
 from trainpipes.stages.pad_columns import (
@@ -119,7 +120,7 @@ def _lengths_of_rows(block: Block, name: str, asker: Stage) -> IntArray:
         if lengths[number] < 0:
             raise _at_row(
                 f"{asker}: column {name!r} is to say how long a row is, as a list of numbers or as an "
-                f"integer of 0 or more, got {value!r:.60}; name another by column=...",
+                f"integer of 0 or more, got {shown(value, 60)}; name another by column=...",
                 asker, row_id,
             )  # fmt: skip
     return lengths

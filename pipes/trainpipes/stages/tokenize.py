@@ -13,6 +13,7 @@ from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage, identify
+from trainpipes.shown import shown
 from trainpipes.stages.blame import blame
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns
@@ -119,7 +120,7 @@ class Tokenize(Stage):
             whole_number(max_length, 1, "tokenize(max_length)", "tokens in a sequence")
         if truncation_side not in ("right", "left"):
             raise ConfigError(
-                f'tokenize(truncation_side) is "right" or "left", got {truncation_side!r}'
+                f'tokenize(truncation_side) is "right" or "left", got {shown(truncation_side)}'
             )
         if not isinstance(eos, bool | str):
             whole_number(eos, 0, "tokenize(eos)", "True, False, a token or its id", most=2**31 - 1)
@@ -127,7 +128,7 @@ class Tokenize(Stage):
         flag(add_special_tokens, "tokenize(add_special_tokens)")
         flag(keep_text, "tokenize(keep_text)")
         if template is not None and not isinstance(template, str):
-            raise ConfigError(f"tokenize(template) is a text, got {template!r:.60}")
+            raise ConfigError(f"tokenize(template) is a text, got {shown(template, 60)}")
         self._template = None if template is None else Template(template)
         self._outputs = outputs_of(columns, template is not None, pair)
         self._labelled = labelled_of(labels, self._outputs)

@@ -13,6 +13,7 @@ from trainpipes.checks import column_names, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, row_table
 from trainpipes.stages.token_columns import numbers_of
@@ -62,7 +63,7 @@ class Truncate(Stage):
         whole_number(length, 0, "truncate(length)", "numbers that are kept of each list")
         names = None if columns is None else column_names(columns, "truncate(columns)")
         if side not in ("right", "left"):
-            raise ConfigError(f'truncate(side) is "right" or "left", got {side!r}')
+            raise ConfigError(f'truncate(side) is "right" or "left", got {shown(side)}')
         super().__init__(source, length=length, columns=columns, side=side)
         self._names = names
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.shown import shown
 from trainpipes.tokenizers.content import digest
 from trainpipes.tokenizers.extra import need
 
@@ -38,7 +39,7 @@ class Chat:
             if not os.path.isdir(tokenizer):
                 raise ConfigError(
                     "chat_template(tokenizer) is a transformers tokenizer or a local directory of one, which "
-                    f"has the template, got {os.fspath(tokenizer)!r}"
+                    f"has the template, got {shown(os.fspath(tokenizer))}"
                 )
         elif not hasattr(tokenizer, "apply_chat_template"):
             raise ConfigError(

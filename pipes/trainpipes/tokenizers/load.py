@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainpipes.errors import ConfigError
+from trainpipes.shown import shown
 from trainpipes.tokenizers.bytes import Bytes
 from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.content import File
@@ -39,7 +40,7 @@ def load(tokenizer: Any, engine: str = "auto") -> Engine:
     if isinstance(tokenizer, Engine):
         return tokenizer
     if engine not in ("auto", "tokenizers"):
-        raise ConfigError(f'tokenize(engine) is "auto" or "tokenizers", got {engine!r}')
+        raise ConfigError(f'tokenize(engine) is "auto" or "tokenizers", got {shown(engine)}')
     fast = engine == "auto"
     if isinstance(tokenizer, str | os.PathLike):
         return _from_text(tokenizer, fast)
@@ -56,7 +57,7 @@ def load(tokenizer: Any, engine: str = "auto") -> Engine:
         return SentencePiece(tokenizer)
     if callable(tokenizer):
         return Function(tokenizer)
-    raise ConfigError(f"{KINDS}; got {tokenizer!r}")
+    raise ConfigError(f"{KINDS}; got {shown(tokenizer)}")
 
 
 def _from_text(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:

@@ -185,6 +185,5 @@ def _current(plan: Plan, sizes: BatchSizes, old: int, first_epoch: int, m: int) 
 def _of_size(plan: Plan, size: int) -> Plan:
     """The plan with micro-batches of another size."""
     sizes = {plan.batch: {"batch_size": size}}
-    return Plan(
-        [type(s)(None, **{**s.options, **sizes.get(s, {})}) for s in plan.stages], plan.source
-    )
+    stages = [type(s)(None, **{**s.options, **sizes.get(s, {})}) for s in plan.stages]
+    return Plan(stages, plan.source, plan.schemas)

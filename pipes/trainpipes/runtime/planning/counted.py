@@ -10,6 +10,7 @@ from typing import Any
 from trainpipes.errors import DataError
 from trainpipes.order import Layout, StreamLayout, count_batches, slots_before
 from trainpipes.runtime.planning.cut import Cut
+from trainpipes.state import BatchSizes
 
 __all__ = ["Counted"]
 
@@ -37,13 +38,15 @@ class Counted(Cut):
             return (epoch - first_epoch) * self.epoch_batches
         if epoch <= sizes.epoch:
             return sizes.start
-        layout = self._resized_layout(sizes)
-        if isinstance(layout, Layout):
-            total = layout.count(self.drop_last)
-        else:
-            total = self._as_layout(layout).count(self.drop_last)
-        after = sizes.start + self._delivered(total)
+        after = sizes.start + self._delivered(self._changed_count(sizes))
         return after + (epoch - sizes.epoch - 1) * self.epoch_batches
+
+    def _changed_count(self, sizes: BatchSizes) -> int:
+        """Micro-batches of the epoch in which their size was changed."""
+        layout = self._resized_layout(sizes)
+        if isinstance(layout, StreamLayout):
+            layout = self._as_layout(layout)
+        return layout.count(self.drop_last)
 
     def _as_layout(self, layout: StreamLayout) -> Layout:
         """A counted stream as one span of rows."""
@@ -110,12 +113,17 @@ class Counted(Cut):
             shift -= self.epoch_start(epoch, first_epoch)
         return (shard + shift) % self.num_shards
 
-    def chunks(self, slot: int) -> tuple[int, int | None]:
+    def chunks(self, slot: int, epoch: int) -> tuple[int, int | None]:
         """First of a slot's micro-batches that an epoch delivers, and the one after its last."""
         skipped = slots_before(self.skip_batches, slot, self.num_shards)
-        if self.stop_batches is None:
+        stop = self.stop_batches
+        if self.sizes is not None and epoch == self.sizes.epoch and self.known and not self.rolling:
+            # Spans do not end together: what some have left belongs to no micro-batch.
+            count = self._changed_count(self.sizes)
+            stop = count if stop is None else min(stop, count)
+        if stop is None:
             return skipped, None
-        return skipped, max(skipped, slots_before(self.stop_batches, slot, self.num_shards))
+        return skipped, max(skipped, slots_before(stop, slot, self.num_shards))
 
     def start(self, slot: int, epoch: int, skip: int) -> dict[str, Any]:
         """The state of a chain at the first row of an epoch, or after ``skip`` micro-batches of

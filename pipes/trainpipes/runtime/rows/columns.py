@@ -20,8 +20,9 @@ from trainpipes.runtime.rows.fixed_lists import (
     lists_of,
     one_array,
 )
-from trainpipes.runtime.rows.row_schema import column_of, short
+from trainpipes.runtime.rows.row_schema import column_of
 from trainpipes.runtime.rows.row_types import NoColumn
+from trainpipes.shown import shown
 
 __all__ = ["from_columns", "table_of", "to_columns", "untyped_columns"]
 
@@ -216,8 +217,8 @@ def _of_values(values: list[Any], name: str, asker: object, kind: pa.DataType | 
         number = next(k for k, value in enumerate(values) if not _fits(value, kind))
         raise BadCell(
             number,
-            f"column {name!r} has {short(values[number])}, and for the first rows it held {kind}: have the "
-            "function return values of one type, or Arrow arrays of a type",
+            f"column {name!r} has {shown(values[number], 60)}, and for the first rows it held {kind}: have "
+            "the function return values of one type, or Arrow arrays of a type",
         ) from None
 
 

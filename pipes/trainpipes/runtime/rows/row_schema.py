@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.runtime.rows.row_types import NoColumn, as_array, is_open, type_of, unite
+from trainpipes.shown import shown
 
 __all__ = ["SchemaFinder", "UnfitRow", "column_of", "table_of_rows"]
 
@@ -71,7 +72,7 @@ class SchemaFinder:
                 try:
                     self._types[name] = unite(known, type_of(value))
                 except NoColumn as error:
-                    problem = f"has in {name!r} {error}: {short(value)}"
+                    problem = f"has in {name!r} {error}: {shown(value, 60)}"
                     raise UnfitRow(number, problem, name) from None
             self.rows += 1
 
@@ -91,7 +92,9 @@ def columns_in(row: Any, number: int) -> Mapping[str, Any]:
         raise UnfitRow(number, f"is no dict, got {type(row).__name__}")
     for name in row:
         if not isinstance(name, str):
-            raise UnfitRow(number, f"has the key {name!r:.60}, and columns have strings for names")
+            raise UnfitRow(
+                number, f"has the key {shown(name, 60)}, and columns have strings for names"
+            )
     return row
 
 
@@ -123,14 +126,14 @@ def _check(row: Any, number: int, schema: pa.Schema, exact: bool) -> None:
     """Raise if a row does not fit."""
     for name, value in columns_in(row, number).items():
         if name not in schema.names:
-            problem = f"has a column {name!r}, {short(value)}, which the schema has not"
+            problem = f"has a column {name!r}, {shown(value, 60)}, which the schema has not"
             raise UnfitRow(number, problem, name, _found(pa.null(), value))
         kind = schema.field(name).type
         try:
             column_of([value], kind, exact)
         except NoColumn as error:
             said = f" ({error})" if str(error) else ""
-            problem = f"has {name!r} = {short(value)}, and the column holds {kind}{said}"
+            problem = f"has {name!r} = {shown(value, 60)}, and the column holds {kind}{said}"
             raise UnfitRow(number, problem, name, _found(kind, value)) from None
 
 
@@ -139,12 +142,6 @@ def _found(known: pa.DataType, value: Any) -> pa.DataType | None:
         return unite(known, type_of(value))
     except NoColumn:
         return None
-
-
-def short(value: Any) -> str:
-    """A value for a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> pa.Array:

@@ -71,7 +71,7 @@ class Maker:
         rolling = self._plan.rolling
         self.epoch = self._first_epoch if rolling else innermost(self.state)["epoch"]
         self._slot = self._plan.slot(shard, self.epoch, self._first_epoch)
-        self._skip, self._until = self._plan.chunks(self._slot)
+        self._skip, self._until = self._plan.chunks(self._slot, self.epoch)
         self._expect()
 
     def _enter(self, epoch: int) -> None:
@@ -79,7 +79,7 @@ class Maker:
         plan = self._plan
         self.epoch = epoch
         self._slot = plan.slot(self._shard, epoch, self._first_epoch)
-        self._skip, self._until = plan.chunks(self._slot)
+        self._skip, self._until = plan.chunks(self._slot, epoch)
         self._chain = None
         # Where counts are not known, items to skip are passed over as they come.
         self.at = self._skip if plan.seekable else 0

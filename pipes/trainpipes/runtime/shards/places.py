@@ -81,8 +81,8 @@ def _check_sizes(plan: Plan, position: Position) -> None:
 def _counts(plan: Plan, shard: int, number: int, cursor: dict[str, Any]) -> bool:
     """Whether the micro-batches of the epoch are among those of the pass."""
     delivered, at, first = cursor["delivered"], cursor["at"], plan.first_epoch(number)
-    slot = plan.slot(shard, _epoch(cursor) if plan.times == 1 else first, first)
-    skipped, _ = plan.chunks(slot)
+    epoch = _epoch(cursor) if plan.times == 1 else first
+    skipped, _ = plan.chunks(plan.slot(shard, epoch, first), epoch)
     if plan.times == 1 and delivered:
         return bool(at == delivered + skipped)
     return bool(at <= delivered + skipped)
