@@ -357,9 +357,8 @@ def test_a_damaged_state_of_a_node_below_is_refused() -> None:
     state = chain.state_dict()
     state["shard-0000"] = state["shard-0000"].replace("bfloat16", "nothing")
     again = tn.Batch(AllKinds(), batch_size=2)
-    again.reset(state)
-    with pytest.raises(tp.StateError, match="AllKinds is damaged"):
-        next(again)
+    with pytest.raises(tp.StateError, match="shard-0000"):
+        again.reset(state)
 
 
 class Opaque(Drawing):

@@ -219,6 +219,7 @@ class CachedBlocks:
             {"rows": digest},
             known=self._whole,
             check=partial(_fits, part.end - part.begin),
+            any_text=True,
         )
         if table is None:
             return None

@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.runtime.caching.own_file import NotOwnError, make_file, open_file
+from trainpipes.runtime.rows.utf8 import check_whole
 from trainpipes.runtime.warn_once import warn_once
 
 __all__ = ["ForeignError", "Marks", "pack", "put", "read", "write"]
@@ -178,6 +179,7 @@ def read(
     known: Marks | None = None,
     trusted: bool = False,
     check: Callable[[pa.Table], bool] | None = None,
+    any_text: bool = False,
 ) -> pa.Table | None:
     """The rows of a file, which lie in it; None if there is no such file, or it is not whole.
 
@@ -190,6 +192,7 @@ def read(
         known: files that were found to be whole, to which this one is added.
         trusted: leave out the checksum: another process of ours has just read it.
         check: whether the rows are what they must be.
+        any_text: whether text may be other than UTF-8, as that of a user's files may.
 
     Raises:
         ForeignError: the user named a file that is none of ours.
@@ -209,7 +212,7 @@ def read(
         found = os.fstat(handle)
         mark = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         trusted = trusted or (known is not None and mark in known)
-        table, said = _read(path, handle, trusted)
+        table, said = _read(path, handle, trusted, any_text)
         if table is not None and said != about:
             return None
         if table is None or not (trusted or check is None or check(table)):
@@ -233,7 +236,7 @@ def read(
     return table
 
 
-def _read(path: Path, handle: int, trusted: bool) -> tuple[pa.Table | None, Any]:
+def _read(path: Path, handle: int, trusted: bool, any_text: bool) -> tuple[pa.Table | None, Any]:
     """The rows of an open file, and what it is about; None if it is damaged."""
     if not os.fstat(handle).st_size:
         return None, None
@@ -246,7 +249,10 @@ def _read(path: Path, handle: int, trusted: bool) -> tuple[pa.Table | None, Any]
         with pa.ipc.open_file(content) as reader:
             table = reader.read_all()
         if not trusted:
-            table.validate(full=True)
+            if any_text:
+                check_whole(table)
+            else:
+                table.validate(full=True)
         metadata = dict(table.schema.metadata)
         seal = json.loads(metadata.pop(KEY))
         said = seal["about"]

@@ -15,7 +15,7 @@ import pyarrow as pa
 from trainpipes.errors import UnreadableError
 from trainpipes.runtime.rows.block import Block
 
-__all__ = ["has_text", "naming_bad_text", "replaced"]
+__all__ = ["check_whole", "has_text", "naming_bad_text", "replaced"]
 
 #: Bytes of a text that a message shows.
 SHOWN = 40
@@ -93,6 +93,22 @@ def is_utf8(array: Any) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
+
+
+def check_whole(table: pa.Table) -> None:
+    """Raise ArrowInvalid unless a table can be read without harm. Text need not be UTF-8: it may come so from
+    a file, and whoever decodes it says so."""
+    for column in table.columns:
+        for chunk in column.chunks:
+            if pa.types.is_string(chunk.type):
+                chunk = chunk.view(pa.binary())
+            elif pa.types.is_large_string(chunk.type):
+                chunk = chunk.view(pa.large_binary())
+            try:
+                chunk.validate(full=True)
+            except pa.ArrowInvalid as error:
+                if "Invalid UTF8 sequence" not in str(error):
+                    raise
 
 
 def has_text(kind: Any) -> bool:
