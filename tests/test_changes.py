@@ -287,3 +287,18 @@ def test_the_next_epoch_begins_where_the_changed_one_ends_in_all_shards(rows):
     for epoch in (0, 1):
         stretch = found[ends + epoch * rows : ends + (epoch + 1) * rows]
         assert sorted(stretch) == list(range(rows))
+
+
+def test_a_shard_that_has_given_nothing_since_a_change_stands_where_that_put_it():
+    def repeated(size):
+        table = pa.table({"x": range(2)})
+        return tp.from_arrow(table).sharding_filter(2).batch(size).repeat()
+
+    _, state = state_after(repeated(1), 1)
+    pipe = repeated(2)
+    pipe.load_state_dict(state, allow_changes=["batch_size"])
+    run = iter(pipe)
+    for _ in range(6):
+        again = repeated(2)
+        again.load_state_dict(run.state_dict())
+        assert given_by(again, 1) == given_by(run, 1)

@@ -35,14 +35,15 @@ def check_places(plan: Plan, position: Position) -> None:
             "the state was edited or is damaged: load it as it was saved"
         )
     _check_sizes(plan, position)
+    stops = [(position.m, False), (position.m, True)]
+    if position.sizes is not None:  # where a change has put a shard that has given nothing since
+        changed = position.sizes.sizes[-1][0] - (0 if plan.rolling else plan.skip_batches)
+        stops.append((position.sizes.start + max(0, changed), True))
     for shard, cursor in position.cursors.items():
         place = {k: v for k, v in cursor.items() if k not in ("delivered", "ended")}
         good = leads(plan, shard, position.epoch, place)
         if good and plan.seekable:
-            led = (
-                plan.cursor_at(position.m, shard, position.epoch, onward)
-                for onward in (False, True)
-            )
+            led = [plan.cursor_at(m, shard, position.epoch, onward) for m, onward in stops]
             good = any(at.items() <= cursor.items() for at in led)
         elif good:
             good = _counts(plan, shard, position.epoch, cursor)
