@@ -15,8 +15,6 @@ from trainpipes import ConfigError, Pipeline
 from trainpipes.runtime.source import RowSource
 from trainpipes.stages.cache import Cache
 
-pytestmark = pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
-
 ENOUGH = 120  # items of a pipeline that has no end
 
 

@@ -3,6 +3,7 @@ run starts at."""
 
 import datetime
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -100,7 +101,6 @@ def outcome(source: Any, most: int = 60) -> tuple[list[str], list[Any], str]:
     return items, states, "end"
 
 
-@pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from(sorted(ODD)), min_size=1, max_size=5),
@@ -355,6 +355,21 @@ class TestStates:
         first = next(iterator)
         assert len(calls) < 200
         assert [digest(first), *(digest(batch) for batch in iterator)] == wanted
+
+    def test_a_loaders_workers_find_it_and_not_the_process_that_trains(self) -> None:
+        trains = os.getpid()
+
+        def function(n: int) -> dict[str, Any]:
+            assert (
+                os.getpid() != trains
+            )  # as one that opens a file must not be called before a fork
+            return {"x": n}
+
+        loader = tp.Loader(
+            tp.from_dataset(range(90)).map(function).batch(9).pad_collate(), num_workers=1
+        )
+        assert len(list(loader)) == 10
+        assert "schemas" in loader.state_dict()["pipeline"]
 
     def test_a_large_one_is_looked_at_again_and_compared(self) -> None:
         pipe = self.pipe([], wide=300)

@@ -32,8 +32,6 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.testing import digest
 
-pytestmark = pytest.mark.filterwarnings("ignore:an epoch of this pipeline gives nothing")
-
 ROWS = 330
 
 

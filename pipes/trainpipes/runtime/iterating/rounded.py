@@ -115,12 +115,15 @@ class Rounded:
             ranks = (self._topology.rank, self._topology.world_size)
             start = self._start_workers()
             assert start is not None
-            self._plan.find_schemas()  # once for all workers, and for the states made here
+            # Schemas that are not known yet are found in the workers: a function that opens a file when it
+            # is first called must not do so here, before they are forked.
             position = replace(self._position, notes=self._plan.notes)
             self._messages = start(position, ranks, workers)
         message = next(self._messages, None)
         if message is None:
             raise RuntimeError("all workers have ended, and not all of their batches have come")
+        if message.notes and message.notes != self._plan.notes:
+            self._plan.adopt(message.notes)
         parts = zip(message.items, message.cursors, strict=True)
         self._ready.update(zip(message.slots, parts, strict=True))
         self._ended.update(message.ended)

@@ -60,6 +60,7 @@ class Message:
         cursors: position of the batch's shard after it, JSON.
         ended: cursor of each shard that was found to have ended.
         last: whether this worker has no shard left that has not ended.
+        notes: what it knows of the rows' schemas.
     """
 
     slots: list[int] = field(default_factory=list)
@@ -67,6 +68,7 @@ class Message:
     cursors: list[str] = field(default_factory=list)
     ended: dict[int, str] = field(default_factory=dict)
     last: bool = False
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 class Rounds(IterableDataset[Message]):
@@ -144,6 +146,7 @@ class Rounds(IterableDataset[Message]):
             message.items = pack(items, self._slots, worker, number)
             number += 1
             message.last = not running or m >= end
+            message.notes = plan.notes
             yield message
             if message.last:
                 return

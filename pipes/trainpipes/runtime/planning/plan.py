@@ -13,7 +13,6 @@ import numpy as np
 from trainpipes.checksum import checksum, unsealed
 from trainpipes.order import Layout, StreamLayout
 from trainpipes.runtime.caching.cached import CachedBlocks
-from trainpipes.runtime.planning.as_columns import AsColumns
 from trainpipes.runtime.planning.counted import Counted
 from trainpipes.runtime.planning.first_rows import MOST_ROWS
 from trainpipes.runtime.pool import Pool
@@ -166,14 +165,6 @@ class Plan(Counted):
         """
         if "schemas" in notes:
             self.schemas.load(notes["schemas"])
-
-    def find_schemas(self) -> None:
-        """Find those that are not known yet, for those who have none of the rows."""
-        for stage in [*self.before, *self.after]:
-            if isinstance(stage, AsColumns):
-                _ = stage.schema
-        for plan in self.mixed.values():
-            plan.find_schemas()
 
     # Identity
 
