@@ -101,29 +101,36 @@ def _lengths_of_rows(block: Block, name: str, asker: Stage) -> IntArray:
     lengths = np.zeros(len(block), dtype=np.int64)
     assert isinstance(block.data, list)
     for number, row in enumerate(block.data):
-        row_id = int(block.ids[number])
-        if not isinstance(row, Mapping):
-            raise _at_row(
-                f"{asker} works on columns, so that each row must be a dict, got {type(row).__name__}; make "
-                "dicts with map() first",
-                asker, row_id,
-            )  # fmt: skip
-        need_columns(list(row), [name], asker)
-        value = row[name]
-        if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
-            lengths[number] = len(value)
-            continue
         try:
-            lengths[number] = -1 if isinstance(value, bool | np.bool_) else index(value)
-        except (TypeError, OverflowError):
-            lengths[number] = -1
-        if lengths[number] < 0:
-            raise _at_row(
-                f"{asker}: column {name!r} is to say how long a row is, as a list of numbers or as an "
-                f"integer of 0 or more, got {shown(value, 60)}; name another by column=...",
-                asker, row_id,
-            )  # fmt: skip
+            lengths[number] = _length_of_row(row, name, asker)
+        except DataError as error:
+            blame(error, asker, int(block.ids[number]))
+            raise
     return lengths
+
+
+def _length_of_row(row: Any, name: str, asker: Stage) -> int:
+    if not isinstance(row, Mapping):
+        raise SchemaError(
+            f"{asker} works on columns, so that each row must be a dict, got {type(row).__name__}; make "
+            "dicts with map() first",
+            stage=str(asker),
+        )
+    need_columns(list(row), [name], asker)
+    value = row[name]
+    if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
+        return len(value)
+    try:
+        length = -1 if isinstance(value, bool | np.bool_) else index(value)
+    except TypeError:
+        length = -1
+    if not 0 <= length < 1 << 63:
+        raise SchemaError(
+            f"{asker}: column {name!r} is to say how long a row is, as a list of numbers or as an integer "
+            f"of 0 or more, got {shown(value, 60)}; name another by column=...",
+            stage=str(asker),
+        )
+    return length
 
 
 def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], IntArray]:
