@@ -368,20 +368,27 @@ def test_a_killed_worker_raises_within_seconds(loader: Any) -> None:
 
 @LOADERS
 def test_a_run_that_is_broken_off_leaves_no_workers(loader: Any) -> None:
+    before = psutil.Process().children()
     run = loader(pipeline(), 2)
     assert given_by(run, 1) == epochs_of(1)[0][:1]
     del run
-    _, alive = psutil.wait_procs(psutil.Process().children(), timeout=5)
-    assert [p for p in alive if "resource_tracker" not in " ".join(p.cmdline())] == []
+    assert still_there(before) == []
 
 
 def test_workers_go_with_the_last_reference_to_a_loader_that_has_ended() -> None:
+    before = psutil.Process().children()
     run = ours(pipeline(), 2, persistent_workers=True)
     given_by(run)
-    assert len(psutil.Process().children()) >= 2
+    assert len(psutil.Process().children()) >= len(before) + 2
     del run
-    _, alive = psutil.wait_procs(psutil.Process().children(), timeout=5)
-    assert [p for p in alive if "resource_tracker" not in " ".join(p.cmdline())] == []
+    assert still_there(before) == []
+
+
+def still_there(before: list[psutil.Process]) -> list[psutil.Process]:
+    """Children that were started since, and have not ended in a few seconds."""
+    started = [child for child in psutil.Process().children() if child not in before]
+    _, alive = psutil.wait_procs(started, timeout=5)
+    return [p for p in alive if "resource_tracker" not in " ".join(p.cmdline())]
 
 
 def test_a_function_that_cannot_be_pickled_is_named_when_workers_are_spawned() -> None:
