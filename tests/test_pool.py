@@ -289,3 +289,23 @@ def test_tokenizers_are_told_how_many_threads_there_are_and_only_by_those_who_it
     assert told == [2, 0]  # peek() takes a batch, and does so alone
     list(tp.Loader(rows, threads=0))
     assert told == [2, 0, 0]
+
+
+def test_a_pool_may_be_closed_by_another_thread_while_it_starts_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As the thread that starts does where it collects an iterator that was the pool's.
+    closed: list[bool] = []
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            closer = plain(target=pool.close, daemon=True)
+            closer.start()
+            closer.join(5)
+            closed.append(not closer.is_alive())
+            super().start()
+
+    plain, pool = threading.Thread, Pool(1)
+    monkeypatch.setattr(threading, "Thread", Thread)
+    pool.submit(int)
+    assert closed == [True]

@@ -132,6 +132,7 @@ class Pool:
         return self._add(Ticket(work), self._later)
 
     def _add(self, ticket: Ticket, tasks: deque[Ticket], front: bool = False) -> Ticket:
+        thread = None
         with self._lock:
             if front:
                 tasks.appendleft(ticket)
@@ -143,7 +144,10 @@ class Pool:
                 name = f"trainpipes-{len(self._alive)}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._alive.append(thread)
-                thread.start()
+        if thread is not None:
+            # Without the lock: this waits for the thread, which may collect garbage first, and so close
+            # the pool of an iterator that is no more.
+            thread.start()
         return ticket
 
     def _work(self) -> None:
@@ -230,7 +234,8 @@ class Pool:
         gone would end the process with an error."""
         self.close()
         for thread in self._alive:
-            thread.join(PATIENCE)
+            if thread.ident is not None:  # it was started
+                thread.join(PATIENCE)
 
 
 _pools: WeakSet[Pool] = WeakSet()
