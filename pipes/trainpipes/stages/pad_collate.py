@@ -16,6 +16,7 @@ from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.rectangles import PadSide, Rectangles
 from trainpipes.runtime.rows.block import TensorRows
+from trainpipes.runtime.rows.row_types import as_array
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
@@ -35,7 +36,6 @@ from trainpipes.stages.pad_columns import (
     Column,
     Opaque,
     Ragged,
-    as_array,
     check_fit,
     no_mask,
     of_arrow,

@@ -16,6 +16,7 @@ from trainpipes.byte_rows import gather_rows
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.fixed_lists import is_number
+from trainpipes.runtime.rows.row_types import as_array
 from trainpipes.shown import shown
 from trainpipes.stages.text_columns import one_chunk
 
@@ -25,7 +26,6 @@ __all__ = [
     "Even",
     "Opaque",
     "Ragged",
-    "as_array",
     "check_fit",
     "first_unfit",
     "no_mask",
@@ -244,15 +244,6 @@ def _kind(value: Any) -> str:
     if is_numeric or isinstance(value, torch.Tensor):
         return ("number", "list")[value.ndim] if value.ndim < 2 else "array"
     return "none" if value is None else "other"
-
-
-def as_array(value: Any) -> Any:
-    """A tensor as an array; anything else as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.dtype == torch.bfloat16:  # unknown to NumPy; float32 holds all of its values
-        value = value.float()
-    return value.numpy(force=True)
 
 
 def _of_row_lists(rows: Sequence[Any]) -> Column:

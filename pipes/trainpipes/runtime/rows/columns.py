@@ -21,7 +21,7 @@ from trainpipes.runtime.rows.fixed_lists import (
     one_array,
 )
 from trainpipes.runtime.rows.row_schema import column_of
-from trainpipes.runtime.rows.row_types import NoColumn
+from trainpipes.runtime.rows.row_types import NoColumn, as_array
 from trainpipes.shown import shown
 
 __all__ = ["from_columns", "table_of", "to_columns", "untyped_columns"]
@@ -247,7 +247,7 @@ def _array(column: Any) -> Any:
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return column
     if isinstance(column, torch.Tensor):
-        column = _of_tensor(column)
+        column = as_array(column)
     if isinstance(column, np.ndarray):
         if not column.dtype.isnative:
             column = column.astype(column.dtype.newbyteorder("="))
@@ -268,13 +268,7 @@ def _lists_of_arrays(value: Any) -> Any:
     """A row as Arrow takes it. Arrays keep their dtype, which Python's numbers would lose; those of several
     dimensions are lists of them."""
     if isinstance(value, torch.Tensor):
-        value = _of_tensor(value)
+        value = as_array(value)
     if isinstance(value, np.ndarray):
         return [_lists_of_arrays(row) for row in value] if value.ndim > 1 else value[()]
     return value
-
-
-def _of_tensor(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    if tensor.dtype == torch.bfloat16:  # unknown to NumPy; float32 holds all of its values
-        tensor = tensor.float()
-    return tensor.numpy(force=True)
