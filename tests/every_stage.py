@@ -166,6 +166,15 @@ def negative(columns: dict[str, Any]) -> dict[str, Any]:
     return {"x": -columns["x"]}
 
 
+def beside(rows: pa.Table) -> pa.Table:
+    """The rows with a weight for each token."""
+    return rows.append_column("weight", rows.column("input_ids"))
+
+
+def codes(texts: list[str]) -> list[list[int]]:
+    return [list(map(ord, text)) for text in texts]
+
+
 def first_of(batch: list[Any]) -> Any:
     return batch[0]
 

@@ -1,0 +1,239 @@
+"""What a state knows each stage by: the same for ever, or states that were saved no longer load."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+
+import every_stage
+import trainpipes as tp
+from every_stage import ENDLESS, FINITE, Make, bare, jitter, mapped, odd, part, rows, table
+
+WRITE = "TRAINPIPES_WRITE_GOLDEN"  # set it to write what is not in the golden file yet
+GOLDEN = "identities.json"
+
+
+def tokenizer(folder: Path) -> str:
+    path = folder / "tokenizer.json"
+    ids = ["<unk>", "</s>", "[MASK]", "row", "and", "more", "##s", "0", "1", ":"]
+    vocabulary = {piece: number for number, piece in enumerate(ids)}
+    special = [
+        {
+            "id": number, "content": ids[number], "special": True, "single_word": False, "lstrip": False,
+            "rstrip": False, "normalized": False,
+        }
+        for number in (0, 1, 2)
+    ]  # fmt: skip
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": special}
+    whole |= {"normalizer": None, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None}
+    path.write_text(json.dumps(whole | {"decoder": None, "model": model}))
+    return str(path)
+
+
+def ids(folder: Path) -> tp.Pipeline:
+    return rows(folder).tokenize(tokenizer(folder), "text")
+
+
+def recipe(name: str, folder: Path, **options: Any) -> tp.Pipeline:
+    rows(folder)
+    return tp.recipe(name, files=str(folder / "*.parquet"), tokenizer=tokenizer(folder), **options)
+
+
+#: Each option of each stage with another value than its default.
+OPTIONS: dict[str, Make] = {
+    "add_labels": lambda f: rows(f).add_labels("tokens", where="tokens", ignore=2),
+    "batch": lambda f: rows(f).batch(3, drop_last=True),
+    "batch / tokens": lambda f: rows(f).batch(
+        max_tokens=30, max_rows=4, column="tokens", oversize="alone", drop_last=True
+    ),
+    "bucket_by_length": lambda f: rows(f).bucket_by_length(
+        3, boundaries=[2, 5], column="tokens", window=40, drop_last=True, seed=3
+    ),
+    "bucket_by_length / tokens": lambda f: rows(f).bucket_by_length(
+        max_tokens=30, num_buckets=4, column="tokens", max_rows=9, oversize="alone"
+    ),
+    "chat_template": lambda f: (
+        rows(f)
+        .map(every_stage.conversation, version="1")
+        .chat_template(
+            every_stage.chat_tokenizer(),
+            "messages",
+            labels=False,
+            max_length=50,
+            template="{{ messages[0]['content'] }}",
+        )
+    ),
+    "collate": lambda f: rows(f).batch(2).collate(every_stage.first_of, format="numpy"),
+    "collate / version": lambda f: rows(f).batch(2).collate(lambda rows: rows, version="3"),
+    "draw": lambda f: tp.from_arrow(table(f)).draw(
+        tp.samplers.WeightedRandomSampler(range(97), 50, replacement=False, seed=2)
+    ),
+    "enumerate": lambda f: rows(f).enumerate(5, column="number"),
+    "filter": lambda f: rows(f).filter(odd),
+    "filter / expression": lambda f: rows(f).filter(pc.field("x") > 3),
+    "filter / version": lambda f: rows(f).filter(lambda row: True, version="2"),
+    "flat_map": lambda f: rows(f).flat_map(every_stage.words),
+    "flat_map / schema": lambda f: rows(f).flat_map(
+        every_stage.words, version="4", schema=pa.schema([("x", pa.int64()), ("word", pa.string())])
+    ),
+    "unbatch": lambda f: rows(f).select("tokens").unbatch(level=1),
+    "map": lambda f: rows(f).map(every_stage.double, num_workers=1, method="thread"),
+    "map / rng": lambda f: rows(f).map(jitter, rng=True, seed=4),
+    "map / version": lambda f: rows(f).map(lambda row: row, version="5"),
+    "map_batches": lambda f: rows(f).map_batches(every_stage.negative, format="numpy"),
+    "map_batches / version": lambda f: rows(f).map_batches(lambda t: t, version="6"),
+    "mask_tokens": lambda f: rows(f).mask_tokens(
+        0.2,
+        column="tokens",
+        mask_id=7,
+        special_ids=[1],
+        vocab_size=9,
+        random=0.2,
+        keep=0.3,
+        seed=5,
+    ),
+    "mask_tokens / tokenizer": lambda f: ids(f).mask_tokens(
+        whole_words=True, tokenizer=tokenizer(f), mask_id=3
+    ),
+    "pack": lambda f: rows(f).pack(
+        11,
+        method="first_fit",
+        column="tokens",
+        window=30,
+        max_documents=3,
+        overlong="truncate",
+        seed=6,
+        pad_id=8,
+    ),
+    "pack / along": lambda f: (
+        ids(f)
+        .map_batches(every_stage.beside, version="1")
+        .pack(12, method="concat", along=["weight"], overlong="drop")
+    ),
+    "pad_collate": lambda f: (
+        ids(f)
+        .batch(4)
+        .pad_collate(
+            max_length=9,
+            pad_to_multiple_of=8,
+            padding="pre",
+            truncating="pre",
+            value=3,
+            mask={"input_ids": "seen"},
+            columns={"tokens": {"max_length": 4, "padding": "post", "value": 1, "mask": "there"}},
+        )
+    ),
+    "pad_collate / dtype": lambda f: (
+        rows(f).select("tokens").batch(4).pad_collate(mask=False, dtype=torch.int32)
+    ),
+    "pad_collate / default": lambda f: ids(f).batch(4).pad_collate(),
+    "rename": lambda f: rows(f).rename({"x": "y", "text": "words"}),
+    "repeat": lambda f: rows(f).repeat(3),
+    "repeat / endless": lambda f: rows(f).repeat(),
+    "sample": lambda f: rows(f).sample(0.3, key=["x", "answer"], seed=9),
+    "select": lambda f: rows(f).select("text", "x"),
+    "sharding_filter": lambda f: rows(f).sharding_filter(
+        6, split="stride", balance="rows", tail="ragged"
+    ),
+    "sharding_filter / bytes": lambda f: rows(f).sharding_filter(6, balance="bytes"),
+    "shuffle": lambda f: rows(f).shuffle(50, seed=8, max_bytes=1 << 20),
+    "shuffle / global": lambda f: tp.from_arrow(table(f)).shuffle(scope="global", seed=3),
+    "split": lambda f: rows(f).split({"a": 0.25, "b": 0.75}, key="x", seed=7)["b"],
+    "take": lambda f: rows(f).take(9),
+    "skip": lambda f: rows(f).skip(9),
+    "take / batches": lambda f: rows(f).batch(2).skip(1).take(3),
+    "tokenize": lambda f: rows(f).tokenize(
+        tokenizer(f),
+        ["text", "answer"],
+        max_length=20,
+        truncation_side="left",
+        add_special_tokens=False,
+        eos="</s>",
+        labels="answer",
+        keep_text=True,
+        engine="tokenizers",
+    ),
+    "tokenize / pair": lambda f: rows(f).tokenize(tokenizer(f), ["text", "answer"], pair=True),
+    "tokenize / template": lambda f: rows(f).tokenize("bytes", template="{text}: {x}", labels=True),
+    "tokenize / columns": lambda f: rows(f).tokenize("bytes", every_stage.PAIRS, eos=257),
+    "tokenize / function": lambda f: rows(f).tokenize(every_stage.codes, "text"),
+    "truncate": lambda f: rows(f).truncate(3, columns=["tokens"], side="left"),
+    "read_parquet": lambda f: tp.list_files(every_stage.files(f), suffix=[".parquet"]).read_parquet(
+        ["x", "tokens"], index=False, errors="replace"
+    ),
+    "from_arrow": lambda f: tp.from_arrow(table(f)),
+    "from_dataset": lambda f: tp.from_dataset(every_stage.SQUARES),
+    "from_dataset / sampler": lambda f: tp.from_dataset(every_stage.SQUARES, every_stage.SAMPLER),
+    "from_dataset / batch_sampler": lambda f: tp.from_dataset(
+        every_stage.SQUARES, batch_sampler=every_stage.BATCHES
+    ),
+    "from_iterable": lambda f: tp.from_iterable(every_stage.count_61),
+    "from_memmap": lambda f: tp.from_memmap(mapped(f), columns=["tokens"]),
+    "from_memmap / transform": lambda f: tp.from_memmap(mapped(f), transform=every_stage.double),
+    "from_memmap / version": lambda f: tp.from_memmap(
+        mapped(f), transform=lambda row: row, version="8"
+    ),
+    "from_memmap / dtype": lambda f: tp.from_memmap(bare(f), dtype="uint16", length=7, labels=True),
+    "from_tensors": lambda f: tp.from_tensors(np.arange(5), np.arange(5)),
+    "concat": lambda f: tp.concat(rows(f).select("x"), tp.from_arrow(table(f).select(["x"]))),
+    "mix": lambda f: tp.mix(
+        {"a": part(f, 24), "b": part(f, 15, 50)},
+        weights={"a": 1, "b": 2},
+        by="tokens",
+        tokens="tokens",
+        repetitions={"a": 2},
+        stop="first_exhausted",
+        schedule=[(10, {"a": 1, "b": 1}), (20, {"a": 2, "b": 1})],
+        interpolation="linear",
+        column="source",
+    ),
+    "mix / temperature": lambda f: tp.mix(
+        {"a": part(f, 24), "b": part(f, 15, 50)}, temperature=3.0, repetitions=4
+    ),
+    "mix / repeat": lambda f: tp.mix({"a": part(f, 24)}, stop="repeat"),
+    "recipe pretrain": lambda f: recipe("pretrain", f, text="text", length=32),
+    "recipe sft": lambda f: recipe("sft", f, prompt="text", response="answer"),
+    "recipe seq2seq": lambda f: recipe("seq2seq", f, prompt="text", response="answer"),
+}
+
+EVERY: dict[str, Make] = (
+    {f"every stage, {name}": make for name, make in {**FINITE, **ENDLESS}.items()}
+    | {f"options, {name}": make for name, make in OPTIONS.items()}
+)  # fmt: skip
+
+
+def identity(pipe: tp.Pipeline) -> Any:
+    """The stages as a state of the pipeline has them."""
+    state = pipe.state_dict()
+    assert state is not None
+    found = json.loads(state["pipeline"])["stages"]
+    for stage in found:
+        if (
+            stage["stage"] == "chat_template"
+        ):  # whose tokenizer is made of what the standard library says
+            stage["tokenizer"] = len(stage["tokenizer"])
+    return found
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_state_knows_a_stage_by_what_it_knew_it_by_in_earlier_versions(
+    name: str, tmp_path: Path, golden: Path
+) -> None:
+    path = golden / GOLDEN
+    found = identity(EVERY[name](tmp_path))
+    if os.environ.get(WRITE):
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        kept.setdefault(name, found)
+        lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(kept.items()))
+        path.write_text("{\n" + lines + "\n}\n")
+    kept = json.loads(path.read_text())[name]
+    assert json.dumps(found) == json.dumps(kept)
