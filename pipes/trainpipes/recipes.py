@@ -15,7 +15,7 @@ from typing import Any
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.shown import shown
-from trainpipes.stages.naming import nearest
+from trainpipes.naming import nearest
 
 __all__ = ["GROUP", "recipe"]
 

@@ -1,32 +1,30 @@
-"""The one class that every stage is: a step of a pipeline, and a torchdata node.
+"""What a stage is: a record of its options.
 
-As a step it is a record of options, and ``begin`` puts it above a shard's rows. As a node it can
-stand alone, below or above torchdata's own nodes, and in ``torchdata.nodes.Loader``; the chain
-that ends in it then runs exactly as the pipeline of the same stages would.
+A stage is a frozen dataclass: its fields are its options, and all that a pipeline records, prints, compares
+and pickles. ``Stage`` makes one of each class below it. How a stage is carried out, its kind says: see
+``runtime.kinds``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 import numpy as np
 import pyarrow as pa
-from torchdata.nodes import BaseNode
+import torch
 
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.errors import ConfigError
 from trainpipes.runtime.rows.row_types import written
-from trainpipes.runtime.rows.utf8 import naming_bad_text
-from trainpipes.runtime.run import Run, RunSource, round_of
-from trainpipes.runtime.source import RowSource, RowStream
-from trainpipes.shown import shown
+from trainpipes.runtime.warn_once import warn_once
+from trainpipes.naming import nearest
 
-__all__ = ["OpenState", "Role", "Stage", "identify"]
+__all__ = ["Role", "Stage", "identify", "option", "same"]
 
 Role = Literal[
     "files",  # lists files; first in a chain
@@ -45,231 +43,236 @@ Role = Literal[
     "place",  # where finished batches lie: pinned memory, a device
 ]
 
-#: Opens the rows below a stage at a state of theirs.
-OpenState = Callable[[dict[str, Any]], RunSource]
+#: What classes had when a stage was a node with an ``__init__`` of its own.
+_BEFORE = ("__init__", "begin", "bind", "open_source")
 
 
-class Stage(BaseNode[Any]):
-    """One step of a pipeline.
-
-    A stage of your own with role "rows" or "finish" defines ``process``. Its options go to
-    ``super().__init__`` by name, all of them: they are what the pipeline records, prints, compares and
-    pickles, and makes its stages of.
+def option(
+    *, default: Any = dataclasses.MISSING, key: str | None = None, was: str | None = None
+) -> Any:
+    """A field of a stage that differs from others in what states or callers call it.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
-        options: the options as given.
+        default: the option's default.
+        key: what a state knows it by, where that is not its name: names may change, and states may not.
+        was: an older name, which is still accepted, and warned about.
+    """
+    return dataclasses.field(default=default, metadata={"key": key, "was": was})
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(option,))
+class Stage:
+    """One step of a pipeline: a frozen dataclass of options.
+
+    A class below this one lists its options as fields; those after ``_: KW_ONLY`` are given by name. For a
+    stage of your own take one of its kinds: ``TableStage``, ``RowStage``, ``BatchStage``, or ``Source``.
 
     Raises:
-        ConfigError: an option of a stage of your own is not among these.
+        ConfigError: the class defines what it must not, or ``check`` refuses an option.
+        TypeError: there is no such option.
 
     Attributes:
         role: what the stage is to the plan.
         keeps_rows: whether as many rows come out as go in, each made of the one it stands for.
+        thread_safe: whether several threads may call it at once. Known of stages of ours that call no
+            function of the user's; others say so.
         share: the part of the rows that it lets through on average, where that is known beforehand.
         per_row: whether it calls Python for each row, so that it is given few at a time.
         free: options that change how the stage runs and not what comes out of it.
-        has_workers: whether it has workers that can begin with a run before it is due.
         by_row: whether what becomes of a row depends on its number, too, as random choices do.
+        by_place: whether it depends on where the row is from.
         finds_types: whether types of columns that come out are those of the data's first rows.
         by_epoch: whether it depends on the epoch: then nothing above it can be kept in a ``cache()``.
-        has_blocks: of a reader or source, whether its rows are Arrow, in blocks that can be told from
-            others by what they hold.
         needs_columns: whether it works on Arrow columns, which rows that are Python objects are turned
             into below it.
         takes_objects: of one that does, whether it also takes rows of which Arrow can't make columns.
         makes_objects: whether rows that come out are Python objects.
-        cursor_keys: where it has a position of its own, the counts that it adds to a cursor beside "below",
-            the cursor of what is below.
+        plan: that it is part of, once it is.
     """
 
     role: ClassVar[Role] = "rows"
-    keeps_rows: bool = True
-    share: float | None = None
-    per_row: bool = False
-    has_workers: bool = False
-    by_row: bool = False
-    finds_types: bool = False
-    by_epoch: bool = False
-    has_blocks: bool = False
-    needs_columns: bool = False
-    takes_objects: bool = False
-    makes_objects: bool = False
+    thread_safe: ClassVar[bool] = False
     free: ClassVar[frozenset[str]] = frozenset()
-    cursor_keys: ClassVar[tuple[str, ...] | None] = None
-
-    def __init__(self, source: BaseNode[Any] | None = None, **options: Any) -> None:
-        super().__init__()
-        if source is not None and not isinstance(source, BaseNode):
-            raise ConfigError(
-                f"{type(self).__name__}(source, ...) stands above a node, got {shown(source)}; "
-                "options are given by name"
-            )
-        self.source = source
-        self.options = options
-        self._iterator: Any = None
+    keeps_rows = True
+    share: ClassVar[float | None] = None
+    per_row = False
+    by_row = False
+    by_place: ClassVar[bool] = False
+    finds_types = False
+    by_epoch = False
+    needs_columns = False
+    takes_objects: ClassVar[bool] = False
+    makes_objects = False
+    plan: ClassVar[Any] = None
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        if "__init__" in vars(cls):
-            cls.__init__ = checked_init(cls.__init__)  # type: ignore[method-assign]
+        refuse_old(cls)
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        cls.__init__ = _spelt(cls.__init__)  # type: ignore[method-assign]
 
-    # As a step
+    def __post_init__(self) -> None:
+        self._set(**{name: _copied(value) for name, value in self.options.items()})
+        self.check()
+
+    def check(self) -> None:
+        """Raise ConfigError unless the options are what they must be."""
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        """This stage as it is above others, first one first: what it takes from them, such as a tokenizer's
+        pad token, goes to ``resolved``. Raises ConfigError where it cannot stand there."""
+        return self
+
+    def settle(self, threads: int) -> None:
+        """Get ready to be called by so many threads at once; 0 for none but the one that iterates."""
+
+    def report(self) -> str:
+        """What it has left out so far in this process, in words, for ``explain()``; nothing if nothing."""
+        return ""
+
+    # The record
 
     @property
-    def runs_user_code(self) -> bool:
-        """Whether functions that are not ours are called, so that it is not known whether several
-        threads may call them at once, or any but the one that iterates."""
-        own = type(self).__module__.split(".")[0] == "trainpipes"
-        return not own or any(callable(value) for value in self.options.values())
+    def options(self) -> dict[str, Any]:
+        """The options by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     @property
     def name(self) -> str:
         """The stage's name in a chain: its class in snake case."""
         return snake_case(type(self).__name__)
 
-    def process(self, run: Run) -> Run:
-        """What comes out for what goes in; for stages without a place of their own.
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether functions that are not ours are called, so that it is not known whether several
+        threads may call them at once, or any but the one that iterates."""
+        if self.thread_safe:
+            return False
+        return not is_ours(type(self)) or any(callable(value) for value in self.options.values())
 
-        Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, never added or reordered.
-        """
-        raise ConfigError(f"{self} has neither process() nor begin()")
+    def fresh(self) -> Self:
+        """A stage of the same options, with nothing that has run."""
+        found = object.__new__(type(self))
+        vars(found).update(self.options)
+        return found
 
-    def hand_over(self, run: Run) -> Callable[[], Run] | None:
-        """Have workers of the stage begin with a run, and what waits for them and gives what ``process``
-        would; None where there are none."""
-        return None
+    def replaced(self, **options: Any) -> Self:
+        """A stage with some options of other values."""
+        return type(self)(**{**self.options, **options})
 
-    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
-        """The runs of one shard from this stage, opened at ``state``.
+    def resolved(self, **found: Any) -> Self:
+        """This stage, with what was found out beside its options."""
+        if all(vars(self).get(name) is value for name, value in found.items()):
+            return self
+        stage = self.fresh()
+        vars(stage).update(found)
+        return stage
 
-        Args:
-            open_below: opens the rows below at a state of theirs.
-            state: a state that a run of this stage gave, or one of the rows' own at the start.
-        """
-        return _Processed(self, open_below(state))
-
-    def bind(self, below: Sequence[Stage]) -> None:
-        """Look at the stages below, first one first, before anything runs."""
-
-    def settle(self, threads: int) -> None:
-        """Get ready to be called by so many threads at once; 0 for none but the one that iterates."""
+    def _set(self, **options: Any) -> None:
+        """Give options the form that they are kept in; in ``check``."""
+        vars(self).update(options)
 
     def identity(self) -> dict[str, Any]:
         """The stage's name and the options that shape rows or their order, of JSON types."""
-        shaped = {k: identify(v) for k, v in self.options.items() if k not in self.free}
-        return {"stage": self.name, **{k: v for k, v in shaped.items() if v is not None}}
+        found = {"stage": self.name}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = identify(getattr(self, field.name))
+            if field.name not in self.free and value is not None:
+                found[field.metadata.get("key") or field.name] = value
+        return found
 
-    def open_source(self, files: Any = None) -> RowSource | RowStream:
-        """The rows of a stage with role "reader" (of these files) or "source"."""
-        raise ConfigError(f"{self} does not read rows")
+    def __getstate__(self) -> dict[str, Any]:
+        return self.options
 
-    def place(self, item: Any) -> Any:
-        """A finished batch where it is to lie; for stages with role "place"."""
-        return item
-
-    def report(self) -> str:
-        """What it has left out so far in this process, in words, for ``explain()``; nothing if nothing."""
-        return ""
-
-    def late(self) -> Stage | None:
-        """What turns the source's keys into rows, as late as it can: after they are dealt."""
-        return None
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
     def __repr__(self) -> str:
         """The stage as it is written in a chain; options left at their defaults are left out."""
-        parameters = inspect.signature(type(self)).parameters
         shown = []
-        for name, value in self.options.items():
-            parameter = parameters.get(name)
-            default = inspect.Parameter.empty if parameter is None else parameter.default
-            if value is None or (type(value) is type(default) and value == default):
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, default = getattr(self, field.name), field.default
+            if value is None or (type(value) is type(default) and same(value, default)):
                 continue
-            by_name = parameter is None or parameter.kind is parameter.KEYWORD_ONLY
-            shown.append(f"{name}={show(value)}" if by_name else show(value))
+            shown.append(f"{field.name}={show(value)}" if field.kw_only else show(value))
         return f"{self.name}({', '.join(shown)})"
 
-    # As a node
 
-    def chain(self) -> list[BaseNode[Any]]:
-        """The nodes that end in this one, first one first; a foreign node ends the walk down."""
-        nodes: list[BaseNode[Any]] = [self]
-        while isinstance(nodes[-1], Stage) and nodes[-1].source is not None:
-            nodes.append(nodes[-1].source)
-        return nodes[::-1]
-
-    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        super().reset(initial_state)
-        # Here, so as not to go up: a node runs what it is the end of.
-        from trainpipes.runtime.iterating.node import NodeIterator
-
-        if self._iterator is None:
-            self._iterator = NodeIterator(self.chain())
-        self._iterator.reset(initial_state)
-
-    def next(self) -> Any:
-        return next(self._iterator)
-
-    def get_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._iterator.state_dict()
-        return state
+def is_ours(kind: type) -> bool:
+    """Whether a class is one of this library's."""
+    return kind.__module__.split(".")[0] == "trainpipes"
 
 
-class _Processed:
-    """The runs below, each put through a stage."""
-
-    def __init__(self, stage: Stage, below: RunSource) -> None:
-        self._stage = stage
-        self._below = below
-
-    def next_run(self) -> Run:
-        epochs = set()  # of which nothing was let through
-        while True:
-            below = self._below.next_run()
-            with naming_bad_text(below.block, self._stage):
-                run = self._stage.process(below)
-            if len(run):
-                return run
-            epochs.add(round_of(below.cursors.state(0)))
-            if len(epochs) > MOST_DRY_EPOCHS + 1:
-                raise DataError(
-                    f"{self._stage} let no row of {MOST_DRY_EPOCHS} whole epochs through, and under "
-                    "repeat() would look for one for ever: check its condition",
-                    stage=str(self._stage),
-                )
+def _copied(value: Any) -> Any:
+    """A value whose dicts and lists are copies: who gave them may change theirs."""
+    if type(value) is dict:
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if type(value) is list else value
 
 
-def checked_init(init: Callable[..., None]) -> Callable[..., None]:
-    """A stage's ``__init__`` that refuses to lose an option."""
+def _spelt(init: Callable[..., None]) -> Callable[..., None]:
+    """A stage's ``__init__`` that knows older names of options, and says which names there are."""
 
     @functools.wraps(init)
-    def checked(self: Stage, *args: Any, **options: Any) -> None:
+    def __init__(self: Stage, *args: Any, **options: Any) -> None:
+        known = {field.name: field for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        older = {field.metadata.get("was"): name for name, field in known.items()}
+        for name in [name for name in options if name not in known]:
+            if name not in older:
+                raise TypeError(
+                    f"{self.name}() has no option {name!r}{nearest(name, list(known))}; it takes "
+                    f"{', '.join(known) or 'none'}"
+                )
+            if older[name] in options:
+                raise TypeError(
+                    f"{self.name}({older[name]}) was called {name!r} before, and is given by both names"
+                )
+            warn_once(f"{self.name}({name}=...) is called {older[name]!r} now: write {older[name]}=")
+            options[older[name]] = options.pop(name)
         init(self, *args, **options)
-        if type(self).__init__ is checked:  # all the stage's classes have had their turn
-            check_recorded(self)
 
-    return checked
+    return __init__
 
 
-def check_recorded(stage: Stage) -> None:
-    """Raise unless a stage can be made anew of the options that it has recorded."""
-    own = type(stage)
-    parameters = inspect.signature(own).parameters
-    names = [p.name for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    by_place = [p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    lost = [*by_place, *(name for name in names if name not in (*stage.options, "source"))]
-    unknown = [] if open_ended else [name for name in stage.options if name not in names]
-    if names[:1] == ["source"] and not lost and not unknown:
+def refuse_old(kind: type[Stage]) -> None:
+    """Raise for a class of the user's that is written as stages were before they were dataclasses."""
+    found = [name for name in _BEFORE if name in vars(kind)]
+    if "process" in vars(kind) and Stage in kind.__bases__:
+        found.append("process")
+    if is_ours(kind) or not found:
         return
-    wanted = [name for name in names if name != "source"] + by_place
-    said = ", ".join(["self", "source=None", *(f"{name}=..." for name in wanted)])
-    handed = ", ".join(["source", *(f"{name}={name}" for name in wanted)])
+    parameters = list(inspect.signature(vars(kind).get("__init__", lambda: None)).parameters.values())
+    lines = [f"class {kind.__name__}(trainpipes.RowStage):"]
+    for parameter in parameters:
+        if parameter.name not in ("self", "source") and parameter.kind.name[:3] != "VAR":
+            default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+            kinds = parameter.annotation
+            said = kinds if isinstance(kinds, str) else getattr(kinds, "__name__", "object")
+            lines.append(f"    {parameter.name}: {'object' if said == '_empty' else said}{default}")
+    lines.append("    def apply(self, row): ...")
     raise ConfigError(
-        f"{own.__name__}: a pipeline makes its stages anew of their options, and would lose "
-        f"{', '.join(lost or unknown) or 'source'}: write def __init__({said}), and in it "
-        f"super().__init__({handed})"
+        f"{kind.__name__} defines {', '.join(found)}(), and a stage is a dataclass of its options now: leave "
+        "them out, list the options as fields, and define apply() of a RowStage, TableStage or BatchStage:\n"
+        + "\n".join(lines)
     )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality of options, also of arrays, tensors and stages."""
+    if a is b:
+        return True
+    if isinstance(a, Stage) and isinstance(b, Stage):
+        return type(a) is type(b) and same(a.options, b.options)
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return type(a) is type(b) and np.array_equal(a, b)
+    equals = getattr(a, "equals", None)
+    return bool(equals(b) if callable(equals) and type(a) is type(b) else a == b)
 
 
 def snake_case(name: str) -> str:

@@ -20,7 +20,7 @@ from trainpipes.runtime.stage import Stage
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.shown import shown
 from trainpipes.sources.iterable import IterableReader
-from trainpipes.stages.blame import blame, each
+from trainpipes.runtime.blame import blame, each
 from trainpipes.stages.torch_samplers import keys_of
 
 __all__ = ["FromDataset"]

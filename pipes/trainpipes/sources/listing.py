@@ -27,7 +27,7 @@ from trainpipes.errors import (
 from trainpipes.sources.patterns import Found, fixed_root, has_magic, hidden
 from trainpipes.sources.remote_listing import list_remote
 from trainpipes.sources.retry import Requests, try_seconds
-from trainpipes.stages.naming import nearest
+from trainpipes.naming import nearest
 
 __all__ = ["expand", "is_local", "natural", "open_system"]
 

@@ -24,7 +24,7 @@ from trainpipes.sources.memmap_dataset import MemmapDataset, check_options, tens
 from trainpipes.sources.memmap_format import Array
 from trainpipes.sources.memmap_rows import Ragged
 from trainpipes.sources.token_rows import TokenRows
-from trainpipes.stages.blame import each
+from trainpipes.runtime.blame import each
 
 __all__ = ["FromMemmap"]
 

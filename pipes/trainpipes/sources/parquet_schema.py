@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from trainpipes.errors import SchemaError
-from trainpipes.stages.naming import nearest, need_columns
+from trainpipes.naming import nearest, need_columns
 
 __all__ = ["chosen", "one_schema", "plain"]
 

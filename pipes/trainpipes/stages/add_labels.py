@@ -14,7 +14,7 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
-from trainpipes.stages.naming import need_columns
+from trainpipes.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, beside, refuse_taken, row_table
 from trainpipes.stages.token_columns import ids_of, label_dtype
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import column_name, flag, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.runtime.kinds import CutStage, OpenBelow
 from trainpipes.runtime.run import Run, RunSource
-from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.stages.held import Held
 from trainpipes.stages.token_budget import Budget, Oversize
 from trainpipes.stages.token_columns import lengths_of
@@ -18,7 +19,7 @@ from trainpipes.stages.token_columns import lengths_of
 __all__ = ["Batch"]
 
 
-class Batch(Stage):
+class Batch(CutStage):
     """Cuts rows into micro-batches.
 
     In: rows. Out: micro-batches; without a collate above, each is a list of rows. The epoch is cut
@@ -31,7 +32,6 @@ class Batch(Stage):
     a micro-batch.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         batch_size: B, rows in a micro-batch.
         drop_last: leave out a short micro-batch at the end of an epoch; with ``max_tokens``, the last
             one of each shard if another row might have joined it.
@@ -56,61 +56,57 @@ class Batch(Stage):
     role = "batch"
     cursor_keys = ()
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        batch_size: int | None = None,
-        *,
-        drop_last: bool = False,
-        max_tokens: int | None = None,
-        max_rows: int | None = None,
-        column: str | None = None,
-        oversize: Oversize | None = None,
-    ) -> None:
-        if batch_size is None and max_tokens is None:
-            batch_size = 1
-        if max_tokens is None:
-            whole_number(batch_size, 1, "batch(batch_size)", "rows in a micro-batch")
-            if max_rows is not None or column is not None or oversize is not None:
+    batch_size: int | None = None
+    _: KW_ONLY
+    drop_last: bool = False
+    max_tokens: int | None = None
+    max_rows: int | None = None
+    column: str | None = None
+    oversize: Oversize | None = None
+
+    def check(self) -> None:
+        if self.batch_size is None and self.max_tokens is None:
+            self._set(batch_size=1)
+        if self.max_tokens is None:
+            whole_number(self.batch_size, 1, "batch(batch_size)", "rows in a micro-batch")
+            if (self.max_rows, self.column, self.oversize) != (None, None, None):
                 raise ConfigError(
                     "batch(max_rows, column, oversize) go with max_tokens; got batch_size="
-                    f"{batch_size} without it"
+                    f"{self.batch_size} without it"
                 )
-        elif batch_size is not None:
+        elif self.batch_size is not None:
             raise ConfigError(
-                f"batch() takes batch_size or max_tokens, got {batch_size} and {max_tokens}; for both "
-                "limits pass max_tokens and max_rows"
+                f"batch() takes batch_size or max_tokens, got {self.batch_size} and {self.max_tokens}; for "
+                "both limits pass max_tokens and max_rows"
             )
-        flag(drop_last, "batch(drop_last)")
-        if column is not None:
-            column_name(column, "batch(column)")
-        super().__init__(
-            source,
-            batch_size=batch_size,
-            drop_last=drop_last,
-            max_tokens=max_tokens,
-            max_rows=max_rows,
-            column=column,
-            oversize=oversize,
-        )
-        self._size = batch_size
-        self._drop_last = drop_last
-        self._budget = None
-        if max_tokens is not None:
-            self._budget = Budget("batch", max_tokens, max_rows, oversize)
-            self.keeps_rows = False
-
-    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
-        held = Held(open_below(state))
-        if self._budget is not None:
-            return _TokenCutter(self, held, self._budget)
-        assert self._size is not None
-        return _Cutter(held, self._size, self._drop_last)
+        else:
+            _ = self.budget
+        flag(self.drop_last, "batch(drop_last)")
+        if self.column is not None:
+            column_name(self.column, "batch(column)")
 
     @property
-    def column(self) -> str:
-        """What is counted."""
-        return str(self.options["column"] or "input_ids")
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        return self.max_tokens is None
+
+    @cached_property
+    def budget(self) -> Budget | None:
+        """What a micro-batch may hold; None where it has a size."""
+        if self.max_tokens is None:
+            return None
+        return Budget("batch", self.max_tokens, self.max_rows, self.oversize)
+
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        held = Held(below(at))
+        if self.budget is not None:
+            return _TokenCutter(self, held, self.budget)
+        assert self.batch_size is not None
+        return _Cutter(held, self.batch_size, self.drop_last)
+
+    @property
+    def counted(self) -> str:
+        """The column that is counted."""
+        return self.column or "input_ids"
 
 
 class _Cutter:
@@ -146,11 +142,11 @@ class _TokenCutter:
         needed = 1
         while held.fill(needed):
             block = held.waiting().block
-            lengths = lengths_of(block, self._stage.column, self._stage)
+            lengths = lengths_of(block, self._stage.counted, self._stage)
             budget.check(lengths, block.ids, self._stage)
             edges = budget.cut(lengths)
             open_ = not budget.full(lengths[edges[-2] :])
-            if open_ and (not held.closed or self._stage.options["drop_last"]):
+            if open_ and (not held.closed or self._stage.drop_last):
                 edges = edges[:-1]
             if len(edges) > 1:
                 return held.take(edges)

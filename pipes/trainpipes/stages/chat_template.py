@@ -13,9 +13,9 @@ from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame
+from trainpipes.runtime.blame import blame
 from trainpipes.stages.ignored import IGNORED
-from trainpipes.stages.naming import need_columns
+from trainpipes.naming import need_columns
 from trainpipes.stages.ragged_column import refuse_taken, row_table
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.tokenizers.chat import Chat

@@ -19,7 +19,7 @@ from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame, each
+from trainpipes.runtime.blame import blame, each
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.map import named
 

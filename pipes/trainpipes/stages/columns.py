@@ -16,8 +16,8 @@ from trainpipes.runtime.rows.columns import table_of, to_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame
-from trainpipes.stages.naming import need_columns
+from trainpipes.runtime.blame import blame
+from trainpipes.naming import need_columns
 
 __all__ = ["Rename", "Select"]
 

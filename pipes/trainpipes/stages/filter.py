@@ -15,7 +15,7 @@ from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.stages.blame import each
+from trainpipes.runtime.blame import each
 
 __all__ = ["Filter"]
 

@@ -19,7 +19,7 @@ from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource, round_of
 from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame
+from trainpipes.runtime.blame import blame
 from trainpipes.stages.map import named
 
 __all__ = ["FlatMap", "Unbatch"]

@@ -7,12 +7,12 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY
 from multiprocessing import get_all_start_methods
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 from weakref import finalize
 
 import pyarrow as pa
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import checked_schema, flag, whole_number
 from trainpipes.errors import ConfigError
@@ -21,18 +21,20 @@ from trainpipes.runtime.caching.address import digest_of
 from trainpipes.runtime.calling.hands import Hands, Kind, hands_for, spread
 from trainpipes.runtime.calling.row_call import RowCall
 from trainpipes.runtime.calling.row_random import RowKey, words_of
+from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame
+from trainpipes.runtime.blame import blame
 
 __all__ = ["Kind", "Map", "StartMethod"]
 
 StartMethod = Literal["forkserver", "spawn", "fork"]
 
 
-class Map(Stage):
+class Map(RunStage):
     """Applies a function to each item.
 
     In: rows, or what stands above a batch: lists of rows, collated batches. Out: what the function
@@ -52,7 +54,6 @@ class Map(Stage):
     item costs a pickle there and back (arrays and tensors travel as bytes, about 0.3 ms for 1 MB).
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         fn: function of one item; with ``rng`` of an item and a generator.
         rng: whether it gets a generator.
         seed: of the generators.
@@ -80,62 +81,52 @@ class Map(Stage):
     ([91, 77, 7], [84, 38, 96])
     """
 
-    role = "rows"
     per_row = True
     makes_objects = True
     free = frozenset({"num_workers", "method", "start_method", "schema"})
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        fn: Callable[..., Any] | None = None,
-        *,
-        rng: bool = False,
-        seed: int = 0,
-        version: str | None = None,
-        num_workers: int = 0,
-        method: Kind = "thread",
-        start_method: StartMethod | None = None,
-        schema: pa.Schema | None = None,
-    ) -> None:
-        if not callable(fn):
-            raise ConfigError(f"map(fn) takes a function of one row, got {shown(fn)}")
-        flag(rng, "map(rng)")
-        whole_number(seed, None, "map(seed)", "of the generators that rng=True gives")
+    fn: Callable[..., Any]
+    _: KW_ONLY
+    rng: bool = False
+    seed: int = 0
+    version: str | None = None
+    num_workers: int = 0
+    method: Kind = "thread"
+    start_method: StartMethod | None = None
+    schema: pa.Schema | None = None
+
+    def check(self) -> None:
+        if not callable(self.fn):
+            raise ConfigError(f"map(fn) takes a function of one row, got {shown(self.fn)}")
+        flag(self.rng, "map(rng)")
+        whole_number(self.seed, None, "map(seed)", "of the generators that rng=True gives")
         whole_number(
-            num_workers, 0, "map(num_workers)", "threads or processes that call the function"
+            self.num_workers, 0, "map(num_workers)", "threads or processes that call the function"
         )
-        if method not in get_args(Kind):
-            raise ConfigError(f'map(method) is "thread" or "process", got {shown(method)}')
+        if self.method not in get_args(Kind):
+            raise ConfigError(f'map(method) is "thread" or "process", got {shown(self.method)}')
         there = get_all_start_methods()
-        if start_method is not None and start_method not in there:
+        if self.start_method is not None and self.start_method not in there:
             raise ConfigError(
-                f"map(start_method) is one of {there} here, got {shown(start_method)}"
+                f"map(start_method) is one of {there} here, got {shown(self.start_method)}"
             )
-        super().__init__(
-            source,
-            fn=fn,
-            rng=rng,
-            seed=seed,
-            version=version,
-            num_workers=num_workers,
-            method=method,
-            start_method=start_method,
-            schema=checked_schema(schema, "map(schema)"),
-        )
-        self.schema = schema
-        self.by_row, self.by_epoch = self.by_row or rng, self.by_epoch or rng
-        self._fn = fn
-        self._turn = 0
-        self._call: RowCall | None = None
-        self._hands: Hands | None = None
-        self._lock = threading.Lock()
+        checked_schema(self.schema, "map(schema)")
+
+    @property
+    def by_row(self) -> bool:  # type: ignore[override]
+        return self.rng
+
+    @property
+    def by_epoch(self) -> bool:  # type: ignore[override]
+        return self.rng
 
     def identity(self) -> dict[str, Any]:
-        return named(super().identity(), self.options["version"])
+        return named(super().identity(), self.version)
 
-    def bind(self, below: Sequence[Stage]) -> None:
-        self._turn = same_below(self, below)
+    _turn = 0  # which one it is of several alike
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        return self.resolved(_turn=same_below(self, below))
 
     @property
     def runs_user_code(self) -> bool:
@@ -143,60 +134,30 @@ class Map(Stage):
         return not self.has_workers
 
     @property
-    def has_workers(self) -> bool:  # type: ignore[override]
-        return self.options["num_workers"] > 0 and not self._alone
+    def has_workers(self) -> bool:
+        return self.num_workers > 0 and not self.alone
 
     @property
-    def _alone(self) -> bool:
+    def alone(self) -> bool:
         """Whether this process may not have the workers that are asked for."""
-        return self.options["method"] == "process" and multiprocessing.current_process().daemon
+        return self.method == "process" and multiprocessing.current_process().daemon
+
+    @made_once
+    def _calls(self) -> Calls:
+        return Calls(self, key_of(self, self._turn) if self.rng else None)
 
     def settle(self, threads: int) -> None:
-        hands = self._workers()
+        hands = self._calls.workers()
         if hands is not None:
             hands.start()
 
     def process(self, run: Run) -> Run:
         rest = self.hand_over(run)
-        if rest is not None:
-            return rest()
-        words = words_of(run) if self.by_row else None
-        with self._lock:
-            answer = self.call.each(run.unroll(), words)
-        return self._with(run, *answer)
+        return self._with(run, *self._calls.here(run)) if rest is None else rest()
 
     def hand_over(self, run: Run) -> Callable[[], Run] | None:
-        hands = self._workers()
-        if hands is None:
-            return None
-        words = words_of(run) if self.by_row else None
-        answer = spread(hands, self.options["num_workers"], run.unroll(), words)
-        return lambda: self._with(run, *answer())
-
-    def _workers(self) -> Hands | None:
-        """Those of this process; None where the function is called by whoever asks."""
-        workers, method = self.options["num_workers"], self.options["method"]
-        if not workers:
-            return None
-        if self._alone:
-            warn_once(
-                f"{self}: a worker process may not start others, so that the function is called in this one: "
-                'use method="thread", or the workers of map() without those of a DataLoader'
-            )
-            return None
-        with self._lock:
-            if self._hands is None or self._hands.process != os.getpid():
-                self._hands = hands_for(self.call, workers, method, self.options["start_method"])
-                finalize(self, self._hands.close).atexit = False
-            return self._hands
-
-    @property
-    def call(self) -> RowCall:
-        """The function, with what it is called with."""
-        if self._call is None:
-            key = key_of(self, self._turn) if self.by_row else None
-            self._call = RowCall(self._fn, key, str(self))
-        return self._call
+        answer = self._calls.begun(run)
+        return None if answer is None else lambda: self._with(run, *answer())
 
     def _with(self, run: Run, results: list[Any], error: BaseException | None) -> Run:
         """A run of what came of each item, up to the first that raised."""
@@ -207,6 +168,58 @@ class Map(Stage):
         if run.items is None and run.bounds is None:
             return run.with_block(run.block.with_data(results))
         return run.with_items(results)
+
+
+Answer = tuple[list[Any], BaseException | None]
+
+
+class Calls:
+    """Calls of a stage's function in one process, here or by workers.
+
+    Args:
+        stage: a ``map``.
+        key: of its generators, if it has any.
+    """
+
+    def __init__(self, stage: Map, key: RowKey | None) -> None:
+        self._stage = stage
+        self._call = RowCall(stage.fn, key, str(stage))
+        self._hands: Hands | None = None
+        self._lock = threading.Lock()
+
+    def here(self, run: Run) -> Answer:
+        """What came of each item, by this thread."""
+        with self._lock:
+            return self._call.each(run.unroll(), self._words(run))
+
+    def begun(self, run: Run) -> Callable[[], Answer] | None:
+        """Have workers begin, and what waits for them; None where there are none."""
+        hands = self.workers()
+        if hands is None:
+            return None
+        return spread(hands, self._stage.num_workers, run.unroll(), self._words(run))
+
+    def _words(self, run: Run) -> Any:
+        return words_of(run) if self._stage.rng else None
+
+    def workers(self) -> Hands | None:
+        """Those of this process; None where the function is called by whoever asks."""
+        stage = self._stage
+        if not stage.num_workers:
+            return None
+        if stage.alone:
+            warn_once(
+                f"{stage}: a worker process may not start others, so that the function is called in this one: "
+                'use method="thread", or the workers of map() without those of a DataLoader'
+            )
+            return None
+        with self._lock:
+            if self._hands is None or self._hands.process != os.getpid():
+                self._hands = hands_for(
+                    self._call, stage.num_workers, stage.method, stage.start_method
+                )
+                finalize(self, self._hands.close).atexit = False
+            return self._hands
 
 
 def named(identity: dict[str, Any], version: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from trainpipes.runtime.rows.columns import from_columns, untyped_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame
+from trainpipes.runtime.blame import blame
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.map import named
 

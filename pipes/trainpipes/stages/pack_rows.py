@@ -14,7 +14,7 @@ from trainpipes.errors import DataError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.stage import Stage
-from trainpipes.stages.blame import blame
+from trainpipes.runtime.blame import blame
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.pack_fit import Placing
 from trainpipes.stages.pad_columns import BadCell, check_fit

@@ -20,7 +20,7 @@ from trainpipes.runtime.rows.row_types import as_array
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame
+from trainpipes.runtime.blame import blame
 from trainpipes.stages.column_writers import (
     EvenWriter,
     ObjectWriter,
@@ -29,7 +29,7 @@ from trainpipes.stages.column_writers import (
     Writer,
     late_batches,
 )
-from trainpipes.stages.naming import need_columns
+from trainpipes.naming import need_columns
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_columns import (
     BadCell,

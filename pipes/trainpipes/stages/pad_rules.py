@@ -13,7 +13,7 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.rectangles import PadSide
 from trainpipes.shown import shown
-from trainpipes.stages.naming import nearest
+from trainpipes.naming import nearest
 
 __all__ = ["FIXED", "Rule", "asked_masks", "column_rule", "numpy_dtype"]
 

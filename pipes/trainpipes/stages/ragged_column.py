@@ -14,7 +14,7 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
-from trainpipes.stages.blame import blame
+from trainpipes.runtime.blame import blame
 from trainpipes.stages.columns import columns_of
 from trainpipes.stages.token_columns import numbers_of
 

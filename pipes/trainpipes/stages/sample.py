@@ -16,7 +16,7 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.row_names import row_names
-from trainpipes.stages.blame import blame
+from trainpipes.runtime.blame import blame
 from trainpipes.stages.row_hash import NullKey, RowNames, hash_keys, mix, unit
 
 __all__ = ["Sample"]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
+from functools import cached_property
 from typing import Any, Literal
-
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.kinds import PlanStage
 from trainpipes.samplers import RandomSampler
 from trainpipes.shown import shown
 
 __all__ = ["Shuffle", "whole_number"]
 
 
-class Shuffle(Stage):
+class Shuffle(PlanStage):
     """Shuffles the order of row groups, and rows within windows.
 
     In: rows. Out: the same rows in another order, a new one every epoch, the same for the same
@@ -32,7 +32,6 @@ class Shuffle(Stage):
     dear on a disk that seeks. The order is the same whatever ``num_shards`` is.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         buffer_size: rows that are mixed with each other, at least.
         seed: of the order. Global seeds are neither read nor touched.
         max_bytes: most memory for the pipeline of one process, two thirds of it for windows and the
@@ -49,34 +48,30 @@ class Shuffle(Stage):
 
     role = "shuffle"
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        buffer_size: int = 40_960,
-        *,
-        seed: int = 0,
-        max_bytes: int = 1 << 30,
-        scope: Literal["buffer", "global"] | None = "buffer",
-    ) -> None:
-        whole_number(buffer_size, 1, "shuffle(buffer_size)", "rows to mix with each other")
-        whole_number(seed, None, "shuffle(seed)", "a seed")
-        whole_number(max_bytes, 1, "shuffle(max_bytes)", "bytes for all windows")
-        if scope not in (None, "buffer", "global"):
-            raise ConfigError(f'shuffle(scope) is "buffer" or "global", got {shown(scope)}')
-        wide = scope == "global"
-        if wide and (buffer_size, max_bytes) != (40_960, 1 << 30):
+    buffer_size: int = 40_960
+    _: KW_ONLY
+    seed: int = 0
+    max_bytes: int = 1 << 30
+    scope: Literal["buffer", "global"] | None = "buffer"
+
+    def check(self) -> None:
+        whole_number(self.buffer_size, 1, "shuffle(buffer_size)", "rows to mix with each other")
+        whole_number(self.seed, None, "shuffle(seed)", "a seed")
+        whole_number(self.max_bytes, 1, "shuffle(max_bytes)", "bytes for all windows")
+        if self.scope not in (None, "buffer", "global"):
+            raise ConfigError(f'shuffle(scope) is "buffer" or "global", got {shown(self.scope)}')
+        if self.scope == "buffer":
+            self._set(scope=None)  # states were saved before there was a choice
+        elif self.scope == "global" and (self.buffer_size, self.max_bytes) != (40_960, 1 << 30):
             raise ConfigError(
                 'shuffle(scope="global") has no buffer: leave buffer_size and max_bytes out, got '
-                f"{buffer_size!r} and {max_bytes!r}"
+                f"{self.buffer_size!r} and {self.max_bytes!r}"
             )
-        super().__init__(
-            source,
-            buffer_size=buffer_size,
-            seed=seed,
-            max_bytes=max_bytes,
-            scope="global" if wide else None,
-        )
-        self.order = RandomSampler(seed=seed) if wide else None
+
+    @cached_property
+    def order(self) -> RandomSampler | None:
+        """The order of all rows; None where they are shuffled within a buffer."""
+        return RandomSampler(seed=self.seed) if self.scope == "global" else None
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()

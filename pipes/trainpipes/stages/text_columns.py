@@ -14,8 +14,8 @@ from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame
-from trainpipes.stages.naming import nearest, need_columns
+from trainpipes.runtime.blame import blame
+from trainpipes.naming import nearest, need_columns
 
 __all__ = ["Template", "labelled_of", "one_chunk", "outputs_of", "text_columns"]
 

@@ -11,7 +11,7 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame
+from trainpipes.runtime.blame import blame
 
 __all__ = ["Budget", "Oversize"]
 

@@ -16,8 +16,8 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame
-from trainpipes.stages.naming import need_columns
+from trainpipes.runtime.blame import blame
+from trainpipes.naming import need_columns
 from trainpipes.stages.pad_columns import (
     BadCell,
     Column,

@@ -14,7 +14,7 @@ from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage, identify
 from trainpipes.shown import shown
-from trainpipes.stages.blame import blame
+from trainpipes.runtime.blame import blame
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns
 from trainpipes.tokenizers.callable import Function

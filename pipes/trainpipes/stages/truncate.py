@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import KW_ONLY
+from typing import Literal
 
 import numpy as np
-from torchdata.nodes import BaseNode
 
 from trainpipes.byte_rows import cut_rows
 from trainpipes.checks import column_names, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.stage import option
 from trainpipes.shown import shown
-from trainpipes.stages.naming import need_columns
+from trainpipes.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, row_table
 from trainpipes.stages.token_columns import numbers_of
 
@@ -24,20 +25,19 @@ __all__ = ["Truncate"]
 USUAL = ("input_ids", "labels", "attention_mask", "token_type_ids")
 
 
-class Truncate(Stage):
+class Truncate(RunStage):
     """Cuts lists of numbers to a length.
 
-    In: rows with columns of lists of numbers. Out: the same rows, no list longer than ``length``. Cursor:
+    In: rows with columns of lists of numbers. Out: the same rows, no list longer than ``max_length``. Cursor:
     none of its own. Costs about 1 ns a number, and nothing where all fit.
 
     For text, ``tokenize(max_length=...)`` is better: it knows which tokens are special, and keeps them.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
-        length: numbers that are kept of each list, at most.
+        max_length: numbers that are kept of each list, at most.
         columns: which ones are cut; by default "input_ids" and those of "labels", "attention_mask" and
             "token_type_ids" that are there.
-        side: "right" cuts the end off, "left" the start.
+        truncation_side: "right" cuts the end off, "left" the start.
 
     Raises:
         DataError: a null; names the row.
@@ -45,44 +45,44 @@ class Truncate(Stage):
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"input_ids": [[1, 2, 3], [4]]}))
-    >>> list(rows.truncate(2, side="left"))
+    >>> list(rows.truncate(2, truncation_side="left"))
     [{'input_ids': [2, 3]}, {'input_ids': [4]}]
     """
 
-    role = "rows"
     needs_columns = True
+    thread_safe = True
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        length: int = 512,
-        *,
-        columns: str | Sequence[str] | None = None,
-        side: Literal["right", "left"] = "right",
-    ) -> None:
-        whole_number(length, 0, "truncate(length)", "numbers that are kept of each list")
-        names = None if columns is None else column_names(columns, "truncate(columns)")
-        if side not in ("right", "left"):
-            raise ConfigError(f'truncate(side) is "right" or "left", got {shown(side)}')
-        super().__init__(source, length=length, columns=columns, side=side)
-        self._names = names
+    max_length: int = option(key="length", was="length")
+    _: KW_ONLY
+    columns: str | Sequence[str] | None = None
+    truncation_side: Literal["right", "left"] = option(default="right", key="side", was="side")
+
+    def check(self) -> None:
+        whole_number(
+            self.max_length, 0, "truncate(max_length)", "numbers that are kept of each list"
+        )
+        if self.columns is not None:
+            column_names(self.columns, "truncate(columns)")
+        if self.truncation_side not in ("right", "left"):
+            raise ConfigError(
+                f'truncate(truncation_side) is "right" or "left", got {shown(self.truncation_side)}'
+            )
 
     def process(self, run: Run) -> Run:
         block, table = row_table(run, self)
-        names = self._names
-        if names is None:
+        if self.columns is None:
             names = [name for name in USUAL if name in table.column_names] or ["input_ids"]
+        else:
+            names = column_names(self.columns, "truncate(columns)")
         need_columns(table.column_names, names, self)
-        most, cut = self.options["length"], False
+        most, cut = self.max_length, False
         for name in names:
             values, lengths = numbers_of(block, name, self)
             if not (lengths > most).any():
                 continue
             offsets = np.concatenate([[0], np.cumsum(lengths)])
-            cut_side: Literal["pre", "post"] = "post" if self.options["side"] == "right" else "pre"
+            side: Literal["pre", "post"] = "post" if self.truncation_side == "right" else "pre"
             place = table.column_names.index(name)
-            table = table.set_column(
-                place, name, as_lists(*cut_rows(values, offsets, most, cut_side))
-            )
+            table = table.set_column(place, name, as_lists(*cut_rows(values, offsets, most, side)))
             cut = True
         return run.with_block(block.with_data(table)) if cut else run.with_block(block)

@@ -1,0 +1,308 @@
+"""The kinds of stages: what is asked of each.
+
+A stage of one's own is a ``TableStage``, ``RowStage``, ``BatchStage`` or ``Source``. The other kinds are what
+stages of this library are besides.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.order import IntArray
+from trainpipes.runtime.blame import blame, each
+from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.rows.columns import table_of
+from trainpipes.runtime.rows.utf8 import naming_bad_text
+from trainpipes.runtime.run import Run, RunSource, round_of
+from trainpipes.runtime.source import RowSource, RowStream
+from trainpipes.runtime.stage import Stage
+
+__all__ = [
+    "BatchStage",
+    "CutStage",
+    "OpenBelow",
+    "PlaceStage",
+    "PlanStage",
+    "RowStage",
+    "Rows",
+    "RunStage",
+    "Source",
+    "TableStage",
+    "opened",
+]
+
+#: Opens the rows below a stage at a state of theirs.
+OpenBelow = Callable[[dict[str, Any]], RunSource]
+
+
+class RunStage(Stage):
+    """A stage without a position of its own: it makes a run of a run. The kind that others are made of."""
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether it has workers that can begin with a run before it is due."""
+        return False
+
+    def process(self, run: Run) -> Run:
+        """What comes out for what goes in.
+
+        Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, never added or reordered.
+        """
+        raise NotImplementedError(f"{self} does not say what it does")
+
+    def hand_over(self, run: Run) -> Callable[[], Run] | None:
+        """Have workers of the stage begin with a run, and what waits for them and gives what ``process``
+        would; None where there are none."""
+        return None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Who the rows of a table are, for what is drawn at random for each.
+
+    Args:
+        ids: the number of each row in file order over all files, int64 ``[rows]``.
+        epochs: in which each is read, int64 ``[rows]``.
+    """
+
+    ids: IntArray
+    epochs: IntArray
+
+
+class TableStage(RunStage):
+    """A stage on rows as an Arrow table: one row out for each that goes in, in order.
+
+    Define ``apply``; or ``open``, for what is made once in each process, or depends on who a row is. How many
+    rows a table has is not fixed and may differ between two runs: each is to be treated by itself. Rows that
+    are dicts come as a table, too; rows that are dropped are a matter of ``filter``.
+
+    >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp
+    >>> class Lower(tp.TableStage):
+    ...     column: str
+    ...
+    ...     def apply(self, table):
+    ...         index = table.column_names.index(self.column)
+    ...         return table.set_column(index, self.column, pc.utf8_lower(table[self.column]))
+    >>> list(tp.from_arrow(pa.table({"text": ["A", "B"]})).then(Lower("text")))
+    [{'text': 'a'}, {'text': 'b'}]
+    """
+
+    needs_columns = True
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows that come of those of a table."""
+        raise ConfigError(f"{type(self).__name__} needs apply(table), which returns a table")
+
+    def open(self) -> Callable[[pa.Table, Rows], pa.Table]:
+        """What is called for each table, and who its rows are; made once in each process. Several threads
+        may call it at once if ``thread_safe`` says so."""
+        return lambda table, rows: self.apply(table)
+
+    @cached_property
+    def _function(self) -> Callable[[pa.Table, Rows], pa.Table]:
+        return self.open()
+
+    def process(self, run: Run) -> Run:
+        if run.items is not None:
+            raise ConfigError(
+                f"{self} works on columns, and stands above pad_collate() or collate(): put it before"
+            )
+        block = run.block
+        table = table_of(block.data, self)
+        epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
+        try:
+            found = self._function(table, Rows(block.ids, epochs))
+        except Exception as error:
+            blame(error, self, int(block.ids[0]) if len(block) else None)
+            raise
+        if not isinstance(found, pa.Table) or len(found) != len(table):
+            got = f"{len(found)} rows" if isinstance(found, pa.Table) else type(found).__name__
+            raise DataError(
+                f"{self} is given a table of {len(table)} rows and returns one of as many, got {got}; to drop "
+                "rows use filter()",
+                stage=str(self),
+            )
+        return run.with_block(block.with_data(found))
+
+
+class RowStage(RunStage):
+    """A stage on each row by itself, as a dict or what else the source gives; above a batch, on each item.
+
+    >>> import trainpipes as tp
+    >>> class AddSuffix(tp.RowStage):
+    ...     suffix: str = "!"
+    ...
+    ...     def apply(self, row):
+    ...         return row + self.suffix
+    >>> pipe = tp.from_dataset(["a", "b"]).then(AddSuffix("?"))
+    >>> pipe
+    from_dataset(list of 2 items)
+      .add_suffix('?')
+    >>> list(pipe)
+    ['a?', 'b?']
+    """
+
+    per_row = True
+    makes_objects = True
+
+    def apply(self, row: Any) -> Any:
+        """What comes of a row; never None."""
+        raise ConfigError(f"{type(self).__name__} needs apply(row), which returns a row")
+
+    def process(self, run: Run) -> Run:
+        found = each(self, self._applied, run)
+        if run.items is None and run.bounds is None:
+            return run.with_block(run.block.with_data(found))
+        return run.with_items(found)
+
+    def _applied(self, row: Any) -> Any:
+        found = self.apply(row)
+        if found is None:
+            raise DataError(f"{self} returned None for a row; to drop rows use filter()")
+        return found
+
+
+class BatchStage(RunStage):
+    """A stage on each finished batch, such as one that moves it to where it is used.
+
+    >>> import torch, trainpipes as tp
+    >>> class Scale(tp.BatchStage):
+    ...     by: float = 0.5
+    ...
+    ...     def apply(self, batch):
+    ...         return {name: tensor * self.by for name, tensor in batch.items()}
+    >>> pipe = tp.from_tensors(x=torch.arange(4)).batch(2).collate().then(Scale())
+    >>> [batch["x"].tolist() for batch in pipe]
+    [[0.0, 0.5], [1.0, 1.5]]
+    """
+
+    role = "finish"
+
+    def apply(self, batch: Any) -> Any:
+        """What comes of a batch; never None."""
+        raise ConfigError(f"{type(self).__name__} needs apply(batch), which returns a batch")
+
+    def process(self, run: Run) -> Run:
+        if run.items is None and run.bounds is None:
+            raise ConfigError(f"{self} works on batches: put batch() before it")
+        return run.with_items(each(self, self._applied, run))
+
+    def _applied(self, batch: Any) -> Any:
+        found = self.apply(batch)
+        if found is None:
+            raise DataError(f"{self} returned None for a batch; to drop batches use filter()")
+        return found
+
+
+class CutStage(Stage):
+    """A stage with a position of its own: it cuts what comes from below anew, so that runs of a shard must be
+    seen one after the other.
+
+    Attributes:
+        cursor_keys: the counts that it adds to a cursor beside "below", the cursor of what is below; None
+            where it may write there what it likes.
+    """
+
+    cursor_keys: tuple[str, ...] | None = None
+
+    @abstractmethod
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        """The runs of one shard from this stage, opened at a cursor.
+
+        Args:
+            below: opens the rows below at a cursor of theirs.
+            at: a cursor that a run of this stage gave, or one of the rows' own at the start.
+        """
+
+
+class PlanStage(Stage):
+    """A stage that is carried out by the plan of the whole chain: it orders, deals, repeats or keeps rows."""
+
+
+class PlaceStage(Stage):
+    """A stage on finished batches, carried out by the process that trains."""
+
+    role = "place"
+
+    @property
+    def ahead(self) -> int:
+        """Batches that it begins with before they are asked for."""
+        return 0
+
+    @abstractmethod
+    def place(self, item: Any) -> Any:
+        """A finished batch where it is to lie."""
+
+
+class Source(Stage):
+    """A stage that rows come from.
+
+    Define ``open``, which returns a ``RowSource`` whose rows can be listed, or a ``RowStream``. A chain starts
+    with it by ``trainpipes.from_source``; see docs/extend.md for one in 20 lines.
+
+    Attributes:
+        has_blocks: whether its rows are Arrow, in blocks that can be told from others by what they hold.
+        random_access: whether rows can be chosen by number.
+        orders_rows: whether the rows come in an order that a shuffle would undo.
+        makes_batches: whether an item is a micro-batch already.
+        read_once: whether rows can be read only once.
+        mixes: whether it mixes the rows of pipelines.
+        endless: whether an epoch has no end.
+    """
+
+    role = "source"
+    has_blocks = False
+    random_access = False
+    orders_rows = False
+    makes_batches = False
+    read_once = False
+    mixes = False
+    endless = False
+
+    def open(self) -> RowSource | RowStream:
+        """The rows, in this process."""
+        raise ConfigError(f"{type(self).__name__} needs open(), which returns a RowSource")
+
+    def late(self) -> Stage | None:
+        """What turns the source's keys into rows, as late as it can: after they are dealt."""
+        return None
+
+
+def opened(stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+    """The runs of one shard from a stage, opened at a cursor."""
+    if isinstance(stage, CutStage):
+        return stage.open(below, at)
+    assert isinstance(stage, RunStage)
+    return _Processed(stage, below(at))
+
+
+class _Processed:
+    """The runs below, each put through a stage."""
+
+    def __init__(self, stage: RunStage, below: RunSource) -> None:
+        self._stage = stage
+        self._below = below
+
+    def next_run(self) -> Run:
+        epochs = set()  # of which nothing was let through
+        while True:
+            below = self._below.next_run()
+            with naming_bad_text(below.block, self._stage):
+                run = self._stage.process(below)
+            if len(run):
+                return run
+            epochs.add(round_of(below.cursors.state(0)))
+            if len(epochs) > MOST_DRY_EPOCHS + 1:
+                raise DataError(
+                    f"{self._stage} let no row of {MOST_DRY_EPOCHS} whole epochs through, and under "
+                    "repeat() would look for one for ever: check its condition",
+                    stage=str(self._stage),
+                )
