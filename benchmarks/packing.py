@@ -77,7 +77,7 @@ def all_runs(runs: RunSource) -> Iterator[Run]:
 
 def packed(table: pa.Table, length: int, **options: Any) -> Iterator[Run]:
     """The runs that ``pack`` makes of a table."""
-    return all_runs(Pack(length=length, **options).begin(lambda _: Runs(table), {}))
+    return all_runs(Pack(length, **options).open(lambda _: Runs(table), {}))
 
 
 def rows_of(runs: Iterable[Run]) -> list[dict[int, int]]:

@@ -106,15 +106,15 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
     files, index = footers(folder)
     parquet.read_index = lambda *_: index  # type: ignore[assignment]
     shards = ranks * workers
-    steps = (
+    stages = (
         tp.list_files("/data/crawl").read_parquet().sharding_filter(shards)
-        .shuffle(BUFFER, max_bytes=WINDOW_BYTES * shards).batch(BATCH)._steps
+        .shuffle(BUFFER, max_bytes=WINDOW_BYTES * shards).batch(BATCH).stages
     )  # fmt: skip
     before = peak()
     clock = Clock()
     with clock.phase("row groups as blocks"):
         source = ParquetSource(files, None)
-        plan = Plan([cls(None, **options) for cls, options in steps], source)
+        plan = Plan([stage.fresh() for stage in stages], source)
         assert plan.blocks.rows
     with clock.phase("identity of data and stages"):
         identity = plan.identity

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from oracle import Spec
-from trainpipes.runtime.source import Reader, RowSource
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.source import RowSource
 
 
 def examples(count: int, *, shrink: bool = True) -> settings:
@@ -58,18 +58,14 @@ class KeepBatch:
         return rows_of(batch)[0] & self.mask != 0
 
 
-class RowGroups(Stage):
+class RowGroups(Source):
     """Rows 0, 1, 2, … in memory, in row groups of the given sizes, with one even and one ragged
     column beside their numbers."""
 
-    role = "source"
+    groups: Sequence[int]
 
-    def __init__(self, source: None = None, groups: Sequence[int] = ()) -> None:
-        super().__init__(source, groups=list(groups))
-        self._groups = list(groups)
-
-    def open_source(self, files: Any = None) -> RowSource:
-        return GroupSource(self._groups)
+    def open(self) -> RowSource:
+        return GroupSource(self.groups)
 
 
 class GroupSource(RowSource):
@@ -79,15 +75,9 @@ class GroupSource(RowSource):
         self.lengths = np.array(groups, dtype=np.int64)
         self._starts = np.cumsum([0, *groups])
 
-    def reader(self) -> Reader:
-        return self
-
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         first = int(self._starts[block])
         return table_of_rows(first + start, first + stop)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def fingerprint(self) -> dict[str, Any]:
         return {"groups": self.lengths.tolist()}

@@ -329,7 +329,7 @@ FINITE: dict[str, Make] = {
     "unbatch / from_dataset": lambda f: tp.from_dataset(SQUARES).sharding_filter(4).unbatch().batch(5),
     "enumerate": lambda f: rows(f).skip(3).enumerate(2).sharding_filter(4).shuffle(9).batch(4),
     "enumerate / from_dataset": lambda f: tp.from_dataset(SQUARES).enumerate().sharding_filter(4).batch(4),
-    "truncate": lambda f: sharded(f).truncate(3, columns="tokens", side="left").batch(4),
+    "truncate": lambda f: sharded(f).truncate(3, columns="tokens", truncation_side="left").batch(4),
     "add_labels": lambda f: sharded(f).add_labels("tokens", ignore=[3]).batch(4),
     "chat_template": lambda f: (
         sharded(f).map(conversation).chat_template(chat_tokenizer(), max_length=60).batch(4).pad_collate()

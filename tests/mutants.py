@@ -198,8 +198,8 @@ class Subject:
         self.name = name
         self.state = state
         self.states = states
-        self._pipe = tp.Pipeline(pipe._steps)
-        self._loader = tp.Loader(tp.Pipeline(pipe._steps))
+        self._pipe = tp.Pipeline(pipe.stages)
+        self._loader = tp.Loader(tp.Pipeline(pipe.stages))
         self._node: Any = node_of(pipe)
         self.rest = self._items(self.ways[0](state))
 
@@ -321,8 +321,9 @@ class InWorker(Subject):
 def node_of(pipe: tp.Pipeline) -> Any:
     """The stages of a pipeline as nodes, the last one."""
     node = None
-    for step, options in pipe._steps:
-        node = step(node, **options)
+    for stage in pipe.stages:
+        kind = getattr(nodes, type(stage).__name__)
+        node = kind(**stage.options) if node is None else kind(node, **stage.options)
     return node
 
 
@@ -342,10 +343,9 @@ def subjects(folder: Path) -> Iterator[Subject]:
     for name in ("batch", "repeat", "repeat / across", "from_iterable"):
         pipe = {**FINITE, **ENDLESS}[name](folder)
         state = pipe.state_at(5)
-        steps = [
-            (c, {**o, "batch_size": 3} if c.__name__ == "Batch" else o) for c, o in pipe._steps
-        ]
-        pipe = tp.Pipeline(steps)
+        pipe = tp.Pipeline(
+            [s.replaced(batch_size=3) if s.name == "batch" else s for s in pipe.stages]
+        )
         pipe.load_state_dict(state, allow_changes=["batch_size"])
         yield of_pipeline(f"{name}, another batch size", pipe, 3)
     for name in ("batch", "filter", "mix", "pack / concat"):

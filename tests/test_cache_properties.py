@@ -34,11 +34,9 @@ class KnownSource(GroupSource):
 
 def with_cache(pipe: Pipeline, place: int, folder: str) -> Pipeline:
     """The pipeline with a cache above its first ``place`` stages."""
-    steps = list(pipe._steps)
-    steps.insert(
-        place, (Cache, {"path": folder, "enabled": True, "max_bytes": None, "version": None})
-    )
-    made = Pipeline(steps)
+    stages = list(pipe.stages)
+    stages.insert(place, Cache(folder))
+    made = Pipeline(stages)
     try:
         assert made._runner.plan.cache is not None
     except ConfigError:
@@ -75,7 +73,7 @@ def test_it_changes_neither_sequence_nor_states(
         for _ in range(2):  # cold, then warm
             assert items_of(with_cache(plain, place, folder)) == want
         assert cached._runner.plan.identity == plain._runner.plan.identity
-        for saving, loading in ((cached, Pipeline(plain._steps)), (Pipeline(plain._steps), cached)):
+        for saving, loading in ((cached, Pipeline(plain.stages)), (Pipeline(plain.stages), cached)):
             if not k:
                 continue
             items_of(saving, k)

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
 from trainpipes.sources.dataset import FromDataset
 from trainpipes.sources.packed_list import PackedList, packed
 
@@ -92,20 +92,19 @@ def test_what_does_not_pickle_or_is_no_list_stays_as_it_is() -> None:
     assert packed(FromDataset, few) is few
     other = {"dataset": range(5000)}
     assert packed(FromDataset, other) is other
-    assert isinstance(packed(FromDataset, {"dataset": [0] * 2000})["dataset"], PackedList)
+    assert isinstance(packed(FromDataset([0] * 2000)).dataset, PackedList)
 
 
-class Keep(Stage):
+class Keep(RunStage):
     """Keeps the rows that are in a list; it looks at what the list is."""
 
     keeps_rows = False
 
-    def __init__(self, source: Any = None, dataset: Any = None) -> None:
-        super().__init__(source, dataset=dataset)
+    dataset: Any
 
     def process(self, run: Run) -> Run:
-        assert type(self.options["dataset"]) is list
-        kept = [k for k, row in enumerate(run.unroll()) if row in self.options["dataset"]]
+        assert type(self.dataset) is list
+        kept = [k for k, row in enumerate(run.unroll()) if row in self.dataset]
         return run.pick(np.array(kept, dtype=np.int64))
 
 

@@ -125,11 +125,13 @@ OPTIONS: dict[str, Make] = {
         .pad_collate(
             max_length=9,
             pad_to_multiple_of=8,
-            padding="pre",
-            truncating="pre",
+            padding_side="left",
+            truncation_side="left",
             value=3,
             mask={"input_ids": "seen"},
-            columns={"tokens": {"max_length": 4, "padding": "post", "value": 1, "mask": "there"}},
+            columns={
+                "tokens": {"max_length": 4, "padding_side": "right", "value": 1, "mask": "there"}
+            },
         )
     ),
     "pad_collate / dtype": lambda f: (
@@ -166,7 +168,7 @@ OPTIONS: dict[str, Make] = {
     "tokenize / template": lambda f: rows(f).tokenize("bytes", template="{text}: {x}", labels=True),
     "tokenize / columns": lambda f: rows(f).tokenize("bytes", every_stage.PAIRS, eos=257),
     "tokenize / function": lambda f: rows(f).tokenize(every_stage.codes, "text"),
-    "truncate": lambda f: rows(f).truncate(3, columns=["tokens"], side="left"),
+    "truncate": lambda f: rows(f).truncate(3, columns=["tokens"], truncation_side="left"),
     "read_parquet": lambda f: tp.list_files(every_stage.files(f), suffix=[".parquet"]).read_parquet(
         ["x", "tokens"], index=False, errors="replace"
     ),
@@ -200,7 +202,7 @@ OPTIONS: dict[str, Make] = {
         {"a": part(f, 24), "b": part(f, 15, 50)}, temperature=3.0, repetitions=4
     ),
     "mix / repeat": lambda f: tp.mix({"a": part(f, 24)}, stop="repeat"),
-    "recipe pretrain": lambda f: recipe("pretrain", f, text="text", length=32),
+    "recipe pretrain": lambda f: recipe("pretrain", f, text="text", max_length=32),
     "recipe sft": lambda f: recipe("sft", f, prompt="text", response="answer"),
     "recipe seq2seq": lambda f: recipe("seq2seq", f, prompt="text", response="answer"),
 }

@@ -1,7 +1,9 @@
 """Training data for PyTorch: from files to pinned batches, as composable stages, with a position
 that can be saved at any batch and restored exactly."""
 
+import importlib
 import warnings
+from typing import Any
 
 from trainpipes import cache, samplers
 from trainpipes.errors import (
@@ -24,12 +26,16 @@ from trainpipes.merge import merge_states
 from trainpipes.padding import pad_sequences
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipes import recipe
+from trainpipes.runtime.kinds import BatchStage, Rows, RowStage, Source, TableStage
+from trainpipes.runtime.source import Place, RowSource, RowStream, StreamReader
+from trainpipes.runtime.stage import Stage
 from trainpipes.start import (
     concat,
     from_arrow,
     from_dataset,
     from_iterable,
     from_memmap,
+    from_source,
     from_tensors,
     list_files,
     mix,
@@ -39,6 +45,7 @@ from trainpipes.start import (
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
 
 __all__ = [
+    "BatchStage",
     "ConfigError",
     "DataChangedError",
     "DataError",
@@ -46,8 +53,17 @@ __all__ = [
     "MissingExtraError",
     "MissingFilesError",
     "Pipeline",
+    "Place",
+    "RowSource",
+    "RowStage",
+    "RowStream",
+    "Rows",
     "SchemaError",
+    "Source",
+    "Stage",
     "StateError",
+    "StreamReader",
+    "TableStage",
     "TopologyError",
     "TrainpipesError",
     "UnreachableError",
@@ -59,13 +75,21 @@ __all__ = [
     "from_dataset",
     "from_iterable",
     "from_memmap",
+    "from_source",
     "from_tensors",
     "list_files",
     "merge_states",
     "mix",
+    "nodes",
     "pad_sequences",
     "read_memmap",
     "recipe",
     "samplers",
     "write_memmap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "nodes":  # which torchdata is imported for
+        return importlib.import_module("trainpipes.nodes")
+    raise AttributeError(f"module 'trainpipes' has no attribute {name!r}")

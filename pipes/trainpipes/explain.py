@@ -191,10 +191,10 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
     notes = []
     if plan.shuffle is not None and window_rows and plan.drawn is None:
         assert isinstance(plan.source, RowSource)
-        buffer = int(plan.shuffle.options["buffer_size"])
+        buffer = int(plan.shuffle.buffer_size)
         if window_rows < min(buffer, plan.blocks.rows):
             notes.append(
-                f"max_bytes = {plan.shuffle.options['max_bytes']:,} makes the shuffle's buffer smaller "
+                f"max_bytes = {plan.shuffle.max_bytes:,} makes the shuffle's buffer smaller "
                 f"than the {buffer:,} rows asked for; raise it in shuffle(max_bytes=...)"
             )
         longest = int(plan.blocks.lengths.max(initial=0))

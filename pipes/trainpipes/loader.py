@@ -119,7 +119,7 @@ class Loader:
             "multiprocessing_context": multiprocessing_context,
         }
         self._persistent = persistent_workers
-        self._steps: list[tuple[Any, dict[str, Any]]] | None = None  # as workers get them
+        self._stages: list[Stage] | None = None  # as workers get them
         self._workers: Workers | None = None  # that are kept from one epoch to the next
 
     def __getstate__(self) -> dict[str, Any]:
@@ -202,11 +202,11 @@ class Loader:
         if kept is not None and kept.idle and position.m == 0:
             return kept.messages(position.epoch)
         plan = self._runner.plan
-        if self._steps is None:
-            self._steps = [(cls, packed(cls, options)) for cls, options in self.pipeline._steps]
+        if self._stages is None:
+            self._stages = [packed(stage) for stage in self.pipeline.stages]
         start = sharedctypes.RawArray("q", [position.epoch, 1])
         slots = Slots(workers, self._options["prefetch_factor"])
-        rounds = Rounds(self._steps, plan.source, ranks, workers, start, position, slots)
+        rounds = Rounds(self._stages, plan.source, ranks, workers, start, position, slots)
         generator = torch.Generator()  # a DataLoader would draw from the global one
         generator.manual_seed(position.epoch)
         options = {k: v for k, v in self._options.items() if v is not None}

@@ -18,6 +18,7 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.caching import sealed
 from trainpipes.runtime.caching.address import digest_of, stages_key
 from trainpipes.runtime.caching.file_lock import FileLock
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.rows.fixed_lists import python_rows
@@ -25,7 +26,6 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.chains import Chains
 from trainpipes.runtime.shards.lane import say_where
 from trainpipes.runtime.source import RowSource
-from trainpipes.runtime.stage import Stage
 
 __all__ = ["MapDataset", "to_map_dataset"]
 
@@ -34,10 +34,9 @@ ASKER = "to_map_dataset()"
 GLANCE, PATIENCE = 0.05, 600.0
 
 
-class ToMapDataset(Stage):
+class ToMapDataset(RunStage):
     """Has rows that are Python objects become columns, all of one schema, whose text is UTF-8."""
 
-    role = "rows"
     needs_columns = True
 
     def process(self, run: Run) -> Run:
@@ -144,7 +143,7 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
             "to_map_dataset() keeps the rows of one epoch: take it before batch() and repeat(), got "
             f"{plan.batch or plan.repeat}"
         )
-    plan = Pipeline([*pipeline._steps, (ToMapDataset, {})])._runner.plan
+    plan = Pipeline([*pipeline.stages, ToMapDataset()])._runner.plan
     if path is not None:
         _write(plan, Path(path).absolute(), None)
         return MapDataset(path)
@@ -199,8 +198,8 @@ def _known_by(plan: Plan) -> list[Any]:
             f"to_map_dataset() names its file by what is in it, and the rows of {plan.stages[0]} cannot be "
             "told from others: use to_map_dataset(path), which writes the file anew"
         )
-    if any(hasattr(stage, "plan") or stage.by_row for stage in stages):
-        known.append(plan.stages[0].options.get("urls"))  # where rows are from counts
+    if any(stage.by_place or stage.by_row for stage in stages):
+        known.append(getattr(plan.stages[0], "urls", None))  # where rows are from counts
     return [*known, keys]
 
 

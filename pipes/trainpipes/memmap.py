@@ -180,8 +180,7 @@ def _of_tables(table: pa.Table) -> Iterator[Part]:
 
 def _of_pipeline(pipe: Pipeline) -> tuple[int | None, Iterator[Part]]:
     """What one epoch of a pipeline gives, as columns where they are there."""
-    steps = [(kind, options) for kind, options in pipe._steps if kind.role != "shard"]
-    whole = Pipeline(steps, (0, 1))
+    whole = Pipeline([stage for stage in pipe.stages if stage.role != "shard"], (0, 1))
     plan = whole._runner.plan
     if plan.endless:
         raise ConfigError(f"write_memmap() writes one epoch: leave out {plan.repeat}")

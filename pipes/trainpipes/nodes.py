@@ -19,42 +19,46 @@ arrays and tensors.
 [{'x': 1}, {'x': 4}]
 """
 
-from trainpipes.runtime.stage import Stage
-from trainpipes.sources.arrow import FromArrow
-from trainpipes.sources.concat import Concat
-from trainpipes.sources.dataset import FromDataset
-from trainpipes.sources.files import ListFiles
-from trainpipes.sources.iterable import FromIterable
-from trainpipes.sources.memmap import FromMemmap
-from trainpipes.sources.mix import Mix
-from trainpipes.sources.parquet import ReadParquet
-from trainpipes.sources.tensors import FromTensors
-from trainpipes.stages.add_labels import AddLabels
-from trainpipes.stages.batch import Batch
-from trainpipes.stages.bucket_by_length import BucketByLength
-from trainpipes.stages.cache import Cache
-from trainpipes.stages.chat_template import ChatTemplate
-from trainpipes.stages.collate import Collate
-from trainpipes.stages.columns import Rename, Select
-from trainpipes.stages.draw import Draw
-from trainpipes.stages.enumerate import Enumerate
-from trainpipes.stages.filter import Filter
-from trainpipes.stages.flat_map import FlatMap, Unbatch
-from trainpipes.stages.map import Map
-from trainpipes.stages.map_batches import MapBatches
-from trainpipes.stages.mask_tokens import MaskTokens
-from trainpipes.stages.pack import Pack
-from trainpipes.stages.pad_collate import PadCollate
-from trainpipes.stages.pin import Pin
-from trainpipes.stages.repeat import Repeat
-from trainpipes.stages.sample import Sample
-from trainpipes.stages.sharding_filter import ShardingFilter
-from trainpipes.stages.shuffle import Shuffle
-from trainpipes.stages.split import Split
-from trainpipes.stages.take import Skip, Take
-from trainpipes.stages.to import To
-from trainpipes.stages.tokenize import Tokenize
-from trainpipes.stages.truncate import Truncate
+from trainpipes.runtime.iterating.node import StageNode, node_of, start_of
+from trainpipes.sources import (
+    arrow,
+    concat,
+    dataset,
+    files,
+    iterable,
+    memmap,
+    mix,
+    parquet,
+    tensors,
+)
+from trainpipes.stages import (
+    add_labels,
+    batch,
+    bucket_by_length,
+    cache,
+    chat_template,
+    collate,
+    columns,
+    draw,
+    enumerate,
+    filter,
+    flat_map,
+    map,
+    map_batches,
+    mask_tokens,
+    pack,
+    pad_collate,
+    pin,
+    repeat,
+    sample,
+    sharding_filter,
+    shuffle,
+    split,
+    take,
+    to,
+    tokenize,
+    truncate,
+)
 
 __all__ = [
     "AddLabels",
@@ -90,10 +94,49 @@ __all__ = [
     "Shuffle",
     "Skip",
     "Split",
-    "Stage",
+    "StageNode",
     "Take",
     "To",
     "Tokenize",
     "Truncate",
     "Unbatch",
 ]
+
+AddLabels = node_of(add_labels.AddLabels)
+Batch = node_of(batch.Batch)
+BucketByLength = node_of(bucket_by_length.BucketByLength)
+Cache = node_of(cache.Cache)
+ChatTemplate = node_of(chat_template.ChatTemplate)
+Collate = node_of(collate.Collate)
+Concat = start_of(concat.Concat)
+Draw = node_of(draw.Draw)
+Enumerate = node_of(enumerate.Enumerate)
+Filter = node_of(filter.Filter)
+FlatMap = node_of(flat_map.FlatMap)
+FromArrow = start_of(arrow.FromArrow)
+FromDataset = start_of(dataset.FromDataset)
+FromIterable = start_of(iterable.FromIterable)
+FromMemmap = start_of(memmap.FromMemmap)
+FromTensors = start_of(tensors.FromTensors)
+ListFiles = start_of(files.ListFiles)
+Map = node_of(map.Map)
+MapBatches = node_of(map_batches.MapBatches)
+MaskTokens = node_of(mask_tokens.MaskTokens)
+Mix = start_of(mix.Mix)
+Pack = node_of(pack.Pack)
+PadCollate = node_of(pad_collate.PadCollate)
+Pin = node_of(pin.Pin)
+ReadParquet = node_of(parquet.ReadParquet)
+Rename = node_of(columns.Rename)
+Repeat = node_of(repeat.Repeat)
+Sample = node_of(sample.Sample)
+Select = node_of(columns.Select)
+ShardingFilter = node_of(sharding_filter.ShardingFilter)
+Shuffle = node_of(shuffle.Shuffle)
+Skip = node_of(take.Skip)
+Split = node_of(split.Split)
+Take = node_of(take.Take)
+To = node_of(to.To)
+Tokenize = node_of(tokenize.Tokenize)
+Truncate = node_of(truncate.Truncate)
+Unbatch = node_of(flat_map.Unbatch)

@@ -1,19 +1,19 @@
 """The fluent chain: an immutable record of stages that can be iterated.
 
-A ``Pipeline`` is a tuple of steps, each a stage's class and its options. It prints, compares and
-pickles as that record. Beside it, outside ``==``, hash and ``repr``, each pipeline object knows where
-its own iteration stands; a pipeline derived from it starts afresh.
+A ``Pipeline`` is a tuple of stages: it prints, compares and pickles as that record. Beside it, outside
+``==``, hash and ``repr``, each pipeline object knows where its own iteration stands; a pipeline derived from
+it starts afresh.
 """
 
 from __future__ import annotations
 
-import os
+import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, overload
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.checks import whole_number
@@ -25,7 +25,7 @@ from trainpipes.runtime.forecast.padding_share import PaddingShare, padding_shar
 from trainpipes.runtime.iterating.iterator import PipelineIterator
 from trainpipes.runtime.iterating.runner import Runner
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.stage import Stage, same
 from trainpipes.shown import shown
 from trainpipes.sources.parquet import ReadParquet
 from trainpipes.stages.add_labels import AddLabels
@@ -39,11 +39,10 @@ from trainpipes.stages.draw import Draw
 from trainpipes.stages.enumerate import Enumerate
 from trainpipes.stages.filter import Filter
 from trainpipes.stages.flat_map import FlatMap, Unbatch
-from trainpipes.stages.map import Kind, Map, StartMethod
-from trainpipes.stages.map_batches import Format, MapBatches
+from trainpipes.stages.map import Map
+from trainpipes.stages.map_batches import MapBatches
 from trainpipes.stages.mask_tokens import MaskTokens
-from trainpipes.stages.pack import Method, Pack
-from trainpipes.stages.pack_rows import Overlong
+from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.repeat import Repeat
@@ -53,14 +52,11 @@ from trainpipes.stages.shuffle import Shuffle
 from trainpipes.stages.split import Split, checked_parts
 from trainpipes.stages.take import Skip, Take
 from trainpipes.stages.to import To
-from trainpipes.stages.token_budget import Oversize
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.truncate import Truncate
 from trainpipes.topology import data_parallel
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.compute as pc
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainpipes.explain import Explanation
@@ -68,8 +64,37 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline"]
 
-#: A stage's class and its options, ordered.
-Step = tuple[type[Stage], dict[str, Any]]
+P = ParamSpec("P")
+
+
+class Method(Generic[P]):
+    """A method that adds a stage: its parameters and its text are those of the stage's class."""
+
+    def __init__(self, stage: Callable[P, Stage]) -> None:
+        self._stage = stage
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        stage: Any = self._stage
+
+        def add(pipeline: Pipeline, *args: Any, **options: Any) -> Pipeline:
+            return pipeline.then(stage(*args, **options))
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        taken = inspect.signature(stage).parameters.values()
+        signature = inspect.Signature([own, *taken], return_annotation="Pipeline")
+        for key, value in (
+            ("__name__", name), ("__qualname__", f"{owner.__name__}.{name}"), ("__doc__", stage.__doc__),
+            ("__module__", stage.__module__), ("__signature__", signature),
+        ):  # fmt: skip
+            setattr(add, key, value)
+        self._add = add
+
+    @overload
+    def __get__(self, one: None, owner: Any) -> Callable[Concatenate[Pipeline, P], Pipeline]: ...
+    @overload
+    def __get__(self, one: Pipeline, owner: Any) -> Callable[P, Pipeline]: ...
+    def __get__(self, one: Pipeline | None, owner: Any) -> Any:
+        return self._add if one is None else MethodType(self._add, one)
 
 
 class Pipeline(IterableDataset[Any]):
@@ -81,18 +106,18 @@ class Pipeline(IterableDataset[Any]):
     ``trainpipes.Loader``. Stages are documented at their classes.
 
     Args:
-        steps: the stages' classes and options.
+        stages: first one first.
         ranks: rank and world size, if they are not the process's.
         members: global ranks that read the pipeline with this one, if they are not all.
     """
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        stages: Sequence[Stage],
         ranks: tuple[int, int] | None = None,
         members: tuple[int, ...] | None = None,
     ) -> None:
-        self._steps = tuple(steps)
+        self._stages = tuple(stages)
         self._ranks = ranks
         self._members = members
         self._runner = Runner(self._plan, self._data_parallel)
@@ -102,22 +127,23 @@ class Pipeline(IterableDataset[Any]):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Fresh stages of this chain, first one first."""
-        return tuple(cls(None, **options) for cls, options in self._steps)
+        """The stages of this chain, first one first."""
+        return self._stages
 
     def then(self, stage: Stage) -> Pipeline:
-        """This pipeline with one more stage: one of ours, or your own subclass of ``Stage``.
+        """This pipeline with one more stage: one of ours, or your own. See docs/extend.md.
 
         Args:
-            stage: the stage, made without a source.
+            stage: such as a ``TableStage``, ``RowStage`` or ``BatchStage`` of your own.
         """
-        if not isinstance(stage, Stage) or stage.source is not None:
+        if not isinstance(stage, Stage):
             raise ConfigError(
-                f"then(stage) takes a stage made without a source, got {shown(stage)}"
+                "then(stage) takes a stage, such as one of your own class of trainpipes.RowStage, got "
+                f"{shown(stage)}"
             )
-        steps = (*self._steps, (type(stage), stage.options))
-        Plan([cls(None, **options) for cls, options in steps])  # says now what does not fit
-        return Pipeline(steps, self._ranks, self._members)
+        pipeline = Pipeline((*self._stages, stage), self._ranks, self._members)
+        pipeline._plan()  # says now what does not fit
+        return pipeline
 
     def __repr__(self) -> str:
         lines = [repr(stage) for stage in self.stages]
@@ -126,17 +152,17 @@ class Pipeline(IterableDataset[Any]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pipeline):
             return NotImplemented
-        return self._ranks == other._ranks and _same(self._steps, other._steps)
+        return self._ranks == other._ranks and same(self._stages, other._stages)
 
     def __hash__(self) -> int:
-        return hash((tuple(cls for cls, _ in self._steps), self._ranks))
+        return hash((tuple(map(type, self._stages)), self._ranks))
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker must not take itself for rank 0 of 1.
         ranks = self._data_parallel()
         runner = self._runner
         return {
-            "steps": self._steps,
+            "stages": self._stages,
             "ranks": None if self._ranks is None else ranks,
             "members": self._members,
             "seen_ranks": ranks,
@@ -146,7 +172,7 @@ class Pipeline(IterableDataset[Any]):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["steps"], state["ranks"], state["members"])  # type: ignore[misc]
+        self.__init__(state["stages"], state["ranks"], state["members"])  # type: ignore[misc]
         self._seen_ranks = state["seen_ranks"]
         self._runner.passes = state["passes"]
         self._runner.pending = state["pending"]
@@ -167,93 +193,44 @@ class Pipeline(IterableDataset[Any]):
         return self._runner.plan.batch or source
 
     def _plan(self) -> Plan:
-        return Plan(self.stages)
+        return Plan([stage.fresh() for stage in self._stages])
+
+    def __bool__(self) -> bool:
+        return True  # without len(), which reads what the files hold
 
     # Stages
 
-    def read_parquet(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        index: str | os.PathLike[str] | bool | None = None,
-        errors: Literal["strict", "replace"] = "strict",
-    ) -> Pipeline:
-        """Read the rows of the listed files. See ``ReadParquet``."""
-        options: dict[str, Any] = {"storage_options": storage_options, "index": index}
-        return self.then(ReadParquet(columns=columns, errors=errors, **options))
+    read_parquet = Method(ReadParquet)
+    sharding_filter = Method(ShardingFilter)
+    shuffle = Method(Shuffle)
+    draw = Method(Draw)
+    map = Method(Map)
+    map_batches = Method(MapBatches)
+    filter = Method(Filter)
+    sample = Method(Sample)
+    flat_map = Method(FlatMap)
+    unbatch = Method(Unbatch)
+    enumerate = Method(Enumerate)
+    rename = Method(Rename)
+    tokenize = Method(Tokenize)
+    chat_template = Method(ChatTemplate)
+    truncate = Method(Truncate)
+    add_labels = Method(AddLabels)
+    mask_tokens = Method(MaskTokens)
+    cache = Method(Cache)
+    pack = Method(Pack)
+    batch = Method(Batch)
+    bucket_by_length = Method(BucketByLength)
+    pad_collate = Method(PadCollate)
+    collate = Method(Collate)
+    repeat = Method(Repeat)
+    take = Method(Take)
+    skip = Method(Skip)
+    pin = Method(Pin)
+    to = Method(To)
 
-    def sharding_filter(
-        self,
-        num_shards: int = 24,
-        *,
-        split: Literal["spans", "stride"] = "spans",
-        balance: Literal["rows", "bytes"] = "rows",
-        tail: Literal["even", "ragged"] = "even",
-    ) -> Pipeline:
-        """Deal the epoch to ranks and workers. See ``ShardingFilter``."""
-        stage = ShardingFilter(num_shards=num_shards, split=split, balance=balance, tail=tail)
-        return self.then(stage)
-
-    def shuffle(
-        self,
-        buffer_size: int = 40_960,
-        *,
-        seed: int = 0,
-        max_bytes: int = 1 << 30,
-        scope: Literal["buffer", "global"] = "buffer",
-    ) -> Pipeline:
-        """Shuffle row groups, and rows within a buffer; or all rows. See ``Shuffle``."""
-        stage = Shuffle(buffer_size=buffer_size, seed=seed, max_bytes=max_bytes, scope=scope)
-        return self.then(stage)
-
-    def draw(self, sampler: Any) -> Pipeline:
-        """Take rows by number, as a sampler says. See ``Draw``."""
-        return self.then(Draw(sampler=sampler))
-
-    def map(
-        self,
-        fn: Callable[..., Any],
-        *,
-        rng: bool = False,
-        seed: int = 0,
-        version: str | None = None,
-        num_workers: int = 0,
-        method: Kind = "thread",
-        start_method: StartMethod | None = None,
-        schema: pa.Schema | None = None,
-    ) -> Pipeline:
-        """Apply a function to each row, or to each batch above ``batch``. See ``Map``."""
-        return self.then(
-            Map(
-                fn=fn,
-                rng=rng,
-                seed=seed,
-                version=version,
-                num_workers=num_workers,
-                method=method,
-                start_method=start_method,
-                schema=schema,
-            )
-        )
-
-    def map_batches(
-        self, fn: Callable[[Any], Any], *, format: Format = "arrow", version: str | None = None
-    ) -> Pipeline:
-        """Apply a function to the columns of many rows at once. See ``MapBatches``."""
-        return self.then(MapBatches(fn=fn, format=format, version=version))
-
-    def filter(
-        self, predicate: Callable[[Any], bool] | pc.Expression, *, version: str | None = None
-    ) -> Pipeline:
-        """Keep the rows for which a predicate holds. See ``Filter``."""
-        return self.then(Filter(predicate=predicate, version=version))
-
-    def sample(
-        self, fraction: float, *, key: str | Sequence[str] | None = None, seed: int = 0
-    ) -> Pipeline:
-        """Keep a fraction of the rows, the same ones every time. See ``Sample``."""
-        return self.then(Sample(fraction=fraction, key=key, seed=seed))
+    def select(self, *columns: str) -> Pipeline:
+        return self.then(Select(columns))
 
     def split(
         self,
@@ -270,287 +247,10 @@ class Pipeline(IterableDataset[Any]):
         1000
         """
         return {
-            part: self.then(Split(parts=parts, part=part, key=key, seed=seed))
-            for part in checked_parts(parts)
+            part: self.then(Split(parts, part, key=key, seed=seed)) for part in checked_parts(parts)
         }
 
-    def flat_map(
-        self,
-        fn: Callable[[Any], Iterable[Any]],
-        *,
-        version: str | None = None,
-        schema: pa.Schema | None = None,
-    ) -> Pipeline:
-        """Make any number of rows of each. See ``FlatMap``."""
-        return self.then(FlatMap(fn=fn, version=version, schema=schema))
-
-    def unbatch(self, level: int = 1) -> Pipeline:
-        """Take rows that are batches apart. See ``Unbatch``."""
-        return self.then(Unbatch(level=level))
-
-    def enumerate(self, start: int = 0, *, column: str = "index") -> Pipeline:
-        """Give each row its number in file order. See ``Enumerate``."""
-        return self.then(Enumerate(start=start, column=column))
-
-    def select(self, *columns: str) -> Pipeline:
-        """Keep these columns. See ``Select``."""
-        return self.then(Select(columns=columns))
-
-    def rename(self, names: Mapping[str, str]) -> Pipeline:
-        """Give columns other names. See ``Rename``."""
-        return self.then(Rename(names=names))
-
-    def tokenize(
-        self,
-        tokenizer: Any,
-        columns: str | Sequence[str] | Mapping[str, str] = "text",
-        *,
-        pair: bool = False,
-        template: str | None = None,
-        max_length: int | None = None,
-        truncation_side: Literal["right", "left"] = "right",
-        add_special_tokens: bool = True,
-        eos: bool | str | int = False,
-        labels: bool | str | Sequence[str] | None = None,
-        keep_text: bool = False,
-        engine: Literal["auto", "tokenizers"] = "auto",
-    ) -> Pipeline:
-        """Turn text columns into token ids. See ``Tokenize``."""
-        return self.then(
-            Tokenize(
-                tokenizer=tokenizer,
-                columns=columns,
-                pair=pair,
-                template=template,
-                max_length=max_length,
-                truncation_side=truncation_side,
-                add_special_tokens=add_special_tokens,
-                eos=eos,
-                labels=labels,
-                keep_text=keep_text,
-                engine=engine,
-            )
-        )
-
-    def chat_template(
-        self,
-        tokenizer: Any,
-        column: str = "messages",
-        *,
-        labels: bool = True,
-        max_length: int | None = None,
-        template: str | None = None,
-    ) -> Pipeline:
-        """Turn conversations into token ids, with labels on the assistant's turns. See ``ChatTemplate``."""
-        return self.then(
-            ChatTemplate(
-                tokenizer=tokenizer,
-                column=column,
-                labels=labels,
-                max_length=max_length,
-                template=template,
-            )
-        )
-
-    def truncate(
-        self,
-        length: int,
-        *,
-        columns: str | Sequence[str] | None = None,
-        side: Literal["right", "left"] = "right",
-    ) -> Pipeline:
-        """Cut lists of numbers to a length. See ``Truncate``."""
-        return self.then(Truncate(length=length, columns=columns, side=side))
-
-    def add_labels(
-        self,
-        column: str = "input_ids",
-        *,
-        where: str | None = None,
-        ignore: int | Sequence[int] = (),
-    ) -> Pipeline:
-        """Make the column "labels" of the token ids. See ``AddLabels``."""
-        return self.then(AddLabels(column=column, where=where, ignore=ignore))
-
-    def mask_tokens(
-        self,
-        probability: float = 0.15,
-        *,
-        column: str = "input_ids",
-        whole_words: bool = False,
-        tokenizer: Any = None,
-        mask_id: int | None = None,
-        special_ids: Sequence[int] | None = None,
-        vocab_size: int | None = None,
-        random: float = 0.1,
-        keep: float = 0.1,
-        seed: int = 0,
-    ) -> Pipeline:
-        """Hide some tokens, and make labels of them. See ``MaskTokens``."""
-        return self.then(
-            MaskTokens(
-                probability=probability,
-                column=column,
-                whole_words=whole_words,
-                tokenizer=tokenizer,
-                mask_id=mask_id,
-                special_ids=special_ids,
-                vocab_size=vocab_size,
-                random=random,
-                keep=keep,
-                seed=seed,
-            )
-        )
-
-    def cache(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        max_bytes: int | None = None,
-        version: str | None = None,
-        enabled: bool = True,
-    ) -> Pipeline:
-        """Keep on disk what the stages so far make of each row group. See ``Cache``."""
-        stage = Cache(path=path, max_bytes=max_bytes, version=version, enabled=enabled)
-        return self.then(stage)
-
-    def pack(
-        self,
-        length: int,
-        *,
-        method: Method = "best_fit",
-        column: str = "input_ids",
-        window: int = 1024,
-        max_documents: int | None = None,
-        overlong: Overlong = "split",
-        along: Sequence[str] = (),
-        seed: int = 0,
-        pad_id: int | None = None,
-    ) -> Pipeline:
-        """Pack documents into rows of one length. See ``Pack``."""
-        return self.then(
-            Pack(
-                length=length,
-                method=method,
-                column=column,
-                window=window,
-                max_documents=max_documents,
-                overlong=overlong,
-                along=along,
-                seed=seed,
-                pad_id=pad_id,
-            )
-        )
-
-    def batch(
-        self,
-        batch_size: int | None = None,
-        *,
-        drop_last: bool = False,
-        max_tokens: int | None = None,
-        max_rows: int | None = None,
-        column: str | None = None,
-        oversize: Oversize | None = None,
-    ) -> Pipeline:
-        """Cut rows into micro-batches, of a fixed size or of so many tokens. See ``Batch``."""
-        return self.then(
-            Batch(
-                batch_size=batch_size,
-                drop_last=drop_last,
-                max_tokens=max_tokens,
-                max_rows=max_rows,
-                column=column,
-                oversize=oversize,
-            )
-        )
-
-    def bucket_by_length(
-        self,
-        batch_size: int | None = None,
-        *,
-        max_tokens: int | None = None,
-        boundaries: Sequence[int] | None = None,
-        num_buckets: int | None = None,
-        column: str = "input_ids",
-        window: int = 1024,
-        max_rows: int | None = None,
-        oversize: Oversize | None = None,
-        drop_last: bool = False,
-        seed: int = 0,
-    ) -> Pipeline:
-        """Cut micro-batches of rows of about the same length. See ``BucketByLength``."""
-        return self.then(
-            BucketByLength(
-                batch_size=batch_size,
-                max_tokens=max_tokens,
-                boundaries=boundaries,
-                num_buckets=num_buckets,
-                column=column,
-                window=window,
-                max_rows=max_rows,
-                oversize=oversize,
-                drop_last=drop_last,
-                seed=seed,
-            )
-        )
-
-    def pad_collate(
-        self,
-        *,
-        max_length: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        padding: Literal["post", "pre"] | None = None,
-        truncating: Literal["post", "pre"] | None = None,
-        value: float | None = None,
-        mask: Mapping[str, str] | bool | None = None,
-        columns: Mapping[str, Mapping[str, Any]] | None = None,
-        dtype: torch.dtype = torch.int64,
-    ) -> Pipeline:
-        """Pad ragged columns into tensors ``[B, L]``. See ``PadCollate``."""
-        return self.then(
-            PadCollate(
-                max_length=max_length,
-                pad_to_multiple_of=pad_to_multiple_of,
-                padding=padding,
-                truncating=truncating,
-                value=value,
-                mask=mask,
-                columns=columns,
-                dtype=dtype,
-            )
-        )
-
-    def collate(
-        self,
-        fn: Callable[[Any], Any] | None = None,
-        *,
-        format: Literal["rows", "arrow", "numpy", "torch"] = "rows",
-        version: str | None = None,
-    ) -> Pipeline:
-        """Make a batch of each micro-batch by a function. See ``Collate``."""
-        return self.then(Collate(fn=fn, format=format, version=version))
-
-    def repeat(self, times: int | None = None) -> Pipeline:
-        """Go on with the next epoch in the same pass. See ``Repeat``."""
-        return self.then(Repeat(times=times))
-
-    def take(self, count: int) -> Pipeline:
-        """Give the first items of each epoch only. See ``Take``."""
-        return self.then(Take(count=count))
-
-    def skip(self, count: int) -> Pipeline:
-        """Leave out the first items of each epoch. See ``Skip``."""
-        return self.then(Skip(count=count))
-
-    def pin(self) -> Pipeline:
-        """Put batches in page-locked memory. See ``Pin``."""
-        return self.then(Pin())
-
-    def to(
-        self, device: str | int | torch.device, *, non_blocking: bool = True, depth: int = 2
-    ) -> Pipeline:
-        """Copy batches to a device, ahead of their use. See ``To``."""
-        return self.then(To(device=device, non_blocking=non_blocking, depth=depth))
+    select.__doc__ = Select.__doc__
 
     def distributed(
         self,
@@ -577,7 +277,7 @@ class Pipeline(IterableDataset[Any]):
                     f"world_size={world_size}"
                 )
             members = tuple(int(r) for r in mesh.mesh.tolist())
-            return Pipeline(self._steps, (mesh.get_local_rank(), mesh.size()), members)
+            return Pipeline(self._stages, (mesh.get_local_rank(), mesh.size()), members)
         known = rank is not None and world_size is not None
         for name, value in (("rank", rank), ("world_size", world_size)):
             if known:
@@ -586,7 +286,7 @@ class Pipeline(IterableDataset[Any]):
             raise ConfigError(
                 f"distributed(rank, world_size) needs 0 <= rank < world_size, got {rank} and {world_size}"
             )
-        return Pipeline(self._steps, (rank, world_size))
+        return Pipeline(self._stages, (rank, world_size))
 
     # Iteration
 
@@ -650,8 +350,8 @@ class Pipeline(IterableDataset[Any]):
             ConfigError: micro-batches have no such tensor.
         """
         whole_number(batches, 1, "padding(batches)", "micro-batches to count")
-        steps = [step for step in self._steps if step[0].role != "place"]
-        return padding_share(islice(Pipeline(steps, (0, 1)), batches), mask)
+        stages = [stage for stage in self._stages if stage.role != "place"]
+        return padding_share(islice(Pipeline(stages, (0, 1)), batches), mask)
 
     def explain(self, *, world_size: int | None = None, num_workers: int = 0) -> Explanation:
         """What will happen, before it does: files, rows, spans, shards, memory, world sizes.
@@ -733,17 +433,3 @@ def _batched_outside() -> bool:
     """Whether a DataLoader that batches by itself asks for an iterator, here on the stack."""
     frame = sys._getframe(2)
     return frame.f_code.co_name == "__init__" and bool(frame.f_locals.get("auto_collation", False))
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equality of options, also of arrays and tensors."""
-    if a is b:
-        return True
-    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
-    equals = getattr(a, "equals", None)
-    return bool(equals(b) if callable(equals) and type(a) is type(b) else a == b)

@@ -7,17 +7,21 @@ itself.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, ParamSpec
 
 from trainpipes.errors import ConfigError
-from trainpipes.pipeline import Pipeline
-from trainpipes.shown import shown
 from trainpipes.naming import nearest
+from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.stage import spelt
+from trainpipes.shown import shown
 
-__all__ = ["GROUP", "recipe"]
+__all__ = ["GROUP", "recipe", "renamed"]
+
+P = ParamSpec("P")
 
 #: The entry point group in which packages offer recipes.
 GROUP = "trainpipes.recipes"
@@ -47,6 +51,23 @@ def recipe(name: str, /, **options: Any) -> Pipeline:
             f"{build.__module__}.{build.__qualname__}"
         )
     return pipeline
+
+
+def renamed(**names: str) -> Callable[[Callable[P, Pipeline]], Callable[P, Pipeline]]:
+    """Have a recipe know older names of its options, which are warned about.
+
+    Args:
+        names: the name now of each older one.
+    """
+
+    def knowing(build: Callable[P, Pipeline]) -> Callable[P, Pipeline]:
+        @functools.wraps(build)
+        def built(*args: P.args, **options: P.kwargs) -> Pipeline:
+            return build(*args, **spelt(build.__name__, names, options))
+
+        return built
+
+    return knowing
 
 
 def _check(name: str, signature: inspect.Signature, options: dict[str, Any]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec
 
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.mixing.mix_rules import Stop
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.stage import snake_case
 from trainpipes.samplers import BatchSampler, RowSampler
+from trainpipes.shown import shown
 from trainpipes.sources.arrow import FromArrow
 from trainpipes.sources.concat import Concat
 from trainpipes.sources.dataset import FromDataset
@@ -28,31 +30,49 @@ __all__ = [
     "from_dataset",
     "from_iterable",
     "from_memmap",
+    "from_source",
     "from_tensors",
     "list_files",
     "mix",
 ]
 
 
-def list_files(
-    urls: Any,
-    *,
-    suffix: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
-    retry_seconds: float = 120.0,
-) -> Pipeline:
-    """Files by path, folder, glob (also ``**``), any fsspec URL, or a list of these. See ``ListFiles``.
+P = ParamSpec("P")
 
-    >>> import trainpipes as tp
-    >>> tp.list_files("data/*.parquet").read_parquet(columns=["text"]).batch(32)
-    list_files('data/*.parquet')
-      .read_parquet(columns=['text'])
-      .batch(32)
+
+def from_source(source: Source) -> Pipeline:
+    """The rows of a source of your own: see docs/extend.md for one in 20 lines.
+
+    Args:
+        source: its stage.
     """
-    stage = ListFiles(
-        urls=urls, suffix=suffix, storage_options=storage_options, retry_seconds=retry_seconds
-    )
-    return _start(stage)
+    if not isinstance(source, Source):
+        raise ConfigError(
+            f"from_source(source) takes one of your own class of trainpipes.Source, got {shown(source)}"
+        )
+    return Pipeline([source])
+
+
+def starting(stage: Callable[P, Source]) -> Callable[P, Pipeline]:
+    """The function that starts a pipeline with a source: its parameters and its text are those of the
+    source's class."""
+    kind: Any = stage
+
+    def start(*args: Any, **options: Any) -> Pipeline:
+        return Pipeline([kind(*args, **options)])
+
+    start.__name__ = start.__qualname__ = snake_case(kind.__name__)
+    start.__doc__, start.__module__ = kind.__doc__, kind.__module__
+    signature = inspect.signature(kind).replace(return_annotation="Pipeline")
+    start.__signature__ = signature  # type: ignore[attr-defined]
+    return start
+
+
+list_files = starting(ListFiles)
+from_arrow = starting(FromArrow)
+from_iterable = starting(FromIterable)
+from_memmap = starting(FromMemmap)
+mix = starting(Mix)
 
 
 def from_dataset(
@@ -78,34 +98,11 @@ def from_dataset(
     if isinstance(ours, RowSampler):
         return from_dataset(dataset, schema=schema).draw(ours)
     if isinstance(dataset, MemmapDataset) and ours is None and schema is None:
-        return _start(FromMemmap(**dataset.options))
+        return Pipeline([FromMemmap(**dataset.options)])
     stage = FromDataset(
         dataset=dataset, sampler=sampler, batch_sampler=batch_sampler, schema=schema
     )
-    return _start(stage)
-
-
-def from_memmap(
-    path: Any,
-    *,
-    columns: Sequence[str] | None = None,
-    transform: Callable[[Any], Any] | None = None,
-    version: str | None = None,
-    dtype: Any = None,
-    length: int | None = None,
-    labels: bool = False,
-) -> Pipeline:
-    """Rows of files of ``write_memmap``, or of bare numbers. See ``FromMemmap``."""
-    stage = FromMemmap(
-        path=path, columns=columns, transform=transform, version=version, dtype=dtype, length=length,
-        labels=labels,
-    )  # fmt: skip
-    return _start(stage)
-
-
-def from_arrow(table: Any) -> Pipeline:
-    """Rows of a ``pyarrow.Table`` in memory. See ``FromArrow``."""
-    return _start(FromArrow(table=table))
+    return Pipeline([stage])
 
 
 def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
@@ -113,52 +110,10 @@ def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
     if tensors and named:
         raise ConfigError("from_tensors(...) takes tensors by position or by name, got both")
     if named:
-        return _start(FromTensors(tensors=tuple(named.values()), names=tuple(named)))
-    return _start(FromTensors(tensors=tensors))
+        return Pipeline([FromTensors(tuple(named.values()), tuple(named))])
+    return Pipeline([FromTensors(tensors)])
 
 
 def concat(*pipelines: Pipeline) -> Pipeline:
     """The rows of several pipelines, one after the other. See ``Concat``."""
-    return _start(Concat(pipelines=pipelines))
-
-
-def from_iterable(
-    factory: Callable[[], Iterable[Any]] | Iterable[Any],
-    *,
-    version: str | None = None,
-    schema: pa.Schema | None = None,
-) -> Pipeline:
-    """Rows of what a function returns, made anew each epoch; no seeking. See ``FromIterable``."""
-    return _start(FromIterable(factory=factory, version=version, schema=schema))
-
-
-def mix(
-    sources: Mapping[str, Pipeline],
-    *,
-    weights: Mapping[str, float] | None = None,
-    by: Literal["rows", "tokens"] = "rows",
-    tokens: str = "input_ids",
-    temperature: float | None = None,
-    repetitions: Mapping[str, int | None] | int | None = None,
-    stop: Stop = "all_exhausted",
-    schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None,
-    interpolation: Literal["constant", "linear"] = "constant",
-    column: str | None = None,
-) -> Pipeline:
-    """Rows of several pipelines, each with its share. See ``Mix``.
-
-    >>> import trainpipes as tp
-    >>> web, code = tp.from_iterable(lambda: "abcdef"), tp.from_iterable(lambda: "12")
-    >>> mixed = tp.mix({"web": web, "code": code}, weights={"web": 3, "code": 1})
-    >>> list(mixed.batch(4))
-    [['a', 'b', 'c', '1'], ['d', 'e', 'f', '2']]
-    """
-    stage = Mix(
-        sources=sources, weights=weights, by=by, tokens=tokens, temperature=temperature,
-        repetitions=repetitions, stop=stop, schedule=schedule, interpolation=interpolation, column=column,
-    )  # fmt: skip
-    return _start(stage)
-
-
-def _start(stage: Stage) -> Pipeline:
-    return Pipeline([(type(stage), stage.options)])
+    return Pipeline([Concat(pipelines)])

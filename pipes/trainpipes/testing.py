@@ -188,8 +188,8 @@ class _Driver:
 
 def _maker(subject: Any) -> Callable[[], Subject]:
     if isinstance(subject, Pipeline):
-        steps, ranks = subject._steps, subject._ranks
-        return lambda: Pipeline(steps, ranks)
+        stages, ranks = subject.stages, subject._ranks
+        return lambda: Pipeline(stages, ranks)
     return subject  # type: ignore[no-any-return]
 
 

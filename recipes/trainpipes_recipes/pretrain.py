@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainpipes import Pipeline, list_files
+from trainpipes.recipes import renamed
 
 __all__ = ["pretrain"]
 
 
+@renamed(length="max_length")
 def pretrain(
     files: Any,
     tokenizer: Any,
     *,
     text: str = "text",
-    length: int = 2048,
+    max_length: int = 2048,
     method: Literal["concat", "first_fit", "best_fit"] = "best_fit",
     window: int = 1024,
     batch_size: int = 8,
@@ -28,7 +30,7 @@ def pretrain(
 ) -> Pipeline:
     """Batches for pretraining of a causal language model, without an end unless ``epochs`` says so.
 
-    Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``length``:
+    Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``max_length``:
 
         input_ids        documents, each with its end-of-text, one after the other; a little padding
         labels           input_ids, -100 on the first token of each document and on padding
@@ -49,7 +51,7 @@ def pretrain(
         files: Parquet files: path, folder, glob, any fsspec URL, or a list of these.
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
         text: column of the documents.
-        length: L, tokens of a row.
+        max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         window: documents that are packed together.
         batch_size: rows in a batch.
@@ -73,7 +75,7 @@ def pretrain(
         rows.sharding_filter(num_shards)
         .shuffle(buffer_size, seed=seed)
         .repeat(epochs)
-        .pack(length, method=method, window=window, seed=seed)
+        .pack(max_length, method=method, window=window, seed=seed)
         .batch(batch_size)
         .pad_collate()
     )

@@ -38,11 +38,11 @@ class OneProcessLoader(tp.Loader):
     """A ``Loader`` with workers whose messages are made in this process, asked in strict turn."""
 
     def _messages(self, position: Any, ranks: tuple[int, int], workers: int) -> Iterator[Message]:
-        steps, source = self.pipeline._steps, self._runner.plan.source
+        stages, source = self.pipeline.stages, self._runner.plan.source
         made = []
         for worker in range(workers):
-            rounds = Rounds(steps, source, ranks, workers, [position.epoch], position)
-            plan = Plan([cls(None, **options) for cls, options in steps], source)
+            rounds = Rounds(stages, source, ranks, workers, [position.epoch], position)
+            plan = Plan([stage.fresh() for stage in stages], source)
             made.append(rounds._rounds(plan, position, worker))
         return unpacked(_in_turn(made), None)
 
@@ -133,7 +133,7 @@ class Workers:
             pipe.load_state_dict(state)
         self._copies = []
         for _ in range(workers):
-            copy = tp.Pipeline(pipe._steps, pipe._ranks)
+            copy = tp.Pipeline(pipe.stages, pipe._ranks)
             copy._runner.passes = pipe._runner.passes
             copy._runner.pending = pipe._runner.pending
             self._copies.append(copy)

@@ -149,7 +149,7 @@ RAGGED: dict[str, Make] = {
 
 
 def sharded(folder: Path) -> tp.Pipeline:
-    dealt = FINITE["read_parquet"](folder)._steps[:2]
+    dealt = FINITE["read_parquet"](folder).stages[:2]
     return tp.Pipeline(dealt).sharding_filter(12, tail="ragged").shuffle(9, seed=3)
 
 

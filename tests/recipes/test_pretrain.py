@@ -42,7 +42,7 @@ def documents(batch: dict[str, Any]) -> list[list[int]]:
 
 
 def test_every_text_is_there_once_in_an_epoch(files: Path, texts: list[str]) -> None:
-    batches = list(pretrain(files, "bytes", length=256, batch_size=4, epochs=1, num_shards=1))
+    batches = list(pretrain(files, "bytes", max_length=256, batch_size=4, epochs=1, num_shards=1))
     found = Counter(bytes(piece[:-1]).decode() for batch in batches for piece in documents(batch))
     assert found == Counter(texts)
     for batch in batches:
@@ -53,24 +53,26 @@ def test_every_text_is_there_once_in_an_epoch(files: Path, texts: list[str]) -> 
         assert torch.equal(batch["labels"][~first], batch["input_ids"][~first])
     assert (
         len(batches)
-        == pretrain(files, "bytes", length=256, batch_size=4, epochs=1, num_shards=1).estimate_len()
+        == pretrain(
+            files, "bytes", max_length=256, batch_size=4, epochs=1, num_shards=1
+        ).estimate_len()
     )
 
 
 def test_hardly_anything_is_padded(files: Path) -> None:
-    pipe = pretrain(files, "bytes", length=512, batch_size=4, num_shards=2, window=512)
+    pipe = pretrain(files, "bytes", max_length=512, batch_size=4, num_shards=2, window=512)
     assert pipe.padding(40).share < 0.02
-    assert pretrain(files, "bytes", length=512, method="concat").padding(40).padding == 0
+    assert pretrain(files, "bytes", max_length=512, method="concat").padding(40).padding == 0
 
 
 def test_all_batches_have_one_shape_and_go_on_over_epochs(files: Path) -> None:
-    pipe = pretrain(files, "bytes", length=128, batch_size=2, num_shards=2, window=64)
+    pipe = pretrain(files, "bytes", max_length=128, batch_size=2, num_shards=2, window=64)
     shapes = {tuple(batch["input_ids"].shape) for batch in islice(pipe, 700)}
     assert shapes == {(2, 128)}
 
 
 def test_ranks_together_train_on_what_one_would(files: Path) -> None:
-    pipe = pretrain(files, "bytes", length=128, batch_size=2, num_shards=4, window=64)
+    pipe = pretrain(files, "bytes", max_length=128, batch_size=2, num_shards=4, window=64)
     whole = [digest(batch) for batch in islice(pipe, 60)]
     for ranks in (2, 4):
         each = [
@@ -84,7 +86,7 @@ def test_ranks_together_train_on_what_one_would(files: Path) -> None:
 def test_it_resumes_exactly(method: Any, tmp_path: Path, texts: list[str]) -> None:
     pq.write_table(pa.table({"text": texts[:90]}), tmp_path / "x.parquet", row_group_size=11)
     pipe = pretrain(
-        tmp_path, "bytes", length=128, method=method, batch_size=2, buffer_size=20, num_shards=3,
+        tmp_path, "bytes", max_length=128, method=method, batch_size=2, buffer_size=20, num_shards=3,
         window=16, epochs=2,
     )  # fmt: skip
     check_resume(pipe, epochs=2, every=5, processes=0)

@@ -133,10 +133,10 @@ def test_a_table_a_map_style_dataset_and_batches_are_written_too(tmp_path):
 def test_a_pipeline_is_written_as_its_epoch_gives_it(tmp_path):
     pipe = tp.from_tensors(x=np.arange(60), y=np.arange(120.0).reshape(60, 2)).shuffle(9, seed=1)
     data = tp.write_memmap(tmp_path / "rows", pipe.sharding_filter(4))
-    assert same(list(data), list(tp.Pipeline(pipe._steps)))
-    batched = tp.write_memmap(tmp_path / "batches", tp.Pipeline(pipe._steps).batch(7).collate())
+    assert same(list(data), list(tp.Pipeline(pipe.stages)))
+    batched = tp.write_memmap(tmp_path / "batches", tp.Pipeline(pipe.stages).batch(7).collate())
     assert same(batched[:], data[:])
-    lists = tp.write_memmap(tmp_path / "lists", tp.Pipeline(pipe._steps).batch(7))
+    lists = tp.write_memmap(tmp_path / "lists", tp.Pipeline(pipe.stages).batch(7))
     assert same(lists[:], data[:])
     text = tp.from_arrow(pa.table({"text": ["ab", "", "c"]})).tokenize("bytes", "text")
     assert tp.write_memmap(tmp_path / "text", text)[0]["input_ids"].tolist() == [97, 98]

@@ -82,10 +82,10 @@ def test_micro_batches_of_tokens_resume_at_each(lengths: list[int], kind: str, d
     pipe = made[kind].pad_collate()
     items = [digest(item) for item in islice(pipe, 40)]
     stop = data.draw(st.integers(0, max(0, len(items) - 1)))
-    iterator = iter(tp.Pipeline(pipe._steps))
+    iterator = iter(tp.Pipeline(pipe.stages))
     for _ in range(stop):
         next(iterator)
-    then = tp.Pipeline(pipe._steps)
+    then = tp.Pipeline(pipe.stages)
     then.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
     assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:] or not items
 

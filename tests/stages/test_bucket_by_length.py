@@ -101,10 +101,10 @@ def test_buckets_resume_within_windows_and_over_their_ends(
     pipe = made[kind].pad_collate()
     items = [digest(item) for item in islice(pipe, 40)]
     stop = data.draw(st.integers(0, len(items) - 1))
-    iterator = iter(tp.Pipeline(pipe._steps))
+    iterator = iter(tp.Pipeline(pipe.stages))
     for _ in range(stop):
         next(iterator)
-    then = tp.Pipeline(pipe._steps)
+    then = tp.Pipeline(pipe.stages)
     then.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
     assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:]
 
@@ -114,11 +114,11 @@ def test_a_window_is_kept_in_runs_of_some_micro_batches() -> None:
     pipe = source(lengths).bucket_by_length(8, window=2000, seed=3)
     found = rows_of(pipe)
     assert sorted(row for batch in found for row in batch) == list(range(3000))
-    again = tp.Pipeline(pipe._steps)
+    again = tp.Pipeline(pipe.stages)
     iterator = iter(again)
     for _ in range(187):
         next(iterator)
-    then = tp.Pipeline(pipe._steps)
+    then = tp.Pipeline(pipe.stages)
     then.load_state_dict(iterator.state_dict())
     assert rows_of(then) == found[187:]
 

@@ -28,8 +28,7 @@ from trainpipes.runtime import warn_once
 from trainpipes.runtime.caching import cached as cached_module
 from trainpipes.runtime.caching import sealed
 from trainpipes.runtime.caching.file_lock import FileLock
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.kinds import Rows, TableStage
 from trainpipes.testing import digest
 
 ROWS = 330
@@ -226,14 +225,14 @@ def test_a_state_of_a_pipeline_that_tokenizes_after_the_shuffle_loads(data: Path
 def test_a_state_that_names_stages_as_they_were_written_loads(data: Path) -> None:
     pipe = batches(text(data)).pad_collate()
     want = digests(pipe)[0]
-    iterator = iter(Pipeline(pipe._steps))
+    iterator = iter(Pipeline(pipe.stages))
     for _ in range(3):
         next(iterator)
     state = bare(iterator.state_dict())
     assert '"shuffle","buffer_size":60,"seed":5' in state["pipeline"]
     state["pipeline"] = pipe._runner.plan._identity(moved=False)
     assert state["pipeline"].index("tokenize") < state["pipeline"].index("shuffle")
-    resumed = Pipeline(pipe._steps)
+    resumed = Pipeline(pipe.stages)
     resumed.load_state_dict(state)
     assert digests(resumed)[0] == want[3:]
 
@@ -1030,16 +1029,13 @@ def test_a_sample_of_rows_by_their_place_is_of_that_place(tmp_path: Path, kept: 
         assert [chosen(url, lambda p: p.cache()) for url in (folder, tmp_path / "data")] == want
 
 
-class Numbered(Stage):
+class Numbered(TableStage):
     """Notes each row's number over all files."""
 
     by_row = True
 
-    def process(self, run: Run) -> Run:
-        assert isinstance(run.block.data, pa.Table)
-        return run.with_block(
-            run.block.with_data(run.block.data.append_column("number", pa.array(run.block.ids)))
-        )
+    def open(self) -> Callable[[pa.Table, Rows], pa.Table]:
+        return lambda table, rows: table.append_column("number", pa.array(rows.ids))
 
 
 def test_what_depends_on_a_rows_number_is_made_again_where_that_changes(data: Path) -> None:

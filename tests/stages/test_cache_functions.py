@@ -21,8 +21,7 @@ import trainpipes as tp
 from trainpipes import ConfigError, Pipeline
 from trainpipes.nodes import Map
 from trainpipes.runtime.caching.address import stages_key
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.kinds import TableStage
 
 
 @pytest.fixture(autouse=True)
@@ -261,14 +260,11 @@ def test_what_a_function_counts_or_logs_does_not_make_rows_anew(users: Users) ->
     assert blocks() == 1
 
 
-class Times(Stage):
+class Times(TableStage):
     """A stage of the user's own."""
 
-    role = "rows"
-
-    def process(self, run: Run) -> Run:
-        assert isinstance(run.block.data, pa.Table)
-        return run.with_block(run.block.with_data(times(run.block.data)))
+    def apply(self, table: pa.Table) -> pa.Table:
+        return times(table)
 
 
 def times(table: pa.Table) -> pa.Table:

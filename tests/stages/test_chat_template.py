@@ -110,7 +110,7 @@ def test_threads_and_workers_give_the_same() -> None:
     pipe = pipe.chat_template(chat_tokenizer(), template=MARKED).batch(4).pad_collate()
     expected = [digest(batch) for batch in tp.Loader(pipe, threads=0)]
     for options in ({"threads": 3}, {"num_workers": 2}):
-        fresh = tp.Pipeline(pipe._steps)
+        fresh = tp.Pipeline(pipe.stages)
         assert [digest(batch) for batch in tp.Loader(fresh, **options)] == expected  # type: ignore[arg-type]
 
 

@@ -132,11 +132,11 @@ def test_a_packed_pipeline_resumes_over_the_ends_of_windows_and_epochs(
     items = [digest(item) for item in islice(pipe, limit)]
     for _ in range(4):
         stop = data.draw(st.integers(0, len(items)))
-        first = tp.Pipeline(pipe._steps)
+        first = tp.Pipeline(pipe.stages)
         iterator = iter(first)
         assert [digest(next(iterator)) for _ in range(stop)] == items[:stop]
         state = json.loads(json.dumps(iterator.state_dict()))
-        then = tp.Pipeline(pipe._steps)
+        then = tp.Pipeline(pipe.stages)
         then.load_state_dict(state)
         rest = [digest(item) for item in islice(then, limit - stop)]
         if stop < len(items):
@@ -145,7 +145,7 @@ def test_a_packed_pipeline_resumes_over_the_ends_of_windows_and_epochs(
 
 def cursor(pipe: tp.Pipeline, taken: int) -> dict[str, Any]:
     """The cursor of the only shard after so many items."""
-    iterator = iter(tp.Pipeline(pipe._steps))
+    iterator = iter(tp.Pipeline(pipe.stages))
     for _ in range(taken):
         next(iterator)
     found: dict[str, Any] = json.loads(bare(iterator.state_dict())["shard-0000"])
@@ -180,7 +180,7 @@ def test_positions_do_not_keep_what_is_passed(method: Any) -> None:
             base = {"epoch": 0, "window": self.number}
             return Run(Block(table, np.arange(5)), Cursors.counting(base, np.arange(6)))
 
-    opened = Pack(length=7, method=method, window=8).begin(lambda state: Below(), {})
+    opened = Pack(7, method=method, window=8).open(lambda state: Below(), {})
     batched = BatchStage(batch_size=3).begin(lambda state: opened, {})
     runs: list[RunSource] = [opened, batched]
     for _ in range(300):
@@ -391,7 +391,7 @@ def test_an_epoch_without_documents_is_empty() -> None:
 
 def test_a_chain_of_nodes_packs_as_the_pipeline_does() -> None:
     nodes = FromArrow(table=table_of(MIXED))
-    chain = PadCollate(Batch(Pack(nodes, length=10, window=9), batch_size=2))
+    chain = PadCollate(Batch(Pack(nodes, max_length=10, window=9), batch_size=2))
     expected = source(MIXED).pack(10, window=9).batch(2).pad_collate()
     assert [digest(b) for b in NodeLoader(chain)] == [digest(b) for b in expected]
 
@@ -400,7 +400,7 @@ def test_a_chain_of_nodes_packs_as_the_pipeline_does() -> None:
 def test_a_loader_with_workers_gives_the_same(method: Any) -> None:
     rows = source(MIXED * 2).sharding_filter(4).shuffle(5)
     pipe = rows.pack(10, method=method, window=9).batch(2).pad_collate()
-    expected = [digest(b) for b in tp.Pipeline(pipe._steps)]
+    expected = [digest(b) for b in tp.Pipeline(pipe.stages)]
     assert [digest(b) for b in tp.Loader(pipe, num_workers=2)] == expected
 
 

@@ -128,7 +128,7 @@ def test_within_an_epoch_it_is_refused_with_the_way_out(times: int | None) -> No
     with pytest.raises(
         tp.StateError,
         match=r"pack/length: saved 32, now 48; it can change where an epoch starts, and shard-0000 stands "
-        r"within epoch 0 \(m = 6\): load the state of an epoch's start or end, or go on with length=32",
+        r"within epoch 0 \(m = 6\): load the state of an epoch's start or end, or go on with max_length=32",
     ):
         packed(48, times=times).load_state_dict(state, allow_changes=ALLOWED)
     again = packed(32, times=times)  # the same length is no change

@@ -59,14 +59,14 @@ class TestPadding:
         assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64
 
     def test_may_fill_up_in_front(self) -> None:
-        batch = collated(pa.table({"input_ids": pa.array(ROWS[:3], IDS)}), padding="pre")[0]
+        batch = collated(pa.table({"input_ids": pa.array(ROWS[:3], IDS)}), padding_side="left")[0]
         assert batch["input_ids"].tolist() == [[1, 2, 3], [0, 0, 4], [0, 0, 0]]
         assert batch["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 0]]
 
     def test_is_to_max_length_exactly_and_longer_rows_are_cut(self) -> None:
         assert one(ROWS[:2], max_length=5).tolist() == [[1, 2, 3, 0, 0], [4, 0, 0, 0, 0]]
         assert one(ROWS[:2], max_length=2).tolist() == [[1, 2], [4, 0]]
-        assert one(ROWS[:2], max_length=2, truncating="pre").tolist() == [[2, 3], [4, 0]]
+        assert one(ROWS[:2], max_length=2, truncation_side="left").tolist() == [[2, 3], [4, 0]]
 
     def test_rounds_up_to_a_multiple(self) -> None:
         assert one(ROWS[:2], pad_to_multiple_of=4).shape == (2, 4)
@@ -239,7 +239,7 @@ class TestDtypes:
     def test_of_lists_of_vectors(self) -> None:
         kind = pa.list_(pa.list_(pa.float32(), 2))
         rows = pa.array([[[9, 9]], [[1, 2], [3, 4]], [[5, 6]], []], kind).slice(1)
-        batch = collated(pa.table({"input_ids": rows}), padding="pre")[0]
+        batch = collated(pa.table({"input_ids": rows}), padding_side="left")[0]
         assert batch["input_ids"].tolist() == [
             [[1, 2], [3, 4]],
             [[0, 0], [5, 6]],
@@ -389,7 +389,12 @@ class TestByColumn:
     def test_options_come_before_the_common_ones(self) -> None:
         rows = pa.table({name: pa.array(ROWS, IDS) for name in ("input_ids", "labels", "free")})
         columns: dict[str, Any] = {
-            "labels": {"padding": "pre", "max_length": 2, "truncating": "pre", "value": -1},
+            "labels": {
+                "padding_side": "left",
+                "max_length": 2,
+                "truncation_side": "left",
+                "value": -1,
+            },
             "free": {"max_length": None, "pad_to_multiple_of": 3},
         }
         batch = collated(rows, max_length=4, columns=columns)[0]

@@ -36,7 +36,7 @@ def ids(**columns: Any) -> tp.Pipeline:
 )  # fmt: skip
 def test_lists_are_cut_as_slices_are(rows: list[list[int]], length: int, side: Any) -> None:
     table = pa.table({"input_ids": pa.array(rows, pa.list_(pa.int64())), "n": range(len(rows))})
-    found = list(tp.from_arrow(table).truncate(length, side=side)) if rows else []
+    found = list(tp.from_arrow(table).truncate(length, truncation_side=side)) if rows else []
     cut = [row[:length] if side == "right" else row[max(0, len(row) - length) :] for row in rows]
     assert [row["input_ids"] for row in found] == cut
     assert [row["n"] for row in found] == list(range(len(rows)))
@@ -253,7 +253,7 @@ def test_rows_made_of_one_are_told_apart_by_later_stages() -> None:
     ("made", "message"),
     [
         (lambda rows: rows.truncate(-1), "truncate"),
-        (lambda rows: rows.truncate(2, side="up"), '"right" or "left", got \'up\''),
+        (lambda rows: rows.truncate(2, truncation_side="up"), '"right" or "left", got \'up\''),
         (lambda rows: rows.truncate(2, columns=[]), "a column name or several"),
         (lambda rows: rows.add_labels(ignore="x"), "a token id, or several"),
         (lambda rows: rows.add_labels(ignore=[-1]), "add_labels"),

@@ -9,8 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +18,12 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 from trainpipes.runtime.blame import blame, each
 from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Run, RunSource, round_of
 from trainpipes.runtime.source import RowSource, RowStream
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.stage import Role, Stage
 
 __all__ = [
     "BatchStage",
@@ -36,7 +36,7 @@ __all__ = [
     "RunStage",
     "Source",
     "TableStage",
-    "opened",
+    "open_stage",
 ]
 
 #: Opens the rows below a stage at a state of theirs.
@@ -104,9 +104,9 @@ class TableStage(RunStage):
     def open(self) -> Callable[[pa.Table, Rows], pa.Table]:
         """What is called for each table, and who its rows are; made once in each process. Several threads
         may call it at once if ``thread_safe`` says so."""
-        return lambda table, rows: self.apply(table)
+        return lambda table, _: self.apply(table)
 
-    @cached_property
+    @made_once
     def _function(self) -> Callable[[pa.Table, Rows], pa.Table]:
         return self.open()
 
@@ -126,8 +126,8 @@ class TableStage(RunStage):
         if not isinstance(found, pa.Table) or len(found) != len(table):
             got = f"{len(found)} rows" if isinstance(found, pa.Table) else type(found).__name__
             raise DataError(
-                f"{self} is given a table of {len(table)} rows and returns one of as many, got {got}; to drop "
-                "rows use filter()",
+                f"{self} is given a table of {len(table)} rows and returns one of as many, got {got}; to "
+                "drop rows use filter()",
                 stage=str(self),
             )
         return run.with_block(block.with_data(found))
@@ -184,7 +184,7 @@ class BatchStage(RunStage):
     [[0.0, 0.5], [1.0, 1.5]]
     """
 
-    role = "finish"
+    role: ClassVar[Role] = "finish"
 
     def apply(self, batch: Any) -> Any:
         """What comes of a batch; never None."""
@@ -211,7 +211,7 @@ class CutStage(Stage):
             where it may write there what it likes.
     """
 
-    cursor_keys: tuple[str, ...] | None = None
+    cursor_keys: ClassVar[tuple[str, ...] | None] = None
 
     @abstractmethod
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
@@ -230,7 +230,7 @@ class PlanStage(Stage):
 class PlaceStage(Stage):
     """A stage on finished batches, carried out by the process that trains."""
 
-    role = "place"
+    role: ClassVar[Role] = "place"
 
     @property
     def ahead(self) -> int:
@@ -241,12 +241,17 @@ class PlaceStage(Stage):
     def place(self, item: Any) -> Any:
         """A finished batch where it is to lie."""
 
+    def begun(self, item: Any) -> Callable[[], Any]:
+        """Begin to place a batch; what is returned gives it."""
+        found = self.place(item)
+        return lambda: found
+
 
 class Source(Stage):
     """A stage that rows come from.
 
-    Define ``open``, which returns a ``RowSource`` whose rows can be listed, or a ``RowStream``. A chain starts
-    with it by ``trainpipes.from_source``; see docs/extend.md for one in 20 lines.
+    Define ``open``, which returns a ``RowSource`` whose rows can be listed, or a ``RowStream``. A chain
+    starts with it by ``trainpipes.from_source``; see docs/extend.md for one in 20 lines.
 
     Attributes:
         has_blocks: whether its rows are Arrow, in blocks that can be told from others by what they hold.
@@ -258,7 +263,7 @@ class Source(Stage):
         endless: whether an epoch has no end.
     """
 
-    role = "source"
+    role: ClassVar[Role] = "source"
     has_blocks = False
     random_access = False
     orders_rows = False
@@ -276,7 +281,7 @@ class Source(Stage):
         return None
 
 
-def opened(stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+def open_stage(stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:
     """The runs of one shard from a stage, opened at a cursor."""
     if isinstance(stage, CutStage):
         return stage.open(below, at)

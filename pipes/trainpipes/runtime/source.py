@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Payload
 
@@ -71,6 +72,9 @@ class LooksAhead(Protocol):
 class RowSource(ABC):
     """Rows whose blocks are known before they are read.
 
+    A source of one's own sets ``lengths``, and defines ``fingerprint`` and ``read``; or ``reader``, where
+    what reads has a place of its own, such as an open file.
+
     Attributes:
         lengths: rows in each block, in file order, int64 ``[blocks]``.
         row_bytes: bytes of an average row in memory, as far as it can be told; None if unknown.
@@ -83,9 +87,18 @@ class RowSource(ABC):
     block_bytes: npt.NDArray[np.float64] | None = None
     plans: Sequence[Any] = ()
 
-    @abstractmethod
     def reader(self) -> Reader:
-        """A reader with a place of its own. Readers may be used by different threads."""
+        """What reads a span's blocks. Readers may be used by different threads."""
+        return self
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        """Rows ``start`` to ``stop`` of a block. May be called by several threads."""
+        raise ConfigError(
+            f"{type(self).__name__} needs read(block, start, stop), which returns rows of a block"
+        )
+
+    def close(self) -> None:  # noqa: B027  (nothing to close is the usual case)
+        """Let go of what reading holds."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:

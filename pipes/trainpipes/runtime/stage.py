@@ -20,11 +20,11 @@ import pyarrow as pa
 import torch
 
 from trainpipes.errors import ConfigError
+from trainpipes.naming import nearest
 from trainpipes.runtime.rows.row_types import written
 from trainpipes.runtime.warn_once import warn_once
-from trainpipes.naming import nearest
 
-__all__ = ["Role", "Stage", "identify", "option", "same"]
+__all__ = ["Role", "Stage", "identify", "option", "same", "spelt"]
 
 Role = Literal[
     "files",  # lists files; first in a chain
@@ -215,23 +215,40 @@ def _spelt(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def __init__(self: Stage, *args: Any, **options: Any) -> None:
-        known = {field.name: field for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        older = {field.metadata.get("was"): name for name, field in known.items()}
-        for name in [name for name in options if name not in known]:
-            if name not in older:
+        known = {field.name: field.metadata.get("was") for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        older = {was: name for name, was in known.items() if was}
+        options = spelt(self.name, older, options)
+        for name in options:
+            if name not in known:
                 raise TypeError(
                     f"{self.name}() has no option {name!r}{nearest(name, list(known))}; it takes "
                     f"{', '.join(known) or 'none'}"
                 )
-            if older[name] in options:
-                raise TypeError(
-                    f"{self.name}({older[name]}) was called {name!r} before, and is given by both names"
-                )
-            warn_once(f"{self.name}({name}=...) is called {older[name]!r} now: write {older[name]}=")
-            options[older[name]] = options.pop(name)
         init(self, *args, **options)
 
     return __init__
+
+
+def spelt(asker: str, older: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the names that they have now, with one warning for each older one.
+
+    Args:
+        asker: whose options.
+        older: the name now of each older one.
+        options: as given.
+
+    Raises:
+        TypeError: one is given by both names.
+    """
+    found = {}
+    for given, value in options.items():
+        name = older.get(given, given)
+        if name in found or (name != given and name in options):
+            raise TypeError(f"{asker}({name}) was called {given!r} before, and both are given")
+        if name != given:
+            warn_once(f"{asker}({given}=...) is called {name!r} now: write {name}=")
+        found[name] = value
+    return found
 
 
 def refuse_old(kind: type[Stage]) -> None:
@@ -241,7 +258,9 @@ def refuse_old(kind: type[Stage]) -> None:
         found.append("process")
     if is_ours(kind) or not found:
         return
-    parameters = list(inspect.signature(vars(kind).get("__init__", lambda: None)).parameters.values())
+    parameters = list(
+        inspect.signature(vars(kind).get("__init__", lambda: None)).parameters.values()
+    )
     lines = [f"class {kind.__name__}(trainpipes.RowStage):"]
     for parameter in parameters:
         if parameter.name not in ("self", "source") and parameter.kind.name[:3] != "VAR":

@@ -11,10 +11,10 @@ import pyarrow as pa
 from trainpipes.amount import amount
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.content import table_digest
-from trainpipes.runtime.source import Place, Reader
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.source import Place
 from trainpipes.shown import shown
 
 __all__ = ["FromArrow"]
@@ -23,7 +23,7 @@ __all__ = ["FromArrow"]
 BLOCK_ROWS = 8192
 
 
-class FromArrow(Stage):
+class FromArrow(Source):
     """Rows of a ``pyarrow.Table`` (or record batch) in memory.
 
     Out: rows with the table's columns. Cursor: a row number. Costs the table; the first state one pass
@@ -37,28 +37,27 @@ class FromArrow(Stage):
     [{'x': 1}, {'x': 2}]
     """
 
-    role = "source"
     has_blocks = True
     random_access = True
 
-    def __init__(self, source: None = None, table: pa.Table | None = None) -> None:
-        if isinstance(table, pa.RecordBatch):
-            table = pa.Table.from_batches([table])
-        if not isinstance(table, pa.Table):
+    table: pa.Table
+
+    def check(self) -> None:
+        if isinstance(self.table, pa.RecordBatch):
+            self._set(table=pa.Table.from_batches([self.table]))
+        if not isinstance(self.table, pa.Table):
             raise ConfigError(
-                f"from_arrow(table) takes a pyarrow.Table, got {type(table).__name__}"
+                f"from_arrow(table) takes a pyarrow.Table, got {type(self.table).__name__}"
             )
-        names = table.column_names
+        names = self.table.column_names
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(
                 f"from_arrow(table) takes columns of different names, got {shown(twice)} twice, of which "
                 "rows would have one: table.rename_columns([...])"
             )
-        super().__init__(source, table=table)
-        self.table = table
 
-    def open_source(self, files: Any = None) -> ArrowSource:
+    def open(self) -> ArrowSource:
         return ArrowSource(self.table)
 
     def identity(self) -> dict[str, Any]:
@@ -79,9 +78,6 @@ class ArrowSource(RandomAccessSource):
         self.row_bytes = table.nbytes / len(table) if len(table) else None
         self._keys: dict[int, str] = {}
         self._chunks: tuple[list[pa.RecordBatch], IntArray] | None = None  # and their first rows
-
-    def reader(self) -> Reader:
-        return self
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         return self._table.slice(int(self._starts[block]) + start, stop - start)
@@ -104,9 +100,6 @@ class ArrowSource(RandomAccessSource):
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return pa.concat_tables(parts).combine_chunks().take(back)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def place(self, block: int, row: int) -> Place:
         return Place(row=int(self._starts[block]) + row)

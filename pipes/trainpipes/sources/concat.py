@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.caching.address import stages_key
+from trainpipes.runtime.kinds import RunStage, Source
 from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
@@ -24,7 +26,7 @@ from trainpipes.sources.row_names import file_names
 __all__ = ["Concat"]
 
 
-class Concat(Stage):
+class Concat(Source):
     """The rows of several pipelines, one after the other in file order, as one source.
 
     Out: rows of the first pipeline, then of the second, … They are planned as one: an epoch is cut, dealt and
@@ -46,16 +48,21 @@ class Concat(Stage):
     [{'x': 1}, {'x': 2}, {'x': 3}]
     """
 
-    role = "source"
+    pipelines: Sequence[Any]
 
-    def __init__(self, source: None = None, pipelines: Sequence[Any] = ()) -> None:
-        if len(pipelines) < 1:
+    def check(self) -> None:
+        self._set(pipelines=tuple(self.pipelines))
+        if not self.pipelines:
             raise ConfigError("concat(...) takes pipelines, got none")
-        for pipeline in pipelines:
+        for pipeline in self.pipelines:
             if not hasattr(pipeline, "stages"):
                 raise ConfigError(f"concat(...) takes pipelines, got {type(pipeline).__name__}")
-        super().__init__(source, pipelines=tuple(pipelines))
-        self._chains = [_checked(pipeline.stages, n) for n, pipeline in enumerate(pipelines)]
+        for number, chain in enumerate(self._chains):
+            _check_chain(chain, number)
+
+    @cached_property
+    def _chains(self) -> list[Sequence[Stage]]:
+        return [pipeline.stages for pipeline in self.pipelines]
 
     @property
     def runs_user_code(self) -> bool:
@@ -70,12 +77,11 @@ class Concat(Stage):
         return all(_opener(chain).has_blocks for chain in self._chains)
 
     @property
-    def random_access(self) -> bool:
-        """Whether rows can be chosen by number."""
-        return all(getattr(_opener(chain), "random_access", False) for chain in self._chains)
+    def random_access(self) -> bool:  # type: ignore[override]
+        return all(_opener(chain).random_access for chain in self._chains)
 
-    def open_source(self, files: Any = None) -> RowSource:
-        plans = [Plan(chain) for chain in self._chains]
+    def open(self) -> RowSource:
+        plans = [Plan([stage.fresh() for stage in chain]) for chain in self._chains]
         for number, plan in enumerate(plans):
             if not isinstance(plan.source, RowSource):
                 raise ConfigError(
@@ -97,25 +103,26 @@ class Concat(Stage):
         return f"concat({', '.join('.'.join(map(repr, chain)) for chain in self._chains)})"
 
 
-def _opener(chain: Sequence[Stage]) -> Stage:
+def _opener(chain: Sequence[Stage]) -> Source:
     """The stage that opens a chain's source."""
-    return next((stage for stage in chain if stage.role == "reader"), chain[0])
+    found = next((stage for stage in chain if stage.role == "reader"), chain[0])
+    assert isinstance(found, Source)
+    return found
 
 
-def _checked(stages: Sequence[Stage], number: int) -> list[Stage]:
-    """The stages of a pipeline that may be one of several."""
+def _check_chain(stages: Sequence[Stage], number: int) -> None:
+    """Raise ConfigError unless a pipeline of these stages may be one of several."""
     reader = stages.index(_opener(stages))
     for stage in stages[:reader][1:]:
         if stage.role == "shuffle":
             raise ConfigError(f"concat(...): put {stage} after it, where it shuffles all sources")
     for stage in stages[reader + 1 :]:
-        plain = stage.role == "rows" and type(stage).begin is Stage.begin
+        plain = stage.role == "rows" and isinstance(stage, RunStage)
         if not plain or not stage.keeps_rows or stage.by_epoch:
             raise ConfigError(
                 f"concat(...): {stage} in source {number} does not keep each row as it is read, in every "
                 f"epoch: put {stage.name}() after concat(), for all sources"
             )
-    return list(stages)
 
 
 class Joined(RowSource):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,15 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
+from trainpipes.runtime.blame import blame, each
+from trainpipes.runtime.kinds import RunStage, Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.source import Place, Reader, RowSource, RowStream
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.source import Place, RowSource, RowStream
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.shown import shown
 from trainpipes.sources.iterable import IterableReader
-from trainpipes.runtime.blame import blame, each
 from trainpipes.stages.torch_samplers import keys_of
 
 __all__ = ["FromDataset"]
@@ -28,7 +29,7 @@ __all__ = ["FromDataset"]
 BLOCK_ROWS = 8192
 
 
-class FromDataset(Stage):
+class FromDataset(Source):
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
 
     Out: the items, untouched up to ``collate``. Cursor: a row number. Indices are shuffled and dealt,
@@ -54,18 +55,19 @@ class FromDataset(Stage):
     [['a', 'b'], ['c']]
     """
 
-    role = "source"
     makes_objects = True
 
-    def __init__(
-        self,
-        source: None = None,
-        dataset: Any = None,
-        sampler: Iterable[Any] | None = None,
-        *,
-        batch_sampler: Iterable[Any] | None = None,
-        schema: pa.Schema | None = None,
-    ) -> None:
+    dataset: Any
+    sampler: Iterable[Any] | None = None
+    _: KW_ONLY
+    batch_sampler: Iterable[Any] | None = None
+    schema: pa.Schema | None = None
+
+    def __post_init__(self) -> None:
+        self.check()  # the items are data, and not copied as options are
+
+    def check(self) -> None:
+        dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
         if isinstance(dataset, IterableDataset):
             raise ConfigError(
                 f"from_dataset(dataset) takes a map-style dataset, got {type(dataset).__name__}, which is "
@@ -85,7 +87,7 @@ class FromDataset(Stage):
                 f"{type(sampler or batch_sampler).__name__} is a stage of its own here: Draw(FromDataset("
                 "dataset=...), sampler), and Batch above it"
             )
-        keys = batch_sampler if sampler is None else sampler
+        keys = self.keys
         if keys is None and not isinstance(dataset, Sized):
             raise ConfigError(
                 f"from_dataset(dataset) needs len(dataset), and {type(dataset).__name__} has none: give "
@@ -93,56 +95,51 @@ class FromDataset(Stage):
             )
         if keys is not None and not isinstance(keys, Iterable):
             raise ConfigError(f"from_dataset(sampler) is an iterable of indices, got {shown(keys)}")
-        checked_schema(schema, "from_dataset(schema)")
-        if schema is not None and batch_sampler is not None:
+        checked_schema(self.schema, "from_dataset(schema)")
+        if self.schema is not None and batch_sampler is not None:
             raise ConfigError(
                 "from_dataset(schema) is of rows, and a batch_sampler gives lists of them"
             )
-        super().__init__(
-            source, dataset=dataset, sampler=sampler, batch_sampler=batch_sampler, schema=schema
-        )
-        self.schema = schema
-        self._dataset = dataset
-        self._sampler = keys
-        self._batched = batch_sampler is not None
-
-    def open_source(self, files: Any = None) -> RowSource | RowStream:
-        if self._sampler is not None:
-            return SamplerStream(self._sampler, self._dataset)
-        return IndexSource(self._dataset)
-
-    def late(self) -> Stage:
-        return Fetch(None, dataset=self._dataset, batched=self._batched)
 
     @property
-    def orders_rows(self) -> bool:
-        """Whether the rows come in an order that a shuffle would undo."""
-        return self._sampler is not None
+    def keys(self) -> Iterable[Any] | None:
+        """What gives the keys of each epoch; None for all indices in file order."""
+        return self.batch_sampler if self.sampler is None else self.sampler
+
+    def open(self) -> RowSource | RowStream:
+        if self.keys is not None:
+            return SamplerStream(self.keys, self.dataset)
+        return IndexSource(self.dataset)
+
+    def late(self) -> Fetch:
+        return Fetch(self.dataset, self.makes_batches)
 
     @property
-    def makes_batches(self) -> bool:
-        """Whether an item is a micro-batch already."""
-        return self._batched
+    def orders_rows(self) -> bool:  # type: ignore[override]
+        return self.keys is not None
 
     @property
-    def random_access(self) -> bool:
-        """Whether rows can be chosen by number."""
-        return self._sampler is None
+    def makes_batches(self) -> bool:  # type: ignore[override]
+        return self.batch_sampler is not None
+
+    @property
+    def random_access(self) -> bool:  # type: ignore[override]
+        return self.keys is None
 
     def identity(self) -> dict[str, Any]:
-        if self._sampler is None:
+        if self.keys is None:
             return {"stage": self.name}
-        option = "batch_sampler" if self._batched else "sampler"
-        return {"stage": self.name, option: type(self._sampler).__qualname__}
+        option = "batch_sampler" if self.makes_batches else "sampler"
+        return {"stage": self.name, option: type(self.keys).__qualname__}
 
     def __repr__(self) -> str:
-        size = f"{len(self._dataset):,} items" if isinstance(self._dataset, Sized) else "no length"
-        option = "batch_sampler" if self._batched else "sampler"
-        sampler = "" if self._sampler is None else f", {option}={type(self._sampler).__name__}"
-        return f"from_dataset({type(self._dataset).__name__} of {size}{sampler})"
+        size = f"{len(self.dataset):,} items" if isinstance(self.dataset, Sized) else "no length"
+        option = "batch_sampler" if self.makes_batches else "sampler"
+        sampler = "" if self.keys is None else f", {option}={type(self.keys).__name__}"
+        return f"from_dataset({type(self.dataset).__name__} of {size}{sampler})"
 
 
-class Fetch(Stage):
+class Fetch(RunStage):
     """Items of a dataset for their keys.
 
     Args:
@@ -150,13 +147,13 @@ class Fetch(Stage):
         batched: whether a key is a list of keys, and what comes out a list of items.
     """
 
-    role = "rows"
     per_row = True
 
-    def __init__(self, source: None = None, dataset: Any = None, batched: bool = False) -> None:
-        super().__init__(source, dataset=dataset, batched=batched)
-        self._dataset = dataset
-        self._batched = batched
+    dataset: Any
+    batched: bool = False
+
+    def __post_init__(self) -> None:
+        """The dataset is not copied."""
 
     @property
     def runs_user_code(self) -> bool:
@@ -165,11 +162,11 @@ class Fetch(Stage):
     def process(self, run: Run) -> Run:
         keys = run.block.data
         assert isinstance(keys, list)
-        many = getattr(self._dataset, "__getitems__", None)
-        if self._batched:
+        many = getattr(self.dataset, "__getitems__", None)
+        if self.batched:
             rows = each(self, self._batch, run)
         elif many is None:
-            rows = each(self, self._dataset.__getitem__, run)
+            rows = each(self, self.dataset.__getitem__, run)
         else:
             try:
                 rows = list(many(keys))
@@ -179,11 +176,11 @@ class Fetch(Stage):
         return run.with_block(run.block.with_data(rows))
 
     def _batch(self, keys: Any) -> list[Any]:
-        many = getattr(self._dataset, "__getitems__", None)
-        return [self._dataset[key] for key in keys] if many is None else list(many(list(keys)))
+        many = getattr(self.dataset, "__getitems__", None)
+        return [self.dataset[key] for key in keys] if many is None else list(many(list(keys)))
 
     def __repr__(self) -> str:
-        return f"{type(self._dataset).__name__}[…]"
+        return f"{type(self.dataset).__name__}[…]"
 
 
 class IndexSource(RandomAccessSource):
@@ -199,18 +196,12 @@ class IndexSource(RandomAccessSource):
         self._starts = even_blocks(self._rows, BLOCK_ROWS)
         self.lengths = np.diff(self._starts)
 
-    def reader(self) -> Reader:
-        return self
-
     def read(self, block: int, start: int, stop: int) -> Payload:
         first = int(self._starts[block])
         return list(range(first + start, first + stop))
 
     def take(self, index: IntArray) -> Payload:
         return index.tolist()
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def place(self, block: int, row: int) -> Place:
         return Place(row=int(self._starts[block]) + row)

@@ -6,18 +6,18 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.order import IntArray
-from trainpipes.runtime.source import Place, Reader, RowSource
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.source import Place, RowSource
 from trainpipes.shown import shown
 from trainpipes.sources.listing import expand, is_local, open_system
 from trainpipes.sources.retry import RETRY_SECONDS, Requests, checked_seconds
@@ -94,7 +94,7 @@ def _made_again(system: Any) -> Any:
     return type(system)(*system.storage_args, **system.storage_options)
 
 
-class ListFiles(Stage):
+class ListFiles(Source):
     """Lists files by path, folder, glob or URL.
 
     Out: the files' names, or, with ``read_parquet`` above, their rows. Nothing is listed before the
@@ -114,7 +114,6 @@ class ListFiles(Stage):
     the order given. A file that two items of a list name is refused: weigh data with ``mix``.
 
     Args:
-        source: the node below; always None.
         urls: a path, folder, glob or URL, or a list of them.
         suffix: what names of files found in folders end with, in place of ``.parquet`` and ``.pq``;
             one or several, ``""`` for all. Case does not matter.
@@ -142,31 +141,37 @@ class ListFiles(Stage):
     role = "files"
     free = frozenset({"retry_seconds"})
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        urls: Any = (),
-        *,
-        suffix: str | Sequence[str] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        retry_seconds: float = RETRY_SECONDS,
-    ) -> None:
-        if source is not None:
-            raise ConfigError(f"list_files(urls) starts a pipeline, got {shown(source)} below it")
-        self._urls = [_text(urls)] if isinstance(urls, str | os.PathLike) else _texts(urls)
-        single = isinstance(urls, str | os.PathLike)
-        super().__init__(
-            None,
-            urls=self._urls[0] if single else self._urls,
-            suffix=suffix if suffix is None or isinstance(suffix, str) else list(suffix),
-            storage_options=checked_options(storage_options),
-            retry_seconds=checked_seconds(retry_seconds),
+    urls: Any
+    _: KW_ONLY
+    suffix: str | Sequence[str] | None = None
+    storage_options: Mapping[str, Any] | None = None
+    retry_seconds: float = RETRY_SECONDS
+
+    def check(self) -> None:
+        single = isinstance(self.urls, str | os.PathLike)
+        self._set(
+            urls=_text(self.urls) if single else _texts(self.urls),
+            storage_options=checked_options(self.storage_options),
+            retry_seconds=checked_seconds(self.retry_seconds),
         )
-        ends = SUFFIXES if suffix is None else (suffix,) if isinstance(suffix, str) else suffix
-        if not ends or not all(isinstance(end, str) for end in ends):
-            raise ConfigError(f"suffix is an end of names such as '.parquet', got {shown(suffix)}")
-        self._suffixes = tuple(end.lower() for end in ends)
-        self._listed: dict[str, FileList] = {}
+        if self.suffix is not None and not isinstance(self.suffix, str):
+            self._set(suffix=list(self.suffix))
+        if not self._ends or not all(isinstance(end, str) for end in self._ends):
+            raise ConfigError(
+                f"suffix is an end of names such as '.parquet', got {shown(self.suffix)}"
+            )
+
+    @property
+    def _ends(self) -> Sequence[str]:
+        """What names of files in folders end with."""
+        if self.suffix is None:
+            return SUFFIXES
+        return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
+
+    @made_once
+    def _listed(self) -> dict[str, FileList]:
+        """What was listed so far, by the options that it was listed with."""
+        return {}
 
     def files(self, storage_options: Mapping[str, Any] | None = None) -> FileList:
         """The files; listed at the first call.
@@ -174,27 +179,29 @@ class ListFiles(Stage):
         Args:
             storage_options: more options for the file systems, a reader's.
         """
-        options = {**(self.options["storage_options"] or {}), **(storage_options or {})}
+        options = {**(self.storage_options or {}), **(storage_options or {})}
         key = repr(sorted(options.items()))
         if key not in self._listed:
             self._listed[key] = self._list(options)
         return self._listed[key]
 
     def _list(self, options: Mapping[str, Any]) -> FileList:
-        seconds = self.options["retry_seconds"]
+        seconds = self.retry_seconds
+        urls = [self.urls] if isinstance(self.urls, str) else self.urls
         requests = Requests(seconds)
-        opened = [open_system(url, options, seconds) for url in self._urls]
-        each = partial(expand, suffixes=self._suffixes, requests=requests)
+        opened = [open_system(url, options, seconds) for url in urls]
+        suffixes = tuple(end.lower() for end in self._ends)
+        each = partial(expand, suffixes=suffixes, requests=requests)
         with ThreadPoolExecutor(min(16, len(opened))) as pool:
             try:
-                found = list(pool.map(each, self._urls, opened))
+                found = list(pool.map(each, urls, opened))
             except BaseException:
                 requests.stop()  # nobody waits for what is under way
                 raise
         systems: dict[int, Any] = {}
         names: dict[str, str] = {}
         paths, sizes, system_of, stamps = [], [], [], []
-        for url, (system, _), files in zip(self._urls, opened, found, strict=True):
+        for url, (system, _), files in zip(urls, opened, found, strict=True):
             systems.setdefault(id(system), system)
             number = list(systems).index(id(system))
             for path, (size, stamp) in files.items():
@@ -220,7 +227,7 @@ class ListFiles(Stage):
             seconds,
         )
 
-    def open_source(self, files: Any = None) -> PathSource:
+    def open(self) -> PathSource:
         return PathSource(self.files())
 
 
@@ -232,14 +239,8 @@ class PathSource(RowSource):
         self.lengths = np.array([len(files)], dtype=np.int64)
         self.row_bytes = 64.0 + sum(map(len, files.names)) / max(1, len(files))
 
-    def reader(self) -> Reader:
-        return self
-
     def read(self, block: int, start: int, stop: int) -> list[Any]:
         return self._files.names[start:stop]
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def place(self, block: int, row: int) -> Place:
         return Place(path=self._files.names[row])

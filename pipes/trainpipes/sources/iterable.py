@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY
 from itertools import islice
 from typing import Any
 
@@ -11,15 +12,16 @@ from torch.utils.data import IterableDataset
 
 from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
+from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
-from trainpipes.runtime.stage import Stage, identify
+from trainpipes.runtime.stage import identify
 from trainpipes.shown import shown
 
 __all__ = ["FromIterable"]
 
 
-class FromIterable(Stage):
+class FromIterable(Source):
     """Rows of an iterable that is made anew for each epoch.
 
     Out: the items, untouched. Cursor: a count. There is no seeking: a resume makes the iterable again
@@ -37,17 +39,18 @@ class FromIterable(Stage):
     [0, 1, 4, 9]
     """
 
-    role = "source"
     makes_objects = True
 
-    def __init__(
-        self,
-        source: None = None,
-        factory: Callable[[], Iterable[Any]] | Iterable[Any] | None = None,
-        *,
-        version: str | None = None,
-        schema: pa.Schema | None = None,
-    ) -> None:
+    factory: Callable[[], Iterable[Any]] | Iterable[Any]
+    _: KW_ONLY
+    version: str | None = None
+    schema: pa.Schema | None = None
+
+    def __post_init__(self) -> None:
+        self.check()  # a list is data, and not copied as options are
+
+    def check(self) -> None:
+        factory = self.factory
         if isinstance(factory, Iterator):
             raise ConfigError(
                 "from_iterable(factory) takes a function that returns a fresh iterable, got an iterator "
@@ -62,14 +65,10 @@ class FromIterable(Stage):
             raise ConfigError(
                 f"from_iterable(factory) takes a function that returns an iterable, got {shown(factory)}"
             )
-        checked_schema(schema, "from_iterable(schema)")
-        super().__init__(source, factory=factory, version=version, schema=schema)
-        self.schema = schema
-        self._factory = factory
+        checked_schema(self.schema, "from_iterable(schema)")
 
-    def open_source(self, files: Any = None) -> IterableStream:
-        assert self._factory is not None
-        return IterableStream(self._factory, self.options["version"])
+    def open(self) -> IterableStream:
+        return IterableStream(self.factory, self.version)
 
     @property
     def runs_user_code(self) -> bool:
@@ -80,7 +79,7 @@ class FromIterable(Stage):
 
     def __repr__(self) -> str:
         text = super().__repr__()
-        return text if len(text) < 120 else f"from_iterable({type(self._factory).__name__})"
+        return text if len(text) < 120 else f"from_iterable({type(self.factory).__name__})"
 
 
 class IterableStream(RowStream):

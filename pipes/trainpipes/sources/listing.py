@@ -24,10 +24,10 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.naming import nearest
 from trainpipes.sources.patterns import Found, fixed_root, has_magic, hidden
 from trainpipes.sources.remote_listing import list_remote
 from trainpipes.sources.retry import Requests, try_seconds
-from trainpipes.naming import nearest
 
 __all__ = ["expand", "is_local", "natural", "open_system"]
 

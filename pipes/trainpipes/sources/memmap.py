@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,18 @@ import torch
 
 from trainpipes.amount import amount
 from trainpipes.order import IntArray
+from trainpipes.runtime.blame import each
+from trainpipes.runtime.kinds import RunStage, Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
 from trainpipes.runtime.rows.block import Payload, TensorRows
 from trainpipes.runtime.rows.columns import from_columns
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.source import Place, Reader
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.source import Place
 from trainpipes.sources.files import digests
 from trainpipes.sources.memmap_dataset import MemmapDataset, check_options, tensor_rows
 from trainpipes.sources.memmap_format import Array
 from trainpipes.sources.memmap_rows import Ragged
 from trainpipes.sources.token_rows import TokenRows
-from trainpipes.runtime.blame import each
 
 __all__ = ["FromMemmap"]
 
@@ -33,7 +34,7 @@ BLOCK_BYTES = 1 << 20
 BLOCK_ROWS = 8192
 
 
-class FromMemmap(Stage):
+class FromMemmap(Source):
     """Rows of memory-mapped files.
 
     Out: dicts or tuples of tensors where all columns have a fixed shape, gathered and not stacked row
@@ -51,33 +52,32 @@ class FromMemmap(Stage):
     {'x': tensor([2, 3]), 'y': tensor([4, 9])}
     """
 
-    role = "source"
     random_access = True
     free = frozenset({"path"})
 
-    def __init__(
-        self,
-        source: None = None,
-        path: Any = None,
-        *,
-        columns: Sequence[str] | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        version: str | None = None,
-        dtype: Any = None,
-        length: int | None = None,
-        labels: bool = False,
-    ) -> None:
-        options = check_options(path, columns, transform, version, dtype, length, labels)
-        super().__init__(source, **options)
-        self.makes_objects = transform is not None
+    path: Any
+    _: KW_ONLY
+    columns: Sequence[str] | None = None
+    transform: Callable[[Any], Any] | None = None
+    version: str | None = None
+    dtype: Any = None
+    length: int | None = None
+    labels: bool = False
 
-    def open_source(self, files: Any = None) -> MemmapSource:
+    def check(self) -> None:
+        self._set(**check_options(**self.options))
+
+    @property
+    def makes_objects(self) -> bool:  # type: ignore[override]
+        return self.transform is not None
+
+    def open(self) -> MemmapSource:
         return MemmapSource(MemmapDataset(**self.options))
 
-    def late(self) -> Stage | None:
-        if self.options["dtype"] is None and self.options["transform"] is None:
+    def late(self) -> Unpack | None:
+        if self.dtype is None and self.transform is None:
             return None
-        return Unpack(None, labels=self.options["labels"], transform=self.options["transform"])
+        return Unpack(self.labels, self.transform)
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
@@ -86,35 +86,29 @@ class FromMemmap(Stage):
         return identity
 
 
-class Unpack(Stage):
+class Unpack(RunStage):
     """What is stored made what a row is: token ids widened, the transform applied."""
 
-    role = "rows"
+    labels: bool = False
+    transform: Callable[[Any], Any] | None = None
 
-    def __init__(
-        self,
-        source: None = None,
-        labels: bool = False,
-        transform: Callable[[Any], Any] | None = None,
-    ) -> None:
-        super().__init__(source, labels=labels, transform=transform)
-        self.per_row = transform is not None
-        self._labels = labels
-        self._transform = transform
+    @property
+    def per_row(self) -> bool:  # type: ignore[override]
+        return self.transform is not None
 
     def process(self, run: Run) -> Run:
         data = run.block.data
         if isinstance(data, TensorRows) and data.names == ("packed",):
-            rows = TokenRows(data.tensors[0].numpy(), self._labels)
+            rows = TokenRows(data.tensors[0].numpy(), self.labels)
             run = run.with_block(run.block.with_data(rows))
-        if self._transform is None:
+        if self.transform is None:
             return run
         if isinstance(data, pa.Table):
             run = run.with_block(run.block.with_data(tensor_rows(data)))
-        return run.with_block(run.block.with_data(each(self, self._transform, run)))
+        return run.with_block(run.block.with_data(each(self, self.transform, run)))
 
     def __repr__(self) -> str:
-        return "read_memmap(transform)" if self._transform else "from_memmap(dtype)"
+        return "read_memmap(transform)" if self.transform else "from_memmap(dtype)"
 
 
 class MemmapSource(RandomAccessSource):
@@ -140,9 +134,6 @@ class MemmapSource(RandomAccessSource):
         )
         self._list = pa.LargeListArray if many else pa.ListArray
         self._offset = np.int64 if many else np.int32
-
-    def reader(self) -> Reader:
-        return self
 
     def read(self, block: int, start: int, stop: int) -> Payload:
         file = self._dataset.files[int(self.file_of_block[block])]
@@ -180,9 +171,6 @@ class MemmapSource(RandomAccessSource):
         first = int(dataset.firsts[file])
         for number in dataset.chosen:
             dataset.files[file].will_need(number, start - first, stop - first)
-
-    def close(self) -> None:
-        """Maps stay for the next reader."""
 
     def place(self, block: int, row: int) -> Place:
         path = self._dataset.paths[int(self.file_of_block[block])]

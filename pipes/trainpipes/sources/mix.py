@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, fields
 from fractions import Fraction
 from functools import cached_property
 from numbers import Real
@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError, DataError, TrainpipesError
 from trainpipes.fair_queue import common_total, whole_weights
 from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.mixing.mix_rules import MixRules, Stop
 from trainpipes.runtime.mixing.mixture import Mixture
 from trainpipes.runtime.planning.as_columns import gives_objects
@@ -34,7 +36,6 @@ from trainpipes.sources.mix_weights import (
     steps_of,
 )
 from trainpipes.stages.repeat import Repeat
-from trainpipes.stages.sharding_filter import ShardingFilter
 from trainpipes.stages.token_columns import lengths_of
 
 __all__ = ["Mix"]
@@ -49,7 +50,7 @@ _ELSEWHERE = {
 }
 
 
-class Mix(Stage):
+class Mix(Source):
     """Mixes the rows of several pipelines, each with its share.
 
     In: pipelines of rows, by name, each with its own filters, shuffle, cache and so on. Out: their rows,
@@ -66,7 +67,6 @@ class Mix(Stage):
     what their shuffles may take in memory adds up.
 
     Args:
-        source: None.
         sources: pipelines by name. Names say which is which in errors and checkpoints.
         weights: a number for each source, in proportion to its share; 0 leaves it out. If left out, the
             numbers of rows in the sources.
@@ -101,107 +101,92 @@ class Mix(Stage):
     'abc1de2fg3abc4de5'
     """
 
-    role = "source"
     mixes = True
-    plan: Any = None  # that it is in
-    _rules: MixRules | None = None
 
-    def __init__(
-        self,
-        source: None = None,
-        sources: Mapping[str, Any] | None = None,
-        *,
-        weights: Mapping[str, float] | None = None,
-        by: Literal["rows", "tokens"] = "rows",
-        tokens: str = "input_ids",
-        temperature: float | None = None,
-        repetitions: Mapping[str, int | None] | int | None = None,
-        stop: Stop = "all_exhausted",
-        schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None,
-        interpolation: Literal["constant", "linear"] = "constant",
-        column: str | None = None,
-    ) -> None:
-        if not isinstance(sources, Mapping) or not sources:
+    sources: Mapping[str, Any]
+    _: KW_ONLY
+    weights: Mapping[str, float] | None = None
+    by: Literal["rows", "tokens"] = "rows"
+    tokens: str = "input_ids"
+    temperature: float | None = None
+    repetitions: Mapping[str, int | None] | int | None = None
+    stop: Stop = "all_exhausted"
+    schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
+    interpolation: Literal["constant", "linear"] = "constant"
+    column: str | None = None
+
+    def check(self) -> None:
+        if not isinstance(self.sources, Mapping) or not self.sources:
             raise ConfigError(
-                f"mix(sources) is a dict of pipelines by name, one or more, got {shown(sources)}"
+                f"mix(sources) is a dict of pipelines by name, one or more, got {shown(self.sources)}"
             )
-        for name, pipeline in sources.items():
+        self._set(sources=dict(self.sources))
+        for name, pipeline in self.sources.items():
             if not isinstance(name, str) or not name:
                 raise ConfigError(f"mix(sources): names are strings, got {shown(name)}")
-            _check_source(name, pipeline, stop)
-        _one_of("by", by, ("rows", "tokens"))
-        _one_of("stop", stop, ("all_exhausted", "first_exhausted", "repeat"))
-        _one_of("interpolation", interpolation, ("constant", "linear"))
-        for option, value in (("tokens", tokens), ("column", column)):
-            if not (isinstance(value, str) and value) and not (
-                option == "column" and value is None
-            ):
-                raise ConfigError(f"mix({option}) is the name of a column, got {shown(value)}")
-        names = list(sources)
-        self._weights = None if weights is None else checked_weights(weights, names, "mix(weights)")
-        self._schedule: Schedule = []
-        if schedule is not None:
-            self._schedule = checked_schedule(schedule, names)
-            if (self._schedule[0][0] == 0) != (weights is None):
+            _check_source(name, pipeline, self.stop)
+        _one_of("by", self.by, ("rows", "tokens"))
+        _one_of("stop", self.stop, ("all_exhausted", "first_exhausted", "repeat"))
+        _one_of("interpolation", self.interpolation, ("constant", "linear"))
+        column_name(self.tokens, "mix(tokens)")
+        if self.column is not None:
+            column_name(self.column, "mix(column)")
+        weights, schedule = self._weights, self._schedule
+        if schedule:
+            if (schedule[0][0] == 0) != (weights is None):
                 raise ConfigError(
                     "mix(schedule) starts at 0, or later and mix(weights) hold before; got a start at "
-                    f"{self._schedule[0][0]} {'with' if weights else 'without'} weights"
+                    f"{schedule[0][0]} {'with' if weights else 'without'} weights"
                 )
-        elif interpolation != "constant":
+        elif self.interpolation != "constant":
             raise ConfigError(
                 "mix(interpolation) is between the steps of a schedule, and there is none"
             )
-        if temperature is not None:
-            good = isinstance(temperature, Real) and not isinstance(temperature, bool)
-            if not good or not 0 < temperature < math.inf:
-                raise ConfigError(f"mix(temperature) is a number above 0, got {shown(temperature)}")
-            if weights is not None or schedule is not None:
+        if self.temperature is not None:
+            good = isinstance(self.temperature, Real) and not isinstance(self.temperature, bool)
+            if not good or not 0 < self.temperature < math.inf:
+                raise ConfigError(
+                    f"mix(temperature) is a number above 0, got {shown(self.temperature)}"
+                )
+            if weights is not None or schedule:
                 raise ConfigError(
                     "mix(temperature) makes weights of the sources' sizes: leave it out, or weights and "
                     "schedule"
                 )
-        self._repetitions = _limits(repetitions, names)
-        super().__init__(
-            source,
-            sources=dict(sources),
-            weights=weights,
-            by=by,
-            tokens=tokens,
-            temperature=temperature,
-            repetitions=repetitions,
-            stop=stop,
-            schedule=schedule,
-            interpolation=interpolation,
-            column=column,
-        )
-        if stop == "repeat":
-            last = self._schedule[-1][1] if self._schedule else self._weights
-            if not any(
-                limit is None and (last is None or last[name])
-                for name, limit in self._repetitions.items()
-            ):
+        limits = self._repetitions
+        if self.stop == "repeat":
+            last = schedule[-1][1] if schedule else weights
+            if not any(limits[n] is None and (last is None or last[n]) for n in limits):
                 raise ConfigError(
                     'mix(stop="repeat") goes on for ever with a source that has a weight at the end and no '
-                    f"limit of repetitions; got repetitions={repetitions!r}"
+                    f"limit of repetitions; got repetitions={self.repetitions!r}"
                 )
 
+    @cached_property
+    def _weights(self) -> dict[str, Fraction] | None:
+        if self.weights is None:
+            return None
+        return checked_weights(self.weights, list(self.sources), "mix(weights)")
+
+    @cached_property
+    def _schedule(self) -> Schedule:
+        return [] if self.schedule is None else checked_schedule(self.schedule, list(self.sources))
+
+    @cached_property
+    def _repetitions(self) -> dict[str, int | None]:
+        return _limits(self.repetitions, list(self.sources))
+
     @property
-    def endless(self) -> bool:
-        """Whether an epoch of the mix has no end."""
-        return bool(self.options["stop"] == "repeat")
+    def endless(self) -> bool:  # type: ignore[override]
+        return self.stop == "repeat"
 
     @property
     def runs_user_code(self) -> bool:
-        return any(stage.runs_user_code for p in self._pipelines.values() for stage in p.stages)
+        return any(stage.runs_user_code for p in self.sources.values() for stage in p.stages)
 
     @property
     def makes_objects(self) -> bool:  # type: ignore[override]
-        return any(gives_objects(pipeline.stages) for pipeline in self._pipelines.values())
-
-    @property
-    def _pipelines(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.options["sources"]
-        return found
+        return any(gives_objects(pipeline.stages) for pipeline in self.sources.values())
 
     def settle(self, threads: int) -> None:
         for plan in self.plan.mixed.values():
@@ -210,11 +195,11 @@ class Mix(Stage):
 
     # The sources
 
-    def open_source(self, files: Any = None) -> Mixture:
+    def open(self) -> Mixture:
         sources, sizes, data = {}, {}, {}
-        for name, pipeline in self._pipelines.items():
+        for name, pipeline in self.sources.items():
             with _named(name):
-                plan = Plan(pipeline.stages)
+                plan = Plan([stage.fresh() for stage in pipeline.stages])
                 size = plan.epoch_batches if plan.known else None
                 if size == 0 or plan.epoch_rows == 0:
                     raise DataError(f"{plan.stages[0]} has no rows: leave it out of the mix")
@@ -227,17 +212,16 @@ class Mix(Stage):
         """The sources as plans of their own, dealt to the shards of the mix's plan."""
         above: list[Stage] = [Repeat()]
         if mixed.shard is not None:
-            options = {**mixed.shard.options, "tail": "even"}
-            above.insert(0, ShardingFilter(None, **options))
+            above.insert(0, mixed.shard.replaced(tail="even"))
         mixture = mixed.source
         assert isinstance(mixture, Mixture)
         found = {}
-        for name, pipeline in self._pipelines.items():
+        for name, pipeline in self.sources.items():
             with _named(name):
-                stages = [*pipeline.stages, *(type(s)(None, **s.options) for s in above)]
+                stages = [stage.fresh() for stage in (*pipeline.stages, *above)]
                 found[name] = Plan(stages, mixture.sources[name])
             size = mixture.sizes[name]
-            if self.options["stop"] == "first_exhausted" and (size or math.inf) < mixed.num_shards:
+            if self.stop == "first_exhausted" and (size or math.inf) < mixed.num_shards:
                 raise DataError(
                     f"{self}: source {name!r} has {size} rows, so that some of {mixed.num_shards} shards "
                     'have none: lower num_shards in sharding_filter(), or take mix(stop="all_exhausted")'
@@ -246,40 +230,47 @@ class Mix(Stage):
 
     # Weights
 
+    @made_once
+    def _rules(self) -> dict[tuple[int | None, ...], MixRules]:
+        """What ``rules`` has made so far, by the sizes of the sources."""
+        return {}
+
     def rules(self, mixture: Mixture) -> MixRules:
         """How the sources are mixed."""
-        if self._rules is not None:
-            return self._rules
-        names = tuple(sorted(self._pipelines))
-        linear = self.options["interpolation"] == "linear"
+        key = tuple(mixture.sizes.values())
+        if key not in self._rules:
+            self._rules[key] = self._made_rules(mixture)
+        return self._rules[key]
+
+    def _made_rules(self, mixture: Mixture) -> MixRules:
+        names = tuple(sorted(self.sources))
+        linear = self.interpolation == "linear"
         points = list(self._schedule)
         if not points or points[0][0] > 0:
             points.insert(0, (0, self._weights or self._by_size(mixture.sizes)))
         steps = steps_of(points, linear)
         weights = [[step[name] for name in names] for _, step in steps]
         leaves = any(limit is not None for limit in self._repetitions.values())
-        total = common_total(weights, leaves and self.options["stop"] != "first_exhausted")
-        column = str(self.options["tokens"])
+        total = common_total(weights, leaves and self.stop != "first_exhausted")
 
         def lengths(block: Block) -> IntArray:
-            return np.maximum(1, lengths_of(block, column, self))
+            return np.maximum(1, lengths_of(block, self.tokens, self))
 
-        self._rules = MixRules(
+        return MixRules(
             names,
             tuple(start for start, _ in steps),
             tuple(whole_weights(w, total) for w in weights),
             tuple(self._repetitions[name] for name in names),
-            self.options["stop"],
-            lengths if self.options["by"] == "tokens" else None,
-            self.options["column"],
+            self.stop,
+            lengths if self.by == "tokens" else None,
+            self.column,
             self,
         )
-        return self._rules
 
     def _by_size(self, sizes: Mapping[str, int | None]) -> dict[str, Fraction]:
         counted = {name: size for name, size in sizes.items() if size is not None}
         unknown = [name for name in sizes if name not in counted]
-        if self.options["by"] == "tokens" or unknown:
+        if self.by == "tokens" or unknown:
             why = (
                 f"how many rows {unknown[0]!r} has is not known beforehand"
                 if unknown
@@ -289,14 +280,14 @@ class Mix(Stage):
                 f"mix() without weights takes the sources' numbers of rows, and {why}: give "
                 f"weights={{{', '.join(f'{name!r}: ...' for name in sizes)}}}"
             )
-        return by_size(counted, self.options["temperature"])
+        return by_size(counted, self.temperature)
 
     def _lines(self, mixture: Mixture) -> list[tuple[str, str]]:
         """Each source's share and size, for ``explain()``."""
         rules = self.rules(mixture)
         rows = self._epoch_rows(rules, mixture.sizes)
-        lines = [("mix", f"{len(rules.names)} sources by {self.options['by']}; {self._ends()}")]
-        for name in self._pipelines:
+        lines = [("mix", f"{len(rules.names)} sources by {self.by}; {self._ends()}")]
+        for name in self.sources:
             i = rules.names.index(name)
             shares = [step[i] / sum(step) for step in rules.steps]
             said = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
@@ -316,7 +307,7 @@ class Mix(Stage):
             "all_exhausted": "an epoch ends when each has been gone through",
             "first_exhausted": "an epoch ends with the first that has been gone through",
             "repeat": "without an end",
-        }[self.options["stop"]]
+        }[self.stop]
 
     def _epoch_rows(self, rules: MixRules, sizes: Mapping[str, int | None]) -> float | None:
         """About how many rows an epoch of the mix has, where that follows from sizes and weights."""
@@ -347,20 +338,20 @@ class Mix(Stage):
     def _identities(self) -> dict[str, Any]:
         opened = self.plan.source.sources
         plans = {
-            name: Plan(p.stages, opened[name], Schemas()) for name, p in self._pipelines.items()
+            name: Plan([stage.fresh() for stage in p.stages], opened[name], Schemas())
+            for name, p in self.sources.items()
         }
         return {name: json.loads(plan.identity)["stages"] for name, plan in plans.items()}
 
     def __repr__(self) -> str:
         shown = []
-        for name, pipeline in self._pipelines.items():
+        for name, pipeline in self.sources.items():
             text = ".".join(map(repr, pipeline.stages))
             shown.append(f"{name!r}: {text if len(text) <= 60 else text[:56] + ' ...'}")
-        defaults = inspect.signature(type(self)).parameters
         said = [
-            f"{option}={show(value)}"
-            for option, value in self.options.items()
-            if option != "sources" and value != defaults[option].default
+            f"{field.name}={show(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.name != "sources" and getattr(self, field.name) != field.default
         ]
         return f"mix({', '.join(['{' + ', '.join(shown) + '}', *said])})"
 

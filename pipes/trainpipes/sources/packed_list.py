@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainpipes.runtime.stage import Stage
 from trainpipes.sources.dataset import FromDataset
 
 __all__ = ["PackedList", "packed"]
@@ -64,13 +65,13 @@ def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return found
 
 
-def packed(stage: type, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of ``from_dataset`` with its data set packed, if that is a long list of items that pickle;
-    those of any other stage as they are."""
-    items: Any = options.get("dataset") if issubclass(stage, FromDataset) else None
+def packed(stage: Stage) -> Stage:
+    """A ``from_dataset`` with its data set packed, if that is a long list of items that pickle; any other
+    stage as it is."""
+    items: Any = stage.dataset if isinstance(stage, FromDataset) else None
     if type(items) not in (list, tuple) or len(items) < LEAST_ITEMS:
-        return options
+        return stage
     try:
-        return {**options, "dataset": PackedList(items)}
+        return stage.replaced(dataset=PackedList(items))
     except (pickle.PicklingError, TypeError, AttributeError):
-        return options
+        return stage

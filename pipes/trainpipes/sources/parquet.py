@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
-from torchdata.nodes import BaseNode
 
 from trainpipes.amount import amount
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.source import Place, RowSource
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.sources.files import FileList, checked_options, digests
+from trainpipes.sources.files import FileList, ListFiles, checked_options, digests
 from trainpipes.sources.index import read_index
 from trainpipes.sources.index_file import checked_index
 from trainpipes.sources.parquet_reader import Footers, ParquetReader
@@ -25,7 +26,7 @@ from trainpipes.sources.parquet_reader import Footers, ParquetReader
 __all__ = ["ParquetSource", "ReadParquet"]
 
 
-class ReadParquet(Stage):
+class ReadParquet(Source):
     """Reads the rows of Parquet files.
 
     In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which
@@ -42,7 +43,6 @@ class ReadParquet(Stage):
     like any others; no columns are made of their names.
 
     Args:
-        source: the node below, a ``ListFiles``; None as a step of a pipeline.
         columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all, which
             every file must have then.
         storage_options: options for the fsspec file system, in addition to those of ``list_files``.
@@ -73,34 +73,32 @@ class ReadParquet(Stage):
     has_blocks = True
     free = frozenset({"storage_options", "index"})
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        index: str | os.PathLike[str] | bool | None = None,
-        errors: Literal["strict", "replace"] = "strict",
-    ) -> None:
-        names = [columns] if isinstance(columns, str) else columns
+    columns: Sequence[str] | None = None
+    _: KW_ONLY
+    storage_options: Mapping[str, Any] | None = None
+    index: str | os.PathLike[str] | bool | None = None
+    errors: Literal["strict", "replace"] = "strict"
+
+    def check(self) -> None:
+        names = [self.columns] if isinstance(self.columns, str) else self.columns
         names = None if names is None else list(names)
         if names is not None and (not names or not all(isinstance(n, str) for n in names)):
             raise ConfigError(
-                f"read_parquet(columns) takes names of columns, or None for all, got {shown(columns)}"
+                "read_parquet(columns) takes names of columns, or None for all, got "
+                f"{shown(self.columns)}"
             )
         if names is not None and len(set(names)) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise ConfigError(f"read_parquet(columns) names {twice!r} twice, got {names}")
-        if errors not in ("strict", "replace"):
-            raise ConfigError(f'read_parquet(errors) is "strict" or "replace", got {shown(errors)}')
-        super().__init__(
-            source,
+        if self.errors not in ("strict", "replace"):
+            raise ConfigError(
+                f'read_parquet(errors) is "strict" or "replace", got {shown(self.errors)}'
+            )
+        self._set(
             columns=names,
-            storage_options=checked_options(storage_options),
-            index=checked_index(index),
-            errors=errors,
+            storage_options=checked_options(self.storage_options),
+            index=checked_index(self.index),
         )
-        self._columns = names
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
@@ -108,16 +106,19 @@ class ReadParquet(Stage):
             del identity["errors"]
         return identity
 
-    def open_source(self, files: Any = None) -> ParquetSource:
-        """The rows of the files that ``files``, the stages below, list and let through."""
-        if not files or not hasattr(files[0], "files"):
+    def open(self) -> ParquetSource:
+        return self.open_files([])
+
+    def open_files(self, files: Sequence[Stage]) -> ParquetSource:
+        """The rows of the files that the stages below list and let through."""
+        if not files or not isinstance(files[0], ListFiles):
             raise ConfigError(f"{self} needs the files to read: put it after list_files(...)")
-        listed: FileList = files[0].files(self.options["storage_options"])
+        listed = files[0].files(self.storage_options)
         for stage in files[1:]:
             if hasattr(stage, "predicate"):
                 listed = _kept(listed, stage)
-        asker, replace = str(self), self.options["errors"] == "replace"
-        return ParquetSource(listed, self._columns, asker, self.options["index"], replace)
+        index = checked_index(self.index)
+        return ParquetSource(listed, self.columns, str(self), index, self.errors == "replace")
 
 
 def _kept(files: FileList, stage: Any) -> FileList:

@@ -54,7 +54,7 @@ def file_names(plan: Any) -> list[str]:
         return [""]
     if hasattr(source, "relative_names"):
         return list(source.relative_names())
-    urls = plan.stages[0].options["urls"]
+    urls = plan.stages[0].urls
     listed = source.files
     names = names_below([urls] if isinstance(urls, str) else urls, listed.names)
     return list(listed.relative_names() if names is None else names)

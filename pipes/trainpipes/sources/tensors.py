@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ import torch
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.rows.content import tensor_digest
 from trainpipes.runtime.rows.lone_copy import gathered
-from trainpipes.runtime.source import Place, Reader
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.source import Place
 from trainpipes.shown import shown
 
 __all__ = ["FromTensors"]
@@ -23,7 +24,7 @@ __all__ = ["FromTensors"]
 BLOCK_ROWS = 8192
 
 
-class FromTensors(Stage):
+class FromTensors(Source):
     """Rows of tensors that share their first dimension.
 
     Out: tuples of tensors, or dicts where the tensors are given by name. Cursor: a row number. Costs
@@ -43,44 +44,42 @@ class FromTensors(Stage):
     [tensor([[4., 5.]]), tensor([0])]
     """
 
-    role = "source"
     random_access = True
 
-    def __init__(
-        self,
-        source: None = None,
-        tensors: tuple[Any, ...] = (),
-        names: tuple[str, ...] | None = None,
-    ) -> None:
-        if not tensors:
+    tensors: tuple[Any, ...]
+    names: tuple[str, ...] | None = None
+
+    def check(self) -> None:
+        if not self.tensors:
             raise ConfigError("from_tensors(...) takes one tensor or more, got none")
         try:
-            converted = tuple(torch.as_tensor(t) for t in tensors)
+            converted = tuple(torch.as_tensor(t) for t in self.tensors)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(
                 "from_tensors(...) takes tensors, arrays or lists of numbers, got "
-                f"{shown(tensors, 60)}: {error}"
+                f"{shown(self.tensors, 60)}: {error}"
             ) from error
         shapes = [tuple(t.shape) for t in converted]
         if any(not s for s in shapes) or len({s[0] for s in shapes}) > 1:
             raise ConfigError(
                 f"from_tensors(...) takes tensors of one and the same first dimension, got shapes {shapes}"
             )
-        super().__init__(source, tensors=converted, names=names)
-        self._rows = TensorRows(converted, names)
+        self._set(tensors=converted)
 
-    def open_source(self, files: Any = None) -> TensorSource:
+    @cached_property
+    def _rows(self) -> TensorRows:
+        return TensorRows(self.tensors, self.names)
+
+    def open(self) -> TensorSource:
         return TensorSource(self._rows)
 
     def identity(self) -> dict[str, Any]:
         return {"stage": self.name}
 
     def __repr__(self) -> str:
-        shapes = [
-            f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in self._rows.tensors
-        ]
-        if self._rows.names is not None:
-            shapes = [f"{n}={s}" for n, s in zip(self._rows.names, shapes, strict=True)]
+        shapes = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in self.tensors]
+        if self.names is not None:
+            shapes = [f"{n}={s}" for n, s in zip(self.names, shapes, strict=True)]
         return f"from_tensors({', '.join(shapes)})"
 
 
@@ -96,9 +95,6 @@ class TensorSource(RandomAccessSource):
         total = sum(t.nbytes for t in rows.tensors)
         self.row_bytes = total / len(rows) if len(rows) else None
 
-    def reader(self) -> Reader:
-        return self
-
     def read(self, block: int, start: int, stop: int) -> TensorRows:
         first = int(self._starts[block])
         return self._rows.slice(first + start, first + stop)
@@ -106,9 +102,6 @@ class TensorSource(RandomAccessSource):
     def take(self, index: IntArray) -> TensorRows:
         tensors = tuple(gathered(tensor, index) for tensor in self._rows.tensors)
         return TensorRows(tensors, self._rows.names)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def place(self, block: int, row: int) -> Place:
         return Place(row=int(self._starts[block]) + row)

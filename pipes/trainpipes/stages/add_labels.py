@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.naming import need_columns
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
-from trainpipes.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, beside, refuse_taken, row_table
 from trainpipes.stages.token_columns import ids_of, label_dtype
 
 __all__ = ["AddLabels"]
 
 
-class AddLabels(Stage):
+class AddLabels(RunStage):
     """Adds a column "labels": the token ids, or -100 where nothing is to be predicted.
 
     In: rows with a column of token ids. Out: the same rows with "labels", lists of as many numbers. They
@@ -32,7 +32,6 @@ class AddLabels(Stage):
     are none.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         column: the token ids.
         where: a column of as many numbers or bools: ids are labels where it is not 0. None for all.
         ignore: ids that are no labels, such as those of special tokens.
@@ -49,39 +48,37 @@ class AddLabels(Stage):
     {'labels': [5, 6, 7, -100]}
     """
 
-    role = "rows"
     needs_columns = True
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        column: str = "input_ids",
-        *,
-        where: str | None = None,
-        ignore: int | Sequence[int] = (),
-    ) -> None:
-        ids: Any = [ignore] if isinstance(ignore, int) else ignore
+    column: str = "input_ids"
+    _: KW_ONLY
+    where: str | None = None
+    ignore: int | Sequence[int] = ()
+
+    def check(self) -> None:
+        ids: Any = [self.ignore] if isinstance(self.ignore, int) else self.ignore
         if not several(ids):
-            raise ConfigError(f"add_labels(ignore) is a token id, or several, got {shown(ignore)}")
+            raise ConfigError(
+                f"add_labels(ignore) is a token id, or several, got {shown(self.ignore)}"
+            )
         for token in ids:
             whole_number(token, 0, "add_labels(ignore)", "a token id, or several")
-        column_name(column, "add_labels(column)")
-        if where is not None:
-            column_name(where, "add_labels(where)")
-        super().__init__(source, column=column, where=where, ignore=list(ids))
+        column_name(self.column, "add_labels(column)")
+        if self.where is not None:
+            column_name(self.where, "add_labels(where)")
+        self._set(ignore=list(ids) or ())
 
     def process(self, run: Run) -> Run:
         block, table = row_table(run, self)
-        say = self.options
-        asked = [say["column"], *([] if say["where"] is None else [say["where"]])]
+        asked = [self.column, *([] if self.where is None else [self.where])]
         need_columns(table.column_names, asked, self)
         refuse_taken(table, ["labels"], self)
-        values, lengths = ids_of(block, say["column"], self)
+        values, lengths = ids_of(block, self.column, self)
         labels = values.astype(label_dtype(values))
-        if say["where"] is not None:
-            labels[beside(block, say["where"], say["column"], lengths, self) == 0] = IGNORED
-        if say["ignore"]:
-            labels[np.isin(values, say["ignore"])] = IGNORED
+        if self.where is not None:
+            labels[beside(block, self.where, self.column, lengths, self) == 0] = IGNORED
+        if self.ignore:
+            labels[np.isin(values, self.ignore)] = IGNORED
         return run.with_block(
             block.with_data(table.append_column("labels", as_lists(labels, lengths)))
         )

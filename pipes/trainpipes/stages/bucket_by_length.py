@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import column_name, flag, several, whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray, permutation
+from trainpipes.runtime.kinds import CutStage, OpenBelow
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
-from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.shown import shown
 from trainpipes.stages.held import Held
 from trainpipes.stages.token_budget import Budget, Oversize
@@ -28,7 +29,7 @@ NUM_BUCKETS = 32
 RUN_ROWS = 512
 
 
-class BucketByLength(Stage):
+class BucketByLength(CutStage):
     """Cuts micro-batches of rows of about the same length, so that little is padded.
 
     In: rows. Out: micro-batches, as of ``batch``. The rows of a window are sorted into buckets by length,
@@ -41,7 +42,6 @@ class BucketByLength(Stage):
     reads that window again. Memory: a window for each shard. Costs about 1 us a row.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         batch_size: B, rows in a micro-batch.
         max_tokens: instead of ``batch_size``: rows x longest row of a micro-batch, at most.
         boundaries: lengths at which buckets part, ascending: of n, n + 1 buckets; a row as long as a
@@ -69,85 +69,88 @@ class BucketByLength(Stage):
     keeps_rows = False
     cursor_keys = ("row",)
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        batch_size: int | None = None,
-        *,
-        max_tokens: int | None = None,
-        boundaries: Sequence[int] | None = None,
-        num_buckets: int | None = None,
-        column: str = "input_ids",
-        window: int = 1024,
-        max_rows: int | None = None,
-        oversize: Oversize | None = None,
-        drop_last: bool = False,
-        seed: int = 0,
-    ) -> None:
+    batch_size: int | None = None
+    _: KW_ONLY
+    max_tokens: int | None = None
+    boundaries: Sequence[int] | None = None
+    num_buckets: int | None = None
+    column: str = "input_ids"
+    window: int = 1024
+    max_rows: int | None = None
+    oversize: Oversize | None = None
+    drop_last: bool = False
+    seed: int = 0
+
+    def check(self) -> None:
         name = self.name
-        if batch_size is None and max_tokens is None:
-            batch_size = 1
-        if (batch_size is None) == (max_tokens is None):
+        if self.batch_size is None and self.max_tokens is None:
+            self._set(batch_size=1)
+        if (self.batch_size is None) == (self.max_tokens is None):
             raise ConfigError(
-                f"{name}() takes batch_size or max_tokens, got {batch_size} and {max_tokens}; for both "
-                "limits pass max_tokens and max_rows"
+                f"{name}() takes batch_size or max_tokens, got {self.batch_size} and {self.max_tokens}; for "
+                "both limits pass max_tokens and max_rows"
             )
-        whole_number(window, 1, f"{name}(window)", "rows that are sorted together")
-        whole_number(seed, None, f"{name}(seed)", "a seed")
-        self._budget = None
-        if max_tokens is not None:
-            self._budget = Budget(name, max_tokens, max_rows, oversize)
-            if drop_last is not False:
+        whole_number(self.window, 1, f"{name}(window)", "rows that are sorted together")
+        whole_number(self.seed, None, f"{name}(seed)", "a seed")
+        if self._budget is not None:
+            if self.drop_last is not False:
                 raise ConfigError(
-                    f"{name}(drop_last) goes with batch_size, got max_tokens={max_tokens}"
+                    f"{name}(drop_last) goes with batch_size, got max_tokens={self.max_tokens}"
                 )
         else:
-            whole_number(batch_size, 1, f"{name}(batch_size)", "rows in a micro-batch")
-            if max_rows is not None or oversize is not None:
+            whole_number(self.batch_size, 1, f"{name}(batch_size)", "rows in a micro-batch")
+            if self.max_rows is not None or self.oversize is not None:
                 raise ConfigError(f"{name}(max_rows, oversize) go with max_tokens, got none")
-        flag(drop_last, f"{name}(drop_last)")
-        if boundaries is not None and num_buckets is not None:
+        flag(self.drop_last, f"{name}(drop_last)")
+        if self.boundaries is not None and self.num_buckets is not None:
             raise ConfigError(
-                f"{name}() takes boundaries or num_buckets, got {shown(boundaries)} and {num_buckets!r}"
+                f"{name}() takes boundaries or num_buckets, got {shown(self.boundaries)} and "
+                f"{self.num_buckets!r}"
             )
-        column_name(column, f"{name}(column)")
-        if boundaries is not None:
-            if not several(boundaries):
-                raise ConfigError(
-                    f"{name}(boundaries) is a list of lengths, got {shown(boundaries)}"
-                )
-            boundaries = list(boundaries)
-            for edge in boundaries:
-                whole_number(edge, 1, f"{name}(boundaries)", "lengths at which buckets part")
-            if not boundaries or any(a >= b for a, b in pairwise(boundaries)):
-                raise ConfigError(
-                    f"{name}(boundaries) are ascending lengths, each once, got {shown(boundaries)}"
-                )
-        elif num_buckets is not None:
-            whole_number(num_buckets, 1, f"{name}(num_buckets)", "buckets of as many rows each")
-        super().__init__(
-            source,
-            batch_size=batch_size,
-            max_tokens=max_tokens,
-            boundaries=boundaries,
-            num_buckets=num_buckets,
-            column=column,
-            window=window,
-            max_rows=max_rows,
-            oversize=oversize,
-            drop_last=drop_last,
-            seed=seed,
-        )
-        size = batch_size or 1
-        self.window = -(-window // size) * size
+        column_name(self.column, f"{name}(column)")
+        if self.boundaries is not None:
+            self._check_boundaries(self.boundaries)
+        elif self.num_buckets is not None:
+            whole_number(
+                self.num_buckets, 1, f"{name}(num_buckets)", "buckets of as many rows each"
+            )
 
-    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
-        below, used = (state["below"], state["row"]) if "below" in state else (state, 0)
-        return _Buckets(self, Held(open_below(below)), used)
+    def _check_boundaries(self, given: Sequence[int]) -> None:
+        name = self.name
+        if not several(given):
+            raise ConfigError(f"{name}(boundaries) is a list of lengths, got {shown(given)}")
+        edges = list(given)
+        for edge in edges:
+            whole_number(edge, 1, f"{name}(boundaries)", "lengths at which buckets part")
+        if not edges or any(a >= b for a, b in pairwise(edges)):
+            raise ConfigError(
+                f"{name}(boundaries) are ascending lengths, each once, got {shown(edges)}"
+            )
+        self._set(boundaries=edges)
+
+    @cached_property
+    def _budget(self) -> Budget | None:
+        """What a micro-batch may hold; None where it has a size."""
+        if self.max_tokens is None:
+            return None
+        return Budget(self.name, self.max_tokens, self.max_rows, self.oversize)
+
+    @property
+    def _size(self) -> int:
+        return self.batch_size or 1
+
+    @property
+    def rows(self) -> int:
+        """Rows that are sorted together: whole micro-batches."""
+        return -(-self.window // self._size) * self._size
+
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
+        return _Buckets(self, Held(below(at)), used)
 
     def cut(self, block: Block) -> tuple[IntArray, IntArray]:
         """The rows of a window bucket by bucket, and where micro-batches start in that order."""
-        lengths = lengths_of(block, self.options["column"], self)
+        lengths = lengths_of(block, self.column, self)
         buckets = self._buckets(lengths)
         order = np.argsort(buckets, kind="stable")
         ends = np.cumsum(np.bincount(buckets, minlength=1))
@@ -161,16 +164,16 @@ class BucketByLength(Stage):
             rest.append(rows[last:])
             sizes.append(np.diff(edges))
         rows = np.concatenate(rest)
-        edges = self._edges(lengths[rows], open_too=not self.options["drop_last"])
+        edges = self._edges(lengths[rows], open_too=not self.drop_last)
         kept.append(rows[: edges[-1]])
         sizes.append(np.diff(edges))
         bounds = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
         return np.concatenate(kept).astype(np.int64), bounds
 
     def _buckets(self, lengths: IntArray) -> IntArray:
-        if self.options["boundaries"] is not None:
-            return np.searchsorted(self.options["boundaries"], lengths, side="right")
-        count = self.options["num_buckets"] or NUM_BUCKETS
+        if self.boundaries is not None:
+            return np.searchsorted(self.boundaries, lengths, side="right")
+        count = self.num_buckets or NUM_BUCKETS
         rank = np.empty(len(lengths), dtype=np.int64)
         rank[np.argsort(lengths, kind="stable")] = np.arange(len(lengths))
         return rank * count // max(1, len(lengths))
@@ -180,7 +183,7 @@ class BucketByLength(Stage):
         rows is left out, or comes last."""
         count = len(lengths)
         if self._budget is None:
-            size = int(self.options["batch_size"])
+            size = self._size
             full = count // size * size
             edges = [*range(0, full, size), full]
             return np.array([*edges, count] if open_too and full < count else edges, dtype=np.int64)
@@ -188,10 +191,10 @@ class BucketByLength(Stage):
         open_ = count and not self._budget.full(lengths[found[-2] :])
         return found[:-1] if open_ and not open_too else found
 
-    def check(self, block: Block) -> None:
+    def check_lengths(self, block: Block) -> None:
         """Raise for a row that is over the budget by itself."""
         if self._budget is not None:
-            lengths = lengths_of(block, self.options["column"], self)
+            lengths = lengths_of(block, self.column, self)
             self._budget.check(lengths, block.ids, self)
 
 
@@ -223,12 +226,12 @@ class _Buckets:
     def _open(self) -> None:
         """Cut the next window; StopIteration where there is none."""
         held, stage = self._held, self._stage
-        if not held.fill(stage.window):
+        if not held.fill(stage.rows):
             raise StopIteration
-        count = min(stage.window, held.rows)
+        count = min(stage.rows, held.rows)
         run = held.waiting()
         block = run.block.slice(0, count)
-        stage.check(block)
+        stage.check_lengths(block)
         order, bounds = stage.cut(block)
         items = len(bounds) - 1
         if self._item and self._item >= items:
@@ -239,7 +242,7 @@ class _Buckets:
         held.gave(items > 0, stage)
         if items:
             ids = int(block.ids[0])
-            mixed = permutation(items, stage.options["seed"], "buckets", held.epoch, ids)
+            mixed = permutation(items, stage.seed, "buckets", held.epoch, ids)
             sizes = np.diff(bounds)[mixed]
             ends = np.cumsum(sizes)
             place = np.repeat(bounds[:-1][mixed] - (ends - sizes), sizes) + np.arange(ends[-1])

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any
-
-from torchdata.nodes import BaseNode
+from dataclasses import KW_ONLY
 
 from trainpipes.cache import folder
 from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 
 __all__ = ["Cache"]
 
 
-class Cache(Stage):
+class Cache(RunStage):
     """Keeps on disk what the stages before it make of each row group.
 
     In: rows, before they are shuffled, batched or repeated, of a source with blocks: Parquet files or
@@ -38,7 +36,6 @@ class Cache(Stage):
     lists, and what Arrow cannot hold is refused.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         path: the folder; by default that of the environment variable ``TRAINPIPES_CACHE``, else the
             user's, ``~/.cache/trainpipes`` on Linux.
         max_bytes: most bytes of rows in the folder, of all pipelines that keep theirs there; those used
@@ -62,15 +59,14 @@ class Cache(Stage):
     needs_columns = True
     free = frozenset({"path", "max_bytes", "version", "enabled"})
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        max_bytes: int | None = None,
-        version: str | None = None,
-        enabled: bool = True,
-    ) -> None:
+    path: str | os.PathLike[str] | None = None
+    _: KW_ONLY
+    max_bytes: int | None = None
+    version: str | None = None
+    enabled: bool = True
+
+    def check(self) -> None:
+        path = self.path
         if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
             raise ConfigError(f"cache(path) is a folder, got {shown(path)}")
         if path is not None and "://" in os.fspath(path):
@@ -78,23 +74,18 @@ class Cache(Stage):
                 "cache(path) is a folder of this machine, since its files are memory-mapped, got "
                 f"{shown(path)}"
             )
-        if max_bytes is not None:
-            whole_number(max_bytes, 1, "cache(max_bytes)", "bytes of rows in the folder")
-        if version is not None and not isinstance(version, str):
-            raise ConfigError(f"cache(version) is text, got {shown(version)}")
-        flag(enabled, "cache(enabled)")
-        super().__init__(
-            source,
-            path=None if path is None else os.fspath(path),
-            max_bytes=max_bytes,
-            version=version,
-            enabled=enabled,
-        )
+        if self.max_bytes is not None:
+            whole_number(self.max_bytes, 1, "cache(max_bytes)", "bytes of rows in the folder")
+        if self.version is not None and not isinstance(self.version, str):
+            raise ConfigError(f"cache(version) is text, got {shown(self.version)}")
+        flag(self.enabled, "cache(enabled)")
+        if path is not None:
+            self._set(path=os.fspath(path))
 
     @property
     def on(self) -> bool:
         """Whether anything is kept."""
-        return bool(self.options["enabled"]) and folder(self.options["path"]) is not None
+        return self.enabled and folder(self.path) is not None
 
     def process(self, run: Run) -> Run:
         return run

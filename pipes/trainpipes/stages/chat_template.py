@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
-from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame
-from trainpipes.stages.ignored import IGNORED
 from trainpipes.naming import need_columns
+from trainpipes.runtime.blame import blame
+from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.run import Run
+from trainpipes.shown import shown
+from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import refuse_taken, row_table
-from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.tokenize import Tokenizes
 from trainpipes.tokenizers.chat import Chat
-from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.ragged import Ragged
 
 __all__ = ["ChatTemplate"]
 
 
-class ChatTemplate(Tokenize):
+class ChatTemplate(Tokenizes):
     """Turns conversations into token ids, as the tokenizer's own chat template writes them.
 
     In: rows with a column of conversations, each a list of messages (dicts with "role" and "content").
@@ -39,7 +38,6 @@ class ChatTemplate(Tokenize):
     otherwise once others follow (such as without their reasoning) is refused.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         tokenizer: a fast tokenizer of transformers, or a local directory of one. Nothing is downloaded.
         column: the conversations.
         labels: whether to add "labels".
@@ -53,66 +51,59 @@ class ChatTemplate(Tokenize):
         SchemaError: the column is not there, or one of the new ones is.
     """
 
-    role = "rows"
     needs_columns = True
-    free = frozenset()
+    thread_safe = True
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        tokenizer: Any = None,
-        column: str = "messages",
-        *,
-        labels: bool = True,
-        max_length: int | None = None,
-        template: str | None = None,
-    ) -> None:
-        if not isinstance(column, str):
-            raise ConfigError(f"chat_template(column) is the name of a column, got {shown(column)}")
-        flag(labels, "chat_template(labels)")
-        if max_length is not None:
-            whole_number(max_length, 1, "chat_template(max_length)", "tokens of a row")
-        if template is not None and not isinstance(template, str):
-            raise ConfigError(f"chat_template(template) is Jinja as text, got {shown(template)}")
-        self._chat = Chat(tokenizer, template)
-        self._engine = load(tokenizer)
-        self._outputs = {"input_ids": [column]}
-        Stage.__init__(
-            self, source, tokenizer=tokenizer, column=column, labels=labels,
-            max_length=max_length, template=template,
-        )  # fmt: skip
+    tokenizer: Any
+    column: str = "messages"
+    _: KW_ONLY
+    labels: bool = True
+    max_length: int | None = None
+    template: str | None = None
 
-    @property
-    def runs_user_code(self) -> bool:
-        return False
+    def check(self) -> None:
+        if not isinstance(self.column, str):
+            raise ConfigError(
+                f"chat_template(column) is the name of a column, got {shown(self.column)}"
+            )
+        flag(self.labels, "chat_template(labels)")
+        if self.max_length is not None:
+            whole_number(self.max_length, 1, "chat_template(max_length)", "tokens of a row")
+        if self.template is not None and not isinstance(self.template, str):
+            raise ConfigError(
+                f"chat_template(template) is Jinja as text, got {shown(self.template)}"
+            )
+        _ = self._chat, self._engine  # raises unless both are there
+
+    @made_once
+    def _chat(self) -> Chat:
+        return Chat(self.tokenizer, self.template)
 
     def runs_on(self) -> str:
         return f"{self._engine}: its chat template, by transformers"
 
     def identity(self) -> dict[str, Any]:
-        say = self.options
         found = {
             "stage": self.name, "tokenizer": self._engine.fingerprint(),
-            "template": self._chat.fingerprint(), "column": say["column"], "labels": say["labels"],
-            "max_length": say["max_length"],
+            "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
+            "max_length": self.max_length,
         }  # fmt: skip
         return {k: v for k, v in found.items() if v is not None}
 
     def process(self, run: Run) -> Run:
         block, table = row_table(run, self)
-        name = self.options["column"]
-        need_columns(table.column_names, [name], self)
-        added = ["input_ids", "labels"] if self.options["labels"] else ["input_ids"]
-        table, conversations = table.drop_columns([name]), table.column(name).to_pylist()
+        need_columns(table.column_names, [self.column], self)
+        added = ["input_ids", "labels"] if self.labels else ["input_ids"]
+        conversations = table.column(self.column).to_pylist()
+        table = table.drop_columns([self.column])
         refuse_taken(table, added, self)
         ids: list[list[int]] = []
         said: list[bool] = []
-        most = self.options["max_length"]
         try:
             for conversation in conversations:
                 own, mask = self._chat.encode(conversation)
-                ids.append(own[:most])
-                said += mask[:most]
+                ids.append(own[: self.max_length])
+                said += mask[: self.max_length]
         except ConfigError:
             raise
         except Exception as error:
@@ -120,7 +111,7 @@ class ChatTemplate(Tokenize):
             raise
         found = Ragged.of_lists(ids)
         columns: Mapping[str, Ragged] = {"input_ids": found}
-        if self.options["labels"]:
+        if self.labels:
             values = np.where(np.array(said, dtype=np.bool_), found.values, np.int32(IGNORED))
             columns = {**columns, "labels": Ragged(values, found.offsets)}
         for key, column in columns.items():

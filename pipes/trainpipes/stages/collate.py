@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -10,23 +11,22 @@ import numpy as np
 import pyarrow as pa
 import torch
 from torch.utils.data import default_collate
-from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.runtime.blame import blame, each
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame, each
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.map import named
 
 __all__ = ["Collate"]
 
 
-class Collate(Stage):
+class Collate(RunStage):
     """Makes one batch of the rows of each micro-batch.
 
     In: micro-batches. Out: what the function returns. Cursor: none of its own. Costs a Python call a
@@ -34,7 +34,6 @@ class Collate(Stage):
     ``pad_collate``.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         fn: function of one micro-batch; torch's ``default_collate`` if left out, which stacks rows as they
             are: arrays of one shape, fixed-size lists of Arrow among them, become tensors ``[B, ...]``.
         format: what the function takes: "rows", a list of rows as ``DataLoader`` gives to its
@@ -51,39 +50,37 @@ class Collate(Stage):
 
     role = "finish"
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        fn: Callable[[Any], Any] | None = None,
-        *,
-        format: Literal["rows", "arrow", "numpy", "torch"] = "rows",
-        version: str | None = None,
-    ) -> None:
-        if fn is not None and not callable(fn):
-            raise ConfigError(f"collate(fn) takes a function of a list of rows, got {shown(fn)}")
-        if format not in ("rows", "arrow", "numpy", "torch"):
-            raise ConfigError(f'format is "rows", "arrow", "numpy" or "torch", got {shown(format)}')
-        super().__init__(source, fn=fn, format=format, version=version)
-        self._fn = fn
-        self._format = format
-        self.needs_columns = format != "rows"
+    fn: Callable[[Any], Any] | None = None
+    _: KW_ONLY
+    format: Literal["rows", "arrow", "numpy", "torch"] = "rows"
+    version: str | None = None
+
+    def check(self) -> None:
+        if self.fn is not None and not callable(self.fn):
+            raise ConfigError(
+                f"collate(fn) takes a function of a list of rows, got {shown(self.fn)}"
+            )
+        if self.format not in ("rows", "arrow", "numpy", "torch"):
+            raise ConfigError(
+                f'format is "rows", "arrow", "numpy" or "torch", got {shown(self.format)}'
+            )
+
+    @property
+    def needs_columns(self) -> bool:  # type: ignore[override]
+        return self.format != "rows"
 
     def identity(self) -> dict[str, Any]:
-        return named(super().identity(), self.options["version"])
+        return named(super().identity(), self.version)
 
     def process(self, run: Run) -> Run:
         if run.items is not None:
             raise ConfigError(f"{self} stands above batch(), and nothing else has collated yet")
-        if self._format == "rows":
-            if (
-                self._fn is None
-                and isinstance(run.block.data, TensorRows)
-                and run.bounds is not None
-            ):
+        if self.format == "rows":
+            if self.fn is not None:
+                return run.with_items(each(self, self.fn, run))
+            if isinstance(run.block.data, TensorRows) and run.bounds is not None:
                 return run.with_items(run.block.data.batches(run.bounds.tolist()))
-            if self._fn is None:
-                return run.with_items(self._collated(run))
-            return run.with_items(each(self, self._fn, run))
+            return run.with_items(self._collated(run))
         if run.bounds is None:
             raise ConfigError(f"{self} works on micro-batches: put .batch(n) before it")
         edges = run.bounds.tolist()
@@ -113,9 +110,9 @@ class Collate(Stage):
         return items
 
     def _of_columns(self, block: Block) -> Any:
-        columns = columns_as(block, self._format, self)
+        columns = columns_as(block, self.format, self)
         try:
-            return columns if self._fn is None else self._fn(columns)
+            return columns if self.fn is None else self.fn(columns)
         except Exception as error:
             blame(error, self, int(block.ids[0]))
             raise

@@ -6,87 +6,83 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.naming import need_columns
+from trainpipes.runtime.blame import blame
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.columns import table_of, to_columns
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame
-from trainpipes.naming import need_columns
 
 __all__ = ["Rename", "Select"]
 
 
-class Select(Stage):
+class Select(RunStage):
     """Keeps some columns, in the order given.
 
     In: rows with columns. Out: the same rows, fewer columns. Cursor: none of its own. Costs nothing.
     Columns that no stage needs are better not read at all: ``read_parquet(columns=...)``.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         columns: names to keep.
 
     Raises:
         SchemaError: a column is not there; names the nearest.
     """
 
-    role = "rows"
     needs_columns = True
 
-    def __init__(self, source: BaseNode[Any] | None = None, columns: Sequence[str] = ()) -> None:
-        names = column_names(columns, "select(columns)")
-        super().__init__(source, columns=names)
-        self._columns = names
+    columns: Sequence[str]
+
+    def check(self) -> None:
+        self._set(columns=column_names(self.columns, "select(columns)"))
 
     def process(self, run: Run) -> Run:
         block = columns_of(run.block, self)
         return run.with_block(block.with_columns(self._chosen))
 
     def _chosen(self, table: pa.Table) -> pa.Table:
-        need_columns(table.column_names, self._columns, self)
-        return table.select(self._columns)
+        need_columns(table.column_names, self.columns, self)
+        return table.select(self.columns)
 
 
-class Rename(Stage):
+class Rename(RunStage):
     """Gives columns other names.
 
     In: rows with columns. Out: the same rows. Cursor: none of its own. Costs nothing.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         names: new name of each old one.
 
     Raises:
         SchemaError: a column is not there, or a new name is taken.
     """
 
-    role = "rows"
     needs_columns = True
 
-    def __init__(
-        self, source: BaseNode[Any] | None = None, names: Mapping[str, str] | None = None
-    ) -> None:
+    names: Mapping[str, str]
+
+    def check(self) -> None:
+        names = self.names
         pairs = names.items() if isinstance(names, Mapping) else ()
         if not names or not pairs or not all(isinstance(n, str) and n for p in pairs for n in p):
             raise ConfigError(
                 f"rename(names) takes a dict of old names to new ones, got {shown(names)}"
             )
-        super().__init__(source, names=dict(names))
-        self._names = dict(names)
+        self._set(names=dict(names))
 
     def process(self, run: Run) -> Run:
         block = columns_of(run.block, self)
         return run.with_block(block.with_columns(self._renamed))
 
     def _renamed(self, table: pa.Table) -> pa.Table:
-        need_columns(table.column_names, list(self._names), self)
-        renamed = [self._names.get(name, name) for name in table.column_names]
+        need_columns(table.column_names, list(self.names), self)
+        renamed = [self.names.get(name, name) for name in table.column_names]
         twice = sorted({name for name in renamed if renamed.count(name) > 1})
         if twice:
             raise ConfigError(f"{self}: columns need different names, got {twice} twice")

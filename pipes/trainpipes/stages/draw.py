@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import DistributedSampler, Sampler
-from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
-from trainpipes.runtime.stage import Stage, identify
+from trainpipes.runtime.kinds import PlanStage
+from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.stage import identify
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.stages.torch_samplers import keys_of
 
 __all__ = ["Draw"]
 
 
-class Draw(Stage):
+class Draw(PlanStage):
     """Takes rows by number, as a sampler says; the order is the same whatever ``num_shards`` is.
 
     In: rows of a source that can be read by row number: ``from_dataset``, ``from_arrow``,
@@ -30,7 +31,6 @@ class Draw(Stage):
     It orders the rows, so there is no ``shuffle`` beside it. Stages that drop rows stand above it.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         sampler: one of ``trainpipes.samplers``, or one of your own (``RowSampler``); or a sampler of
             torch's that has a length and gives row numbers. Of torch's, the whole epoch's numbers are
             drawn at its first row, from a seed of its own for each epoch; a ``DistributedSampler``
@@ -44,7 +44,10 @@ class Draw(Stage):
 
     role = "shuffle"
 
-    def __init__(self, source: BaseNode[Any] | None = None, sampler: Any = None) -> None:
+    sampler: Any
+
+    def check(self) -> None:
+        sampler = self.sampler
         if isinstance(sampler, BatchSampler) or (
             isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
         ):
@@ -59,12 +62,15 @@ class Draw(Stage):
                 "draw(sampler) takes one of trainpipes.samplers, or one of torch's that has a length, got "
                 f"{sampler!r}"
             )
-        super().__init__(source, sampler=sampler)
-        self.order = sampler if isinstance(sampler, RowSampler) else TorchOrder(sampler)
+
+    @made_once
+    def order(self) -> RowSampler | TorchOrder:
+        """The order of all rows."""
+        return self.sampler if isinstance(self.sampler, RowSampler) else TorchOrder(self.sampler)
 
     @property
     def runs_user_code(self) -> bool:
-        return not type(self.options["sampler"]).__module__.startswith(("trainpipes.", "torch."))
+        return not type(self.sampler).__module__.startswith(("trainpipes.", "torch."))
 
     def identity(self) -> dict[str, Any]:
         return {"stage": self.name, "sampler": identify(self.order)}

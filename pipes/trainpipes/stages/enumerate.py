@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import KW_ONLY
+from typing import Self
 
 import pyarrow as pa
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
@@ -19,7 +20,7 @@ from trainpipes.stages.ragged_column import refuse_taken, taken
 __all__ = ["Enumerate"]
 
 
-class Enumerate(Stage):
+class Enumerate(RunStage):
     """Gives each row its number in file order over all files, from ``start``.
 
     In: rows, before anything drops some or puts them in another order. Out: rows that are dicts with one
@@ -30,7 +31,6 @@ class Enumerate(Stage):
     The number of a batch in training is another thing: count in the loop.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         start: the number of the first row.
         column: what the column is called.
 
@@ -41,18 +41,21 @@ class Enumerate(Stage):
     [{'x': 'c', 'index': 1}, {'x': 'b', 'index': 0}]
     """
 
-    role = "rows"
     by_row = True
 
-    def __init__(
-        self, source: BaseNode[Any] | None = None, start: int = 0, *, column: str = "index"
-    ) -> None:
-        whole_number(start, -(2**62), "enumerate(start)", "the number of the first row", most=2**62)
-        column_name(column, "enumerate(column)")
-        super().__init__(source, start=start, column=column)
-        self._first = start
+    start: int = 0
+    _: KW_ONLY
+    column: str = "index"
 
-    def bind(self, below: Sequence[Stage]) -> None:
+    def check(self) -> None:
+        whole_number(
+            self.start, -(2**62), "enumerate(start)", "the number of the first row", most=2**62
+        )
+        column_name(self.column, "enumerate(column)")
+
+    _passed = 0  # rows that are skipped below
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
         for stage in below:
             if stage.role in ("shuffle", "pack", "batch", "repeat") or not stage.keeps_rows:
                 raise ConfigError(
@@ -60,11 +63,11 @@ class Enumerate(Stage):
                     "comes in the loop, for n, batch in enumerate(loader)"
                 )
         passed = sum(stage.options["count"] for stage in below if stage.role == "skip")
-        self._first = self.options["start"] - passed
+        return self.resolved(_passed=passed)
 
     def process(self, run: Run) -> Run:
-        block, name = run.block, self.options["column"]
-        numbers = block.ids + self._first
+        block, name = run.block, self.column
+        numbers = block.ids + (self.start - self._passed)
         data = block.data
         if isinstance(data, TensorRows) and data.names is not None:
             data = table_of(data, self)

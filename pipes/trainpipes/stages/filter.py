@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.runtime.blame import each
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import each
 
 __all__ = ["Filter"]
 
 
-class Filter(Stage):
+class Filter(RunStage):
     """Keeps the rows for which a predicate holds; above a batch, the batches.
 
     In: rows or items. Out: those kept, unchanged and in order. Cursor: none of its own. A
@@ -29,7 +29,6 @@ class Filter(Stage):
     need ``.repeat()``.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         predicate: function of one item returning a bool, or a ``pyarrow.compute`` expression over
             columns, null counting as False.
         version: names the function in checkpoints; see ``map``.
@@ -40,31 +39,32 @@ class Filter(Stage):
     [{'x': 2}, {'x': 3}]
     """
 
-    role = "rows"
     keeps_rows = False
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        predicate: Callable[[Any], bool] | pc.Expression | None = None,
-        *,
-        version: str | None = None,
-    ) -> None:
-        if not isinstance(predicate, pc.Expression) and not callable(predicate):
+    predicate: Callable[[Any], bool] | pc.Expression
+    _: KW_ONLY
+    version: str | None = None
+
+    def check(self) -> None:
+        if not isinstance(self.predicate, pc.Expression) and not callable(self.predicate):
             raise ConfigError(
                 "filter(predicate) takes a function of one row or a pyarrow.compute expression, "
-                f"got {shown(predicate)}"
+                f"got {shown(self.predicate)}"
             )
-        super().__init__(source, predicate=predicate, version=version)
-        self.predicate = predicate
-        self.needs_columns = isinstance(predicate, pc.Expression)
-        self.per_row = not self.needs_columns
+
+    @property
+    def needs_columns(self) -> bool:  # type: ignore[override]
+        return isinstance(self.predicate, pc.Expression)
+
+    @property
+    def per_row(self) -> bool:  # type: ignore[override]
+        return not self.needs_columns
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
         if isinstance(self.predicate, pc.Expression):
             identity["predicate"] = str(self.predicate)
-        elif self.options["version"] is not None:
+        elif self.version is not None:
             identity["predicate"] = f"version {identity.pop('version')}"
         return identity
 

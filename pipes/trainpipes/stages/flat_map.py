@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import checked_schema, whole_number
 from trainpipes.errors import ConfigError, DataError, StateError
+from trainpipes.runtime.blame import blame
 from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.kinds import CutStage, OpenBelow
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource, round_of
-from trainpipes.runtime.stage import OpenState, Stage
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame
 from trainpipes.stages.map import named
 
 __all__ = ["FlatMap", "Unbatch"]
@@ -30,7 +30,7 @@ RUN_ROWS = 256
 PLACE_BITS = 40
 
 
-class _Several(Stage):
+class _Several(CutStage):
     """A stage that makes rows of each row. Its cursor: that of the row, and how many of its rows are used."""
 
     role = "pack"
@@ -43,9 +43,9 @@ class _Several(Stage):
     def rows_of(self, row: Any) -> Iterable[Any]:
         """What is made of a row."""
 
-    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
-        below, used = (state["below"], state["row"]) if "below" in state else (state, 0)
-        return _Rows(self, open_below(below), used)
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
+        return _Rows(self, below(at), used)
 
 
 class FlatMap(_Several):
@@ -58,7 +58,6 @@ class FlatMap(_Several):
     gives, only some is held at a time.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         fn: function of one row that returns rows: a list, or anything that can be iterated, the same for
             the same row. None of them is None.
         version: names the function in checkpoints; see ``map``.
@@ -76,26 +75,21 @@ class FlatMap(_Several):
 
     free = frozenset({"schema"})
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        fn: Callable[[Any], Iterable[Any]] | None = None,
-        *,
-        version: str | None = None,
-        schema: pa.Schema | None = None,
-    ) -> None:
-        if not callable(fn):
-            raise ConfigError(f"flat_map(fn) takes a function of one row, got {shown(fn)}")
-        checked_schema(schema, "flat_map(schema)")
-        super().__init__(source, fn=fn, version=version, schema=schema)
-        self.schema = schema
-        self._fn = fn
+    fn: Callable[[Any], Iterable[Any]]
+    _: KW_ONLY
+    version: str | None = None
+    schema: pa.Schema | None = None
+
+    def check(self) -> None:
+        if not callable(self.fn):
+            raise ConfigError(f"flat_map(fn) takes a function of one row, got {shown(self.fn)}")
+        checked_schema(self.schema, "flat_map(schema)")
 
     def identity(self) -> dict[str, Any]:
-        return named(super().identity(), self.options["version"])
+        return named(super().identity(), self.version)
 
     def rows_of(self, row: Any) -> Iterable[Any]:
-        found = self._fn(row)
+        found = self.fn(row)
         if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
             raise DataError(
                 f"{self}: the function returns rows, as a list or something else that can be iterated, got "
@@ -112,7 +106,6 @@ class Unbatch(_Several):
     it has. Costs Python for each row.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         level: how deep lists in lists are taken apart.
 
     Raises:
@@ -125,13 +118,14 @@ class Unbatch(_Several):
     [{'x': 1, 'y': 'a'}, {'x': 2, 'y': 'b'}]
     """
 
-    def __init__(self, source: BaseNode[Any] | None = None, level: int = 1) -> None:
-        whole_number(level, 1, "unbatch(level)", "how deep lists are taken apart")
-        super().__init__(source, level=level)
+    level: int = 1
+
+    def check(self) -> None:
+        whole_number(self.level, 1, "unbatch(level)", "how deep lists are taken apart")
 
     def rows_of(self, row: Any) -> Iterable[Any]:
         found = self._apart(row)
-        for _ in range(self.options["level"] - 1):
+        for _ in range(self.level - 1):
             found = [part for one in found for part in self._apart(one)]
         return found
 

@@ -35,13 +35,6 @@ class LeftOut:
         self.documents = 0
         self.tokens = 0
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock = threading.Lock()
-
     def add(self, ids: IntArray, dropped: IntArray | None) -> None:
         """Count some documents that are used up.
 

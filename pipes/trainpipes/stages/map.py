@@ -17,6 +17,7 @@ import pyarrow as pa
 from trainpipes.checks import checked_schema, flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import random_key
+from trainpipes.runtime.blame import blame
 from trainpipes.runtime.caching.address import digest_of
 from trainpipes.runtime.calling.hands import Hands, Kind, hands_for, spread
 from trainpipes.runtime.calling.row_call import RowCall
@@ -27,7 +28,6 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame
 
 __all__ = ["Kind", "Map", "StartMethod"]
 
@@ -209,8 +209,8 @@ class Calls:
             return None
         if stage.alone:
             warn_once(
-                f"{stage}: a worker process may not start others, so that the function is called in this one: "
-                'use method="thread", or the workers of map() without those of a DataLoader'
+                f"{stage}: a worker process may not start others, so that the function is called in this "
+                'one: use method="thread", or the workers of map() without those of a DataLoader'
             )
             return None
         with self._lock:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 from typing import Any, Literal
 
 import pyarrow as pa
-from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.runtime.blame import blame
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.planning.first_rows import Unfit, find_schema
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block, Payload
 from trainpipes.runtime.rows.columns import from_columns, untyped_columns
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.map import named
 
@@ -27,7 +27,7 @@ CURE = "have the function return Arrow arrays of a type, pa.array(values, pa.str
 Format = Literal["arrow", "numpy", "torch"]
 
 
-class MapBatches(Stage):
+class MapBatches(RunStage):
     """Applies a function to the columns of many rows at once.
 
     In: rows with named columns. Out: as many rows, with the columns that the function returns.
@@ -35,7 +35,6 @@ class MapBatches(Stage):
     treats each row by itself. Cursor: none of its own. Costs what the function costs.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         fn: function of columns. With ``format="arrow"`` of a ``pyarrow.Table``, returning one (or
             a dict of arrays); with "numpy" or "torch" of a dict of arrays or tensors
             ``[rows, ...]``, returning such a dict. Ragged columns come as object arrays of arrays
@@ -55,29 +54,22 @@ class MapBatches(Stage):
     [{'y': 2}, {'y': 4}]
     """
 
-    role = "rows"
     needs_columns = True
-    in_plan: Any = None  # of the chain that it is in
     finds_types = True
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        fn: Callable[[Any], Any] | None = None,
-        *,
-        format: Format = "arrow",
-        version: str | None = None,
-    ) -> None:
-        if not callable(fn):
-            raise ConfigError(f"map_batches(fn) takes a function of columns, got {shown(fn)}")
-        if format not in ("arrow", "numpy", "torch"):
-            raise ConfigError(f'format is "arrow", "numpy" or "torch", got {shown(format)}')
-        super().__init__(source, fn=fn, format=format, version=version)
-        self._fn = fn
-        self._format = format
+    fn: Callable[[Any], Any]
+    _: KW_ONLY
+    format: Format = "arrow"
+    version: str | None = None
+
+    def check(self) -> None:
+        if not callable(self.fn):
+            raise ConfigError(f"map_batches(fn) takes a function of columns, got {shown(self.fn)}")
+        if self.format not in ("arrow", "numpy", "torch"):
+            raise ConfigError(f'format is "arrow", "numpy" or "torch", got {shown(self.format)}')
 
     def identity(self) -> dict[str, Any]:
-        return named(super().identity(), self.options["version"])
+        return named(super().identity(), self.version)
 
     def process(self, run: Run) -> Run:
         if run.items is not None:
@@ -85,9 +77,9 @@ class MapBatches(Stage):
                 f"{self} stands below pad_collate() or collate(), which make tensors of columns; "
                 "above them use map()"
             )
-        columns = columns_as(run.block, self._format, self)
+        columns = columns_as(run.block, self.format, self)
         try:
-            data: Payload = from_columns(self._fn(columns), self, self._type)
+            data: Payload = from_columns(self.fn(columns), self, self._type)
         except BadCell as bad:
             error = SchemaError(f"{self}: {bad}", stage=str(self))
             blame(error, self, int(run.block.ids[bad.row or 0]))
@@ -106,21 +98,21 @@ class MapBatches(Stage):
     def _type(self, name: str) -> pa.DataType | None:
         """The type of a column that the function returns as a list of Python values: that of the first
         rows, as for rows that are Python objects."""
-        key = f"{self.name}-{self.in_plan.stages.index(self)}"
-        schema = self.in_plan.schemas.get(key, self._find)
+        key = f"{self.name}-{self.plan.stages.index(self)}"
+        schema = self.plan.schemas.get(key, self._find)
         return schema.field(name).type if name in schema.names else None
 
     def _find(self) -> pa.Schema:
-        stages = [*self.in_plan.before, *self.in_plan.after]
+        stages = [*self.plan.before, *self.plan.after]
         below = stages[: stages.index(self)]
         try:
-            return find_schema(self.in_plan, below, str(self), CURE, self._untyped)
+            return find_schema(self.plan, below, str(self), CURE, self._untyped)
         except Unfit as unfit:
             raise unfit.error from None
 
     def _untyped(self, block: Block) -> list[dict[str, Any]]:
         """Columns that the function returns as Python values, for some rows."""
-        columns = untyped_columns(self._fn(columns_as(block, self._format, self)))
+        columns = untyped_columns(self.fn(columns_as(block, self.format, self)))
         if not columns:
             return []
         return [

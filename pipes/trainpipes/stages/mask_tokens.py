@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import flag, several, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.naming import need_columns
 from trainpipes.order import IntArray, random_key
+from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
-from trainpipes.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, refuse_taken, row_table
 from trainpipes.stages.row_hash import HashArray, mix, unit
 from trainpipes.stages.token_columns import ids_of, label_dtype
-from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.tokenize import Tokenizes
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.pieces import MASKS, begins_word
@@ -36,7 +38,7 @@ _SECOND = np.uint64(0xD1B54A32D192ED03)
 _THIRD = np.uint64(0xABC98388FB8FAC03)
 
 
-class MaskTokens(Stage):
+class MaskTokens(RunStage):
     """Hides some tokens, and makes labels of them: masked language modelling.
 
     In: rows with a column of token ids. Out: the same rows; of the tokens that are chosen, 80 % are the mask
@@ -48,7 +50,6 @@ class MaskTokens(Stage):
     after a resume and on any topology.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         probability: that a token, or a word, is chosen.
         column: the token ids.
         whole_words: choose words, all of whose tokens are hidden then. Where words begin is told by the
@@ -77,74 +78,79 @@ class MaskTokens(Stage):
     [-100, 6, -100, -100, -100, 10, -100, 12, 13, -100]
     """
 
-    role = "rows"
+    thread_safe = True
     needs_columns = True
     by_row = True
     by_epoch = True
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        probability: float = 0.15,
-        *,
-        column: str = "input_ids",
-        whole_words: bool = False,
-        tokenizer: Any = None,
-        mask_id: int | None = None,
-        special_ids: Sequence[int] | None = None,
-        vocab_size: int | None = None,
-        random: float = 0.1,
-        keep: float = 0.1,
-        seed: int = 0,
-    ) -> None:
-        for name, part in (("probability", probability), ("random", random), ("keep", keep)):
+    probability: float = 0.15
+    _: KW_ONLY
+    column: str = "input_ids"
+    whole_words: bool = False
+    tokenizer: Any = None
+    mask_id: int | None = None
+    special_ids: Sequence[int] | None = None
+    vocab_size: int | None = None
+    random: float = 0.1
+    keep: float = 0.1
+    seed: int = 0
+
+    def check(self) -> None:
+        for name in ("probability", "random", "keep"):
+            part = self.options[name]
             if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
                 raise ConfigError(f"mask_tokens({name}) is a number from 0 to 1, got {shown(part)}")
-        if random + keep > 1:
+        if self.random + self.keep > 1:
             raise ConfigError(
-                f"mask_tokens(random, keep) are parts of the chosen tokens, at most 1 together, got {random} "
-                f"and {keep}"
+                "mask_tokens(random, keep) are parts of the chosen tokens, at most 1 together, got "
+                f"{self.random} and {self.keep}"
             )
-        flag(whole_words, "mask_tokens(whole_words)")
-        if not isinstance(column, str):
-            raise ConfigError(f"mask_tokens(column) is the name of a column, got {shown(column)}")
-        if mask_id is not None:
-            whole_number(mask_id, 0, "mask_tokens(mask_id)", "a token id")
-        if vocab_size is not None:
-            whole_number(vocab_size, 1, "mask_tokens(vocab_size)", "how many tokens there are")
-        if special_ids is not None:
-            if not several(special_ids):
+        flag(self.whole_words, "mask_tokens(whole_words)")
+        if not isinstance(self.column, str):
+            raise ConfigError(
+                f"mask_tokens(column) is the name of a column, got {shown(self.column)}"
+            )
+        if self.mask_id is not None:
+            whole_number(self.mask_id, 0, "mask_tokens(mask_id)", "a token id")
+        if self.vocab_size is not None:
+            whole_number(self.vocab_size, 1, "mask_tokens(vocab_size)", "how many tokens there are")
+        if self.special_ids is not None:
+            if not several(self.special_ids):
                 raise ConfigError(
-                    f"mask_tokens(special_ids) is a list of token ids, got {shown(special_ids)}"
+                    f"mask_tokens(special_ids) is a list of token ids, got {shown(self.special_ids)}"
                 )
-            for token in special_ids:
+            for token in self.special_ids:
                 whole_number(token, 0, "mask_tokens(special_ids)", "token ids")
-            special_ids = list(special_ids)
-        whole_number(seed, None, "mask_tokens(seed)", "a seed")
-        self._engine: Engine | None = None if tokenizer is None else load(tokenizer)
-        super().__init__(
-            source, probability=probability, column=column, whole_words=whole_words,
-            tokenizer=tokenizer, mask_id=mask_id, special_ids=special_ids, vocab_size=vocab_size,
-            random=random, keep=keep, seed=seed,
-        )  # fmt: skip
-        self._salt = random_key(seed, "mask_tokens")[:1]
+            self._set(special_ids=list(self.special_ids))
+        whole_number(self.seed, None, "mask_tokens(seed)", "a seed")
+        _ = self._own  # whether it is there is said here
 
-    @property
-    def runs_user_code(self) -> bool:
-        return False
+    _below: ClassVar[Engine | None] = None
 
-    def bind(self, below: Sequence[Stage]) -> None:
-        tokenize = [stage for stage in below if isinstance(stage, Tokenize)]
-        if self._engine is None and tokenize:
-            self._engine = tokenize[-1].maker
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        makers = [stage.maker for stage in below if isinstance(stage, Tokenizes)]
         lacking = [n for n in ("mask_id", "special_ids", "vocab_size") if self.options[n] is None]
-        if self.options["whole_words"]:
+        if self.whole_words:
             lacking.append("whole_words")
-        if self._engine is None and lacking:
+        if self._own is None and not makers and lacking:
             raise ConfigError(
                 f"{self} needs a tokenizer to tell {', '.join(lacking)}, and no tokenize() stands below: "
                 "pass tokenizer=..., or say them"
             )
+        return self.resolved(_below=makers[-1] if makers and self._own is None else None)
+
+    @made_once
+    def _own(self) -> Engine | None:
+        """What was given as the tokenizer."""
+        return None if self.tokenizer is None else load(self.tokenizer)
+
+    @property
+    def _engine(self) -> Engine | None:
+        return self._own or self._below
+
+    @cached_property
+    def _salt(self) -> HashArray:
+        return random_key(self.seed, "mask_tokens")[:1]
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
@@ -160,8 +166,8 @@ class MaskTokens(Stage):
 
     @cached_property
     def _mask(self) -> int:
-        if self.options["mask_id"] is not None:
-            return int(self.options["mask_id"])
+        if self.mask_id is not None:
+            return int(self.mask_id)
         assert self._engine is not None
         found = [i for i in map(self._engine.token_id, MASKS) if i is not None]
         if not found:
@@ -183,12 +189,12 @@ class MaskTokens(Stage):
 
     @cached_property
     def _size(self) -> int:
-        given = self.options["vocab_size"]
+        given = self.vocab_size
         return int(given) if given is not None else max(self._pieces.values()) + 1
 
     @cached_property
     def _special(self) -> IntArray:
-        given = self.options["special_ids"]
+        given = self.special_ids
         if given is None:
             assert self._engine is not None
             given = self._engine.special_ids()
@@ -197,7 +203,7 @@ class MaskTokens(Stage):
     @cached_property
     def _begins(self) -> npt.NDArray[np.bool_] | None:
         """Of each token, whether a word begins with it; None where that is not asked."""
-        if not self.options["whole_words"]:
+        if not self.whole_words:
             return None
         found = begins_word(self._pieces)
         if found is None:
@@ -211,7 +217,7 @@ class MaskTokens(Stage):
 
     def process(self, run: Run) -> Run:
         block, table = row_table(run, self)
-        name = self.options["column"]
+        name = self.column
         need_columns(table.column_names, [name], self)
         refuse_taken(table, ["labels"], self)
         values, lengths = ids_of(block, name, self)
@@ -233,17 +239,16 @@ class MaskTokens(Stage):
         key = np.repeat(self._keys(block), lengths)
         own = (place - np.repeat(starts, lengths) + 1).astype(np.uint64) * _GOLDEN
         draws = unit(mix(key ^ mix(own[first])))
-        chosen = np.flatnonzero((draws < self.options["probability"]) & ~special)
+        chosen = np.flatnonzero((draws < self.probability) & ~special)
         labels = np.full(len(values), IGNORED, dtype=label_dtype(values))
         labels[chosen] = values[chosen]
         hashes = mix(key[chosen] ^ mix(own[chosen] ^ _SECOND))
         kind = unit(hashes)
-        random, keep = self.options["random"], self.options["keep"]
         # As wide as the mask and every token of the vocabulary need, whatever the column held.
         largest = np.min_scalar_type(max(self._mask, self._size - 1))
         found = values.astype(np.promote_types(values.dtype, largest))
-        found[chosen[kind >= random + keep]] = self._mask
-        other = kind < random
+        found[chosen[kind >= self.random + self.keep]] = self._mask
+        other = kind < self.random
         drawn = unit(mix(hashes[other] ^ _THIRD)) * self._size
         found[chosen[other]] = drawn.astype(found.dtype)
         return found, labels

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from dataclasses import KW_ONLY
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import column_name, column_names, whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray, permutation
+from trainpipes.runtime.kinds import CutStage, OpenBelow
+from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
-from trainpipes.runtime.stage import OpenState, Stage
+from trainpipes.runtime.stage import Stage, option
 from trainpipes.shown import shown
 from trainpipes.stages.held import Held
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
 from trainpipes.stages.pack_rows import PACKED, Documents, Overlong, documents_of, rows_of
-from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.tokenize import Tokenizes
 
 __all__ = ["Pack"]
 
@@ -33,11 +36,11 @@ LOT_TOKENS = 1 << 16
 PIECE_BITS = 40
 
 
-class Pack(Stage):
+class Pack(CutStage):
     """Packs documents into rows of one length.
 
-    In: rows with a column of token ids, each a document. Out: rows of ``length`` tokens, each of one
-    document or more, with the columns (fixed-size lists of int32, ``[length]``)
+    In: rows with a column of token ids, each a document. Out: rows of ``max_length`` tokens, each of
+    one document or more, with the columns (fixed-size lists of int32, ``[max_length]``)
 
     - input_ids: the documents' tokens one after the other, then padding
     - labels: input_ids, or the rows' own column "labels"; -100 on the first token of each document, so
@@ -45,7 +48,7 @@ class Pack(Stage):
     - position_ids: from 0 in each document; 0 on padding
     - segment_ids: 1 on the row's first document, 2 on its second, …; 0 on padding
 
-    Other columns are left out, unless ``along`` names them. ``pad_collate`` makes tensors ``[B, length]``
+    Other columns are left out, unless ``along`` names them. ``pad_collate`` makes tensors ``[B, max_length]``
     of them, and adds ``cu_seqlens`` and ``max_seqlen`` for attention over sequences of variable length.
     How many rows come out is not known beforehand: see ``filter``.
 
@@ -67,8 +70,7 @@ class Pack(Stage):
     epochs' joint.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
-        length: tokens of a row.
+        max_length: tokens of a row.
         method: "best_fit", "first_fit" or "concat".
         column: the documents' token ids: lists of integers. Empty documents are passed over.
         window: documents that are packed together, at most (``best_fit`` takes up to a sixteenth fewer
@@ -101,96 +103,90 @@ class Pack(Stage):
     needs_columns = True
     keeps_rows = False
     cursor_keys = ("row",)
-    plan: Any = None  # of the chain that it is in
+    by_place = True
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        length: int = 2048,
-        *,
-        method: Method = "best_fit",
-        column: str = "input_ids",
-        window: int = 1024,
-        max_documents: int | None = None,
-        overlong: Overlong = "split",
-        along: Sequence[str] = (),
-        seed: int = 0,
-        pad_id: int | None = None,
-    ) -> None:
-        whole_number(length, 1, "pack(length)", "tokens of a row", most=2**31 - 1)
-        whole_number(window, 1, "pack(window)", "documents that are packed together")
-        whole_number(seed, None, "pack(seed)", "a seed")
-        if max_documents is not None:
-            whole_number(max_documents, 1, "pack(max_documents)", "documents in a row at most")
-        if pad_id is not None:
-            whole_number(pad_id, 0, "pack(pad_id)", "a token id")
-        for name, value, kind in (("method", method, Method), ("overlong", overlong, Overlong)):
+    max_length: int = option(key="length", was="length")
+    _: KW_ONLY
+    method: Method = "best_fit"
+    column: str = "input_ids"
+    window: int = 1024
+    max_documents: int | None = None
+    overlong: Overlong = "split"
+    along: Sequence[str] = ()
+    seed: int = 0
+    pad_id: int | None = None
+
+    def check(self) -> None:
+        whole_number(self.max_length, 1, "pack(max_length)", "tokens of a row", most=2**31 - 1)
+        whole_number(self.window, 1, "pack(window)", "documents that are packed together")
+        whole_number(self.seed, None, "pack(seed)", "a seed")
+        if self.max_documents is not None:
+            whole_number(self.max_documents, 1, "pack(max_documents)", "documents in a row at most")
+        if self.pad_id is not None:
+            whole_number(self.pad_id, 0, "pack(pad_id)", "a token id")
+        for name, kind in (("method", Method), ("overlong", Overlong)):
+            value = self.options[name]
             if value not in get_args(kind):
                 raise ConfigError(
                     f"pack({name}) is one of {', '.join(map(repr, get_args(kind)))}; got {shown(value)}"
                 )
-        column_name(column, "pack(column)")
-        if isinstance(along, str):
-            raise ConfigError(f"pack(along) is a list of column names, got {shown(along)}")
-        column_names(along, "pack(along)", least=0)
-        taken = sorted({*along} & {*PACKED, column})
+        column_name(self.column, "pack(column)")
+        if isinstance(self.along, str):
+            raise ConfigError(f"pack(along) is a list of column names, got {shown(self.along)}")
+        column_names(self.along, "pack(along)", least=0)
+        taken = sorted({*self.along} & {*PACKED, self.column})
         if taken:
             raise ConfigError(
-                f"pack(along) names columns besides {column!r} and those that pack() makes "
+                f"pack(along) names columns besides {self.column!r} and those that pack() makes "
                 f'({", ".join(PACKED)}; a column "labels" is packed anyway), got {shown(taken[0])}'
             )
-        super().__init__(
-            source,
-            length=length,
-            method=method,
-            column=column,
-            window=window,
-            max_documents=max_documents,
-            overlong=overlong,
-            along=along,
-            seed=seed,
-            pad_id=pad_id,
-        )
-        self.length = length
-        self.pad_id = pad_id or 0
-        self._crosses = False
-        self._dropped = (
-            LeftOut(self, f"longer than {length:,} tokens") if overlong == "drop" else None
-        )
 
-    def bind(self, below: Sequence[Stage]) -> None:
-        self._crosses = any(stage.role == "repeat" for stage in below)
-        if self.options["pad_id"] is None:
-            tokenize = [stage for stage in below if isinstance(stage, Tokenize)]
-            if tokenize and not tokenize[-1].says_pad_id:
-                raise ConfigError(
-                    f"{self} fills rows up with the tokenizer's pad token, and {tokenize[-1].maker} is a "
-                    "function that does not say which that is: give pack(pad_id=...)"
-                )
-            self.pad_id = tokenize[-1].pad_id if tokenize else 0
+    _crosses: ClassVar[bool] = False  # whether a window goes on over the joint of two epochs
+    _tokenize: ClassVar[Tokenizes | None] = None
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        tokenize = None
+        if self.pad_id is None:
+            tokenize = next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
+        if tokenize is not None and not tokenize.says_pad_id:
+            raise ConfigError(
+                f"{self} fills rows up with the tokenizer's pad token, and {tokenize.maker} is a "
+                "function that does not say which that is: give pack(pad_id=...)"
+            )
+        crosses = any(stage.role == "repeat" for stage in below)
+        return self.resolved(_crosses=crosses, _tokenize=tokenize)
+
+    @cached_property
+    def fill_id(self) -> int:
+        """What input_ids are padded with."""
+        if self._tokenize is not None:
+            return self._tokenize.pad_id
+        return self.pad_id or 0
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "pad_id": self.pad_id}
+        return {**super().identity(), "pad_id": self.fill_id}
 
-    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
-        below, used = (state["below"], state["row"]) if "below" in state else (state, 0)
-        held = Held(open_below(below), self._crosses)
-        kind = _Concatenated if self.options["method"] == "concat" else _Fitted
-        return kind(self, held, used)
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        rows, used = (at["below"], at["row"]) if "below" in at else (at, 0)
+        kind = _Concatenated if self.method == "concat" else _Fitted
+        return kind(self, Held(below(rows), self._crosses), used)
 
     def documents(self, block: Block) -> Documents:
         """The documents of some rows."""
-        say = self.options
-        return documents_of(block, say["column"], say["along"], say["overlong"], self.length, self)
+        return documents_of(block, self.column, self.along, self.overlong, self.max_length, self)
+
+    @made_once
+    def _dropped(self) -> LeftOut:
+        return LeftOut(self, f"longer than {self.max_length:,} tokens")
 
     def used_up(self, documents: Documents, ids: IntArray, count: int) -> None:
         """Count what was left out of the first ``count`` documents, which are not looked at again."""
-        if self._dropped is not None and count:
+        if self.overlong == "drop" and count:
             lost = documents.dropped
             self._dropped.add(ids[:count], None if lost is None else lost[:count])
 
     def report(self) -> str:
-        return "" if self._dropped is None or not self._dropped.documents else str(self._dropped)
+        return str(self._dropped) if self._dropped.documents else ""
 
     def misplaced(self, used: int) -> StateError:
         """What to raise where a cursor points past what is read there."""
@@ -215,7 +211,7 @@ class _Packer(ABC):
         self._used = used
         self._row = 0
         self._placing: Placing | None = None
-        self._lot = max(1, LOT_TOKENS // stage.length)
+        self._lot = max(1, LOT_TOKENS // stage.max_length)
 
     def next_run(self) -> Run:
         if self._placing is None or self._row == len(self._placing):
@@ -229,7 +225,7 @@ class _Packer(ABC):
         assert placing is not None
         first, stop = self._row, min(self._row + self._lot, len(placing))
         stage = self._stage
-        table = rows_of(self._documents, placing, first, stop, stage.length, stage.pad_id)
+        table = rows_of(self._documents, placing, first, stop, stage.max_length, stage.fill_id)
         rows = self._rows_of(placing, first, stop, table)
         self._row = stop
         return Run(rows, self._cursors(first, stop))
@@ -258,25 +254,25 @@ class _Fitted(_Packer):
     """Windows of documents, each packed by itself. Its cursor counts rows of a window."""
 
     def _place(self) -> None:
-        say, held = self._stage.options, self._held
-        while held.fill(say["window"]):
+        stage, held = self._stage, self._held
+        while held.fill(stage.window):
             run = held.waiting()
-            count = min(say["window"], held.rows)
+            count = min(stage.window, held.rows)
             self._from = run.block.slice(0, count)
-            self._documents = self._stage.documents(self._from)
-            lengths, most = self._documents.lengths, say["max_documents"]
-            if say["method"] == "first_fit":
-                found = placed(lengths, self._stage.length, most, first_fit)
-            elif count < say["window"]:  # an epoch's end: all that is left
-                found = placed(lengths, self._stage.length, most, best_fit)
+            self._documents = stage.documents(self._from)
+            lengths, most = self._documents.lengths, stage.max_documents
+            if stage.method == "first_fit":
+                found = placed(lengths, stage.max_length, most, first_fit)
+            elif count < stage.window:  # an epoch's end: all that is left
+                found = placed(lengths, stage.max_length, most, best_fit)
             else:
-                count, found = best_window(lengths, self._stage.length, most)
-            held.gave(len(found) > 0, self._stage)
+                count, found = best_window(lengths, stage.max_length, most)
+            held.gave(len(found) > 0, stage)
             if self._used and self._used >= len(found):
-                raise self._stage.misplaced(self._used)
+                raise stage.misplaced(self._used)
             if len(found):
                 order = permutation(
-                    len(found), say["seed"], "pack", held.epoch, int(self._from.ids[0])
+                    len(found), stage.seed, "pack", held.epoch, int(self._from.ids[0])
                 )
                 self._placing, self._spent = found.take(order), count
                 self._here = {"below": run.cursors.state(0)}
@@ -284,7 +280,7 @@ class _Fitted(_Packer):
                 self._row, self._used = self._used, 0
                 return
             held.drop(count)
-            self._stage.used_up(self._documents, self._from.ids, count)
+            stage.used_up(self._documents, self._from.ids, count)
         raise StopIteration
 
     def _cursors(self, first: int, stop: int) -> Cursors:
@@ -300,18 +296,20 @@ class _Concatenated(_Packer):
     """Documents one after the other. Its cursor counts tokens of the first document."""
 
     def _place(self) -> None:
-        most, held = self._stage.options["max_documents"], self._held
+        stage, held = self._stage, self._held
         needed = 1
         while held.fill(needed):
             run = held.waiting()
             self._from = run.block
-            self._documents = self._stage.documents(run.block)
+            self._documents = stage.documents(run.block)
             lengths = self._documents.lengths
             if self._used and self._used >= lengths[0]:
-                raise self._stage.misplaced(self._used)
-            found, edges = concat(lengths, self._used, self._stage.length, most, held.closed)
+                raise stage.misplaced(self._used)
+            found, edges = concat(
+                lengths, self._used, stage.max_length, stage.max_documents, held.closed
+            )
             if len(found):
-                held.gave(True, self._stage)
+                held.gave(True, stage)
                 ends = np.cumsum(lengths)
                 document = np.searchsorted(ends, edges, side="right")
                 begins = np.append(ends - lengths, ends[-1])
@@ -322,8 +320,8 @@ class _Concatenated(_Packer):
                 return
             needed = held.rows + 1 + held.rows // 2  # a row may be of very many documents
             if held.closed or not lengths.any():  # no token waits
-                held.gave(False, self._stage)
-                self._stage.used_up(self._documents, self._from.ids, held.rows)
+                held.gave(False, stage)
+                stage.used_up(self._documents, self._from.ids, held.rows)
                 held.drop(held.rows)
                 self._used, needed = 0, 1
         raise StopIteration

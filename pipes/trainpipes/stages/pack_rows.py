@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.order import IntArray
+from trainpipes.runtime.blame import blame
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.stage import Stage
-from trainpipes.runtime.blame import blame
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.pack_fit import Placing
 from trainpipes.stages.pad_columns import BadCell, check_fit
@@ -89,7 +89,7 @@ def documents_of(
             place = int(np.argmax(longer))
             raise _of_row(
                 f"{asker}: documents have at most {length} tokens, got one of {lengths[place]}; raise "
-                'length, or pass overlong="split", "truncate" or "drop"',
+                'max_length, or pass overlong="split", "truncate" or "drop"',
                 block, place, asker,
             )  # fmt: skip
         if overlong == "drop":

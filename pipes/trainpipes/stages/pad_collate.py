@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableSequence, Sequence
-from functools import partial
+from dataclasses import KW_ONLY
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
 from trainpipes.rectangles import PadSide, Rectangles
+from trainpipes.runtime.blame import blame
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.rows.row_types import as_array
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.stage import Stage, option
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame
 from trainpipes.stages.column_writers import (
     EvenWriter,
     ObjectWriter,
@@ -29,7 +31,6 @@ from trainpipes.stages.column_writers import (
     Writer,
     late_batches,
 )
-from trainpipes.naming import need_columns
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_columns import (
     BadCell,
@@ -41,13 +42,24 @@ from trainpipes.stages.pad_columns import (
     of_arrow,
     of_list,
 )
-from trainpipes.stages.pad_rules import FIXED, Rule, asked_masks, column_rule, numpy_dtype
-from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.pad_rules import (
+    ENDS,
+    FIXED,
+    Rule,
+    Side,
+    as_before,
+    asked_masks,
+    column_options,
+    column_rule,
+    numpy_dtype,
+    respelt,
+)
+from trainpipes.stages.tokenize import Tokenizes
 
 __all__ = ["PadCollate"]
 
 
-class PadCollate(Stage):
+class PadCollate(RunStage):
     """Makes tensors of the columns of each micro-batch; lists of numbers are padded.
 
     In: micro-batches of rows with columns. Out: a dict of tensors each, ``[B, L]`` for a column of
@@ -72,13 +84,12 @@ class PadCollate(Stage):
     times that.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         max_length: L of every ragged column; longer rows are cut.
         pad_to_multiple_of: L is rounded up to a multiple of it, also above ``max_length``.
-        padding: the side that is filled up: "post" (the default, unless the tokenizer below pads
-            on the left) or "pre".
-        truncating: the side on which rows longer than ``max_length`` are cut: "post" (the default)
-            or "pre".
+        padding_side: the side that is filled up: "right" (the default, unless the tokenizer below
+            pads on the left) or "left".
+        truncation_side: the side on which rows longer than ``max_length`` are cut: "right" (the
+            default) or "left".
         value: what ragged columns are padded with. Left out, columns of token ids get the pad
             token of the ``tokenize`` below, others 0; to be given where a function tokenizes, which
             does not say what its pad token is. "labels" get -100, "attention_mask" and
@@ -86,8 +97,8 @@ class PadCollate(Stage):
         mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 where there is a
             token) unless the rows have a column of that name. False for none, or a dict of ragged
             columns and the names of their masks.
-        columns: for a column a dict of ``max_length``, ``pad_to_multiple_of``, ``padding``,
-            ``truncating``, ``value``, ``dtype``, or ``mask`` (a name), which come before those
+        columns: for a column a dict of ``max_length``, ``pad_to_multiple_of``, ``padding_side``,
+            ``truncation_side``, ``value``, ``dtype``, or ``mask`` (a name), which come before those
             above. ``dtype`` also applies to columns of numbers.
         dtype: an integer dtype is that of ragged columns of integers, a float dtype that of all
             columns of floats: ids stay int64.
@@ -113,75 +124,103 @@ class PadCollate(Stage):
     needs_columns = True
     takes_objects = True
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        *,
-        max_length: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        padding: PadSide | None = None,
-        truncating: PadSide | None = None,
-        value: float | None = None,
-        mask: Mapping[str, str] | bool | None = None,
-        columns: Mapping[str, Mapping[str, Any]] | None = None,
-        dtype: torch.dtype = torch.int64,
-    ) -> None:
-        rule = Rule(max_length, pad_to_multiple_of, padding, truncating, value)
-        rule.check("pad_collate")
-        super().__init__(
-            source,
-            max_length=max_length,
-            pad_to_multiple_of=pad_to_multiple_of,
-            padding=padding,
-            truncating=truncating,
-            value=value,
-            mask=mask,
-            columns=columns,
-            dtype=dtype,
-        )
-        if columns is not None and not isinstance(columns, Mapping):
-            raise ConfigError(
-                "pad_collate(columns) is a dict of column names and dicts of options, got "
-                f"{shown(columns, 60)}"
+    _: KW_ONLY
+    max_length: int | None = None
+    pad_to_multiple_of: int | None = None
+    padding_side: Side | None = option(default=None, key="padding", was="padding")
+    truncation_side: Side | None = option(default=None, key="truncating", was="truncating")
+    value: float | None = None
+    mask: Mapping[str, str] | bool | None = None
+    columns: Mapping[str, Mapping[str, Any]] | None = None
+    dtype: torch.dtype = torch.int64
+
+    def check(self) -> None:
+        self._set(**respelt(self.options, "pad_collate"))
+        self._rule.check("pad_collate")
+        if self.columns is not None:
+            if not isinstance(self.columns, Mapping):
+                raise ConfigError(
+                    "pad_collate(columns) is a dict of column names and dicts of options, got "
+                    f"{shown(self.columns, 60)}"
+                )
+            self._set(
+                columns={name: column_options(name, own) for name, own in self.columns.items()}
             )
-        found = numpy_dtype(dtype, "pad_collate")
-        if found.kind not in "iuf":
-            raise ConfigError(f"pad_collate(dtype) is a dtype of integers or floats, got {dtype}")
-        self._integers = np.dtype(np.int64) if found.kind == "f" else found
-        self._floats = found if found.kind == "f" else None
-        self._rule = rule
-        self._rules = {name: column_rule(rule, name, own) for name, own in (columns or {}).items()}
-        self._dtypes = {
+        if numpy_dtype(self.dtype, "pad_collate").kind not in "iuf":
+            raise ConfigError(
+                f"pad_collate(dtype) is a dtype of integers or floats, got {self.dtype}"
+            )
+        _ = self._dtypes, self._asked_masks  # what is wrong with them is said here
+
+    @cached_property
+    def _rule(self) -> Rule:
+        """Of columns of which ``columns`` says nothing."""
+        return Rule(
+            self.max_length,
+            self.pad_to_multiple_of,
+            self.padding_side,
+            self.truncation_side,
+            self.value,
+        )
+
+    @cached_property
+    def _rules(self) -> dict[str, Rule]:
+        columns = self.columns or {}
+        return {name: column_rule(self._rule, name, own) for name, own in columns.items()}
+
+    @cached_property
+    def _dtypes(self) -> dict[str, np.dtype[Any]]:
+        return {
             name: numpy_dtype(own.dtype, "pad_collate(columns)")
             for name, own in self._rules.items()
             if own.dtype is not None
         }
-        self._asked_masks = asked_masks(mask, self._rules)
-        ids = self._rules.get("input_ids", rule)
-        self._adds_attention = mask is None and ids.mask is None
-        self._tokenize: Tokenize | None = None
-        self._id_columns: frozenset[str] = frozenset()
-        self._pack: Pack | None = None
 
-    def bind(self, below: Sequence[Stage]) -> None:
-        self._tokenize, self._id_columns = None, frozenset()
-        self._pack = next((stage for stage in below if isinstance(stage, Pack)), None)
+    @cached_property
+    def _integers(self) -> np.dtype[Any]:
+        return (
+            np.dtype(np.int64) if self._floats is not None else numpy_dtype(self.dtype, str(self))
+        )
+
+    @cached_property
+    def _floats(self) -> np.dtype[Any] | None:
+        found = numpy_dtype(self.dtype, str(self))
+        return found if found.kind == "f" else None
+
+    @cached_property
+    def _asked_masks(self) -> dict[str, str]:
+        return asked_masks(self.mask, self._rules)
+
+    @property
+    def _adds_attention(self) -> bool:
+        ids = self._rules.get("input_ids", self._rule)
+        return self.mask is None and ids.mask is None and self._pack is None
+
+    _tokenize: ClassVar[Tokenizes | None] = None
+    _id_columns: ClassVar[frozenset[str]] = frozenset()
+    _pack: ClassVar[Pack | None] = None
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        tokenize, ids = None, frozenset[str]()
         for stage in below:
-            if isinstance(stage, Tokenize):
-                self._tokenize = stage
-                self._id_columns = frozenset(stage.id_columns)
+            if isinstance(stage, Tokenizes):
+                tokenize, ids = stage, frozenset(stage.id_columns)
             elif stage.name == "rename":
                 names = stage.options["names"]
-                self._id_columns = frozenset(names.get(name, name) for name in self._id_columns)
+                ids = frozenset(names.get(name, name) for name in ids)
+        pack = next((stage for stage in below if isinstance(stage, Pack)), None)
+        return self.resolved(_tokenize=tokenize, _id_columns=ids, _pack=pack)
 
     def identity(self) -> dict[str, Any]:
-        identity = super().identity()
+        found = as_before(super().identity())
+        if self.columns is not None:
+            found["columns"] = {name: as_before(own) for name, own in found["columns"].items()}
         if self._tokenize is not None:  # what it says of padding shapes batches too
-            if self._rule.value is None:
-                identity["value"] = self._tokenize.pad_id
-            if self._rule.padding is None:
-                identity["padding"] = self._tokenize.padding_side
-        return identity
+            if self.value is None:
+                found["value"] = self._tokenize.pad_id
+            if self.padding_side is None:
+                found["padding"] = self._tokenize.padding_side
+        return found
 
     def process(self, run: Run) -> Run:
         if run.items is not None:
@@ -226,7 +265,7 @@ class PadCollate(Stage):
             size = tensor[:1].numel()
             check_fit(as_array(tensor), self._dtypes[name], lambda place: place // size)
         elif self._floats is not None and tensor.is_floating_point():
-            asked = self.options["dtype"]
+            asked = self.dtype
         return tensor.dtype if asked is None else asked
 
     def _of_foreign(self, run: Run) -> list[dict[str, Any]]:
@@ -271,8 +310,7 @@ class PadCollate(Stage):
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)
-        adds_attention = self._adds_attention and self._pack is None
-        if adds_attention and "attention_mask" not in {*present, *masks.values()}:
+        if self._adds_attention and "attention_mask" not in {*present, *masks.values()}:
             masks = {"input_ids": "attention_mask"} | masks
         taken = sorted(set(masks.values()) & set(present))
         if taken:
@@ -330,7 +368,7 @@ class PadCollate(Stage):
             max_length=rule.max_length,
             multiple=rule.pad_to_multiple_of or 1,
             padding=self._side(rule),
-            truncating=rule.truncating or "post",
+            truncating=ENDS[rule.truncation_side or "right"],
             mask=None if mask is None else np.int64,
         )
         return RaggedWriter(name, rectangles, mask)
@@ -353,14 +391,14 @@ class PadCollate(Stage):
         return np.dtype(np.float32) if found.kind == "f" and found.itemsize > 2 else found
 
     def _side(self, rule: Rule) -> PadSide:
-        if rule.padding is not None:
-            return rule.padding
+        if rule.padding_side is not None:
+            return ENDS[rule.padding_side]
         return "post" if self._tokenize is None else self._tokenize.padding_side
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         value = None if name not in self._rules else self._rules[name].value
         if value is None:
-            value = FIXED.get(name, self._rule.value)
+            value = FIXED.get(name, self.value)
         if value is None and self._tokenize is not None and name in self._id_columns:
             if self._pack is None and not self._tokenize.says_pad_id:
                 raise ConfigError(
@@ -368,7 +406,7 @@ class PadCollate(Stage):
                     f"{self._tokenize.maker} is a function that does not say which that is: give "
                     "pad_collate(value=...)"
                 )
-            value = self._tokenize.pad_id if self._pack is None else self._pack.pad_id
+            value = self._tokenize.pad_id if self._pack is None else self._pack.fill_id
         if value is None:
             return 0
         try:

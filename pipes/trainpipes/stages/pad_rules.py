@@ -4,18 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.rectangles import PadSide
-from trainpipes.shown import shown
 from trainpipes.naming import nearest
+from trainpipes.rectangles import PadSide
+from trainpipes.runtime.warn_once import warn_once
+from trainpipes.shown import shown
 
-__all__ = ["FIXED", "Rule", "asked_masks", "column_rule", "numpy_dtype"]
+__all__ = [
+    "ENDS",
+    "FIXED",
+    "Rule",
+    "Side",
+    "as_before",
+    "asked_masks",
+    "column_options",
+    "column_rule",
+    "numpy_dtype",
+    "respelt",
+]
+
+Side = Literal["right", "left"]
+
+#: Older names of sides, and of the options that say one. Both are still accepted, and stand in states.
+ENDS: dict[Side, PadSide] = {"right": "post", "left": "pre"}
+_SIDES: dict[str, Side] = {end: side for side, end in ENDS.items()}
+_BEFORE = {"padding_side": "padding", "truncation_side": "truncating"}
+_NOW = {before: now for now, before in _BEFORE.items()}
 
 #: Pad values that hold whatever ``value`` says: what is masked must not depend on the pad token.
 FIXED = {"labels": -100, "attention_mask": 0, "token_type_ids": 0}
@@ -28,8 +48,8 @@ class Rule:
 
     max_length: int | None = None
     pad_to_multiple_of: int | None = None
-    padding: PadSide | None = None
-    truncating: PadSide | None = None
+    padding_side: Side | None = None
+    truncation_side: Side | None = None
     value: float | None = None
     mask: str | bool | None = None
     dtype: torch.dtype | None = None
@@ -39,10 +59,10 @@ class Rule:
             if getattr(self, name) is not None:
                 value = getattr(self, name)
                 whole_number(value, 1, f"{asker}({name})", "cells of a row", most=2**31 - 1)
-        for name in ("padding", "truncating"):
-            if getattr(self, name) not in (None, "pre", "post"):
+        for name in _BEFORE:
+            if getattr(self, name) not in (None, "right", "left"):
                 raise ConfigError(
-                    f'{asker}({name}) is "pre" or "post", got {shown(getattr(self, name))}'
+                    f'{asker}({name}) is "right" or "left", got {shown(getattr(self, name))}'
                 )
         if isinstance(self.value, bool) or not isinstance(self.value, int | float | None):
             raise ConfigError(f"{asker}(value) is a number to pad with, got {shown(self.value)}")
@@ -69,20 +89,54 @@ def numpy_dtype(dtype: Any, asker: str) -> np.dtype[Any]:
         ) from None
 
 
-def column_rule(rule: Rule, name: str, own: Any) -> Rule:
-    """The rule of one column, from what ``columns`` says of it."""
+def respelt(options: Mapping[str, Any], asker: str) -> dict[str, Any]:
+    """Options by the names, and with the sides, that they have now."""
+    found: dict[str, Any] = {}
+    for given, value in options.items():
+        name = _NOW.get(given, given)
+        if name != given:
+            if name in options:
+                raise ConfigError(
+                    f"{asker}({name}) was called {given!r} before, and is given by both names"
+                )
+            warn_once(f"{asker}({given}=...) is called {name!r} now: write {name}=")
+        if name in _BEFORE and isinstance(value, str) and value in _SIDES:
+            side = _SIDES[value]
+            warn_once(f"{asker}({name}={value!r}) is {side!r} now: write {name}={side!r}")
+            value = side
+        found[name] = value
+    return found
+
+
+def as_before(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The other way, for states."""
+    sides = {*_BEFORE, *_NOW}
+    return {
+        _BEFORE.get(name, name): ENDS.get(value, value) if name in sides else value
+        for name, value in options.items()
+    }
+
+
+def column_options(name: str, own: Any) -> dict[str, Any]:
+    """What ``columns`` says of one column."""
     known = [field.name for field in fields(Rule)]
     if not isinstance(own, Mapping):
         raise ConfigError(
             f"pad_collate(columns) is a dict of column names and dicts of options, got {shown(own)} for "
             f"{name!r}"
         )
-    for option in own:
+    found = respelt(own, f"pad_collate(columns[{name!r}])")
+    for option in found:
         if option not in known:
             raise ConfigError(
                 f"pad_collate(columns) has no option {option!r}{nearest(str(option), known)} for "
                 f"{name!r}; there are {', '.join(known)}"
             )
+    return found
+
+
+def column_rule(rule: Rule, name: str, own: Mapping[str, Any]) -> Rule:
+    """The rule of one column: that of all, but for what ``columns`` says of it."""
     found = replace(rule, **{"value": None, **own})
     found.check(f"pad_collate(columns[{name!r}])")
     return found

@@ -6,29 +6,20 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from torchdata.nodes import BaseNode
 
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.kinds import PlaceStage
 from trainpipes.runtime.warn_once import warn_once
 
 __all__ = ["Pin"]
 
 
-class Pin(Stage):
+class Pin(PlaceStage):
     """Puts the tensors of each batch in page-locked memory.
 
     In and out: batches of any nesting of dicts, lists and tuples. Carried out by the process that
     trains; workers of a plain ``DataLoader`` pass it over with one notice (use its ``pin_memory``).
     Without an accelerator it does nothing, with one notice. Cursor: none. Costs one copy.
-
-    Args:
-        source: the node below, or None as a step of a pipeline.
     """
-
-    role = "place"
-
-    def __init__(self, source: BaseNode[Any] | None = None) -> None:
-        super().__init__(source)
 
     def place(self, item: Any) -> Any:
         """The batch with its tensors pinned."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torchdata.nodes import BaseNode
-
 from trainpipes.checks import whole_number
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.kinds import PlanStage
 
 __all__ = ["Repeat"]
 
 
-class Repeat(Stage):
+class Repeat(PlanStage):
     """Goes on with the next epoch where one ends, each in its own order.
 
     In and out: rows or micro-batches. Before ``batch``, micro-batches go across the epochs' joints and
@@ -20,7 +16,6 @@ class Repeat(Stage):
     where it stands when it is iterated again. Cursor: the epoch. Costs nothing.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         times: epochs in a pass; None for no end.
 
     Raises:
@@ -29,7 +24,8 @@ class Repeat(Stage):
 
     role = "repeat"
 
-    def __init__(self, source: BaseNode[Any] | None = None, times: int | None = None) -> None:
-        if times is not None:
-            whole_number(times, 1, "repeat(times)", "epochs, or None for no end")
-        super().__init__(source, times=times)
+    times: int | None = None
+
+    def check(self) -> None:
+        if self.times is not None:
+            whole_number(self.times, 1, "repeat(times)", "epochs, or None for no end")

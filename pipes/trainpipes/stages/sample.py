@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import KW_ONLY
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import column_names, whole_number
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import random_key
+from trainpipes.runtime.blame import blame
+from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.row_names import row_names
-from trainpipes.runtime.blame import blame
-from trainpipes.stages.row_hash import NullKey, RowNames, hash_keys, mix, unit
+from trainpipes.stages.row_hash import HashArray, NullKey, RowNames, hash_keys, mix, unit
 
 __all__ = ["Sample"]
 
@@ -25,14 +28,18 @@ __all__ = ["Sample"]
 EVERY = 2.0
 
 
-class Drawn(Stage):
-    """A stage that keeps rows by a number between 0 and 1, which a hash makes of who the row is."""
+class Drawn(RunStage):
+    """A stage that keeps rows by a number between 0 and 1, which a hash makes of who the row is, and of the
+    options ``key`` and ``seed``."""
 
     keeps_rows = False
-    plan: Any = None  # of the chain that it is in
-    _names: RowNames | None = None
+    by_place = True
 
-    def bind(self, below: Sequence[Stage]) -> None:
+    def check(self) -> None:
+        whole_number(self.options["seed"], None, f"{self.name}(seed)", "a seed")
+        _ = self._key
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
         found = next((stage for stage in below if stage.role in ("pack", "batch")), None)
         if found is not None:
             raise ConfigError(f"{self} chooses rows by what they are: put it before {found.name}()")
@@ -40,20 +47,27 @@ class Drawn(Stage):
             raise ConfigError(
                 f"{self} chooses rows, and {below[0]} gives batches: take a sampler of rows"
             )
+        return self
 
-    def salted(self, what: str) -> None:
-        """Take the seed, and the key columns, from the options."""
-        key, seed = self.options["key"], self.options["seed"]
-        whole_number(seed, None, f"{self.name}(seed)", "a seed")
-        self._key = None if key is None else column_names(key, f"{self.name}(key)")
-        self._salt = random_key(seed, what)[:1]
+    @cached_property
+    def _key(self) -> list[str] | None:
+        key = self.options["key"]
+        return None if key is None else column_names(key, f"{self.name}(key)")
+
+    @cached_property
+    def _salt(self) -> HashArray:
+        return random_key(self.options["seed"], self.name)[:1]
+
+    @made_once
+    def _names(self) -> RowNames:
+        return row_names(self.plan)
 
     def draws(self, run: Run) -> npt.NDArray[np.float64]:
         """The number of each row, from 0 up to 1, float64."""
         if run.bounds is not None or run.items is not None:
             raise ConfigError(f"{self} chooses rows: put it before batch()")
         if self._key is None:
-            hashes = self._row_names().hashes(run.block.ids)
+            hashes = self._names.hashes(run.block.ids)
         else:
             try:
                 hashes = hash_keys(run.block.data, self._key, self)
@@ -67,11 +81,6 @@ class Drawn(Stage):
                 raise error from None
         return unit(mix(hashes ^ self._salt))
 
-    def _row_names(self) -> RowNames:
-        if self._names is None:
-            self._names = row_names(self.plan)
-        return self._names
-
 
 class Sample(Drawn):
     """Keeps a fraction of the rows: always the same ones, whatever else is read beside them.
@@ -84,7 +93,6 @@ class Sample(Drawn):
     a key. How many rows an epoch has is then not known beforehand: see ``filter``.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         fraction: from 0 to 1.
         key: a column, or several, by whose values rows are told apart instead: rows of the same key
             (a user, a document) are kept or dropped together, in whatever file they are.
@@ -100,25 +108,21 @@ class Sample(Drawn):
     [0, 3, 5]
     """
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        fraction: float = 1.0,
-        *,
-        key: str | Sequence[str] | None = None,
-        seed: int = 0,
-    ) -> None:
-        if (
-            isinstance(fraction, bool)
-            or not isinstance(fraction, int | float)
-            or not 0 <= fraction <= 1
-        ):
-            raise ConfigError(f"sample(fraction) is a number from 0 to 1, got {shown(fraction)}")
-        super().__init__(source, fraction=fraction, key=key, seed=seed)
-        self.salted("sample")
-        self.share = float(fraction)
-        self._edge = EVERY if fraction == 1 else float(fraction)
+    fraction: float
+    _: KW_ONLY
+    key: str | Sequence[str] | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        part = self.fraction
+        if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
+            raise ConfigError(f"sample(fraction) is a number from 0 to 1, got {shown(part)}")
+        super().check()
+
+    @property
+    def share(self) -> float:  # type: ignore[override]
+        return float(self.fraction)
 
     def process(self, run: Run) -> Run:
-        kept = self.draws(run) < self._edge
+        kept = self.draws(run) < (EVERY if self.fraction == 1 else self.fraction)
         return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64, copy=False))

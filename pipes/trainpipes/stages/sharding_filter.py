@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-from torchdata.nodes import BaseNode
+from dataclasses import KW_ONLY
+from typing import Literal
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.kinds import PlanStage
 from trainpipes.shown import shown
 
 __all__ = ["ShardingFilter"]
 
 
-class ShardingFilter(Stage):
+class ShardingFilter(PlanStage):
     """Deals the micro-batches of an epoch to logical shards, and these to ranks and workers.
 
     In and out: rows. Micro-batch m of the one global sequence belongs to shard
@@ -24,7 +23,6 @@ class ShardingFilter(Stage):
     own part only. Stands anywhere before ``batch``.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         num_shards: S, logical shards. A number with many divisors fits many world sizes: 24, 48,
             96, 240, 960.
         split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
@@ -40,22 +38,25 @@ class ShardingFilter(Stage):
     role = "shard"
     free = frozenset({"tail"})
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        num_shards: int = 24,
-        *,
-        split: Literal["spans", "stride"] = "spans",
-        balance: Literal["rows", "bytes"] = "rows",
-        tail: Literal["even", "ragged"] = "even",
-    ) -> None:
-        whole_number(num_shards, 1, "sharding_filter(num_shards)", "logical shards", most=2**20)
-        if split not in ("spans", "stride"):
-            raise ConfigError(f'sharding_filter(split) is "spans" or "stride", got {shown(split)}')
-        if tail not in ("even", "ragged"):
-            raise ConfigError(f'sharding_filter(tail) is "even" or "ragged", got {shown(tail)}')
-        if balance not in ("rows", "bytes"):
+    num_shards: int = 24
+    _: KW_ONLY
+    split: Literal["spans", "stride"] = "spans"
+    balance: Literal["rows", "bytes"] = "rows"
+    tail: Literal["even", "ragged"] = "even"
+
+    def check(self) -> None:
+        whole_number(
+            self.num_shards, 1, "sharding_filter(num_shards)", "logical shards", most=2**20
+        )
+        if self.split not in ("spans", "stride"):
             raise ConfigError(
-                f'sharding_filter(balance) is "rows" or "bytes", got {shown(balance)}'
+                f'sharding_filter(split) is "spans" or "stride", got {shown(self.split)}'
             )
-        super().__init__(source, num_shards=num_shards, split=split, balance=balance, tail=tail)
+        if self.tail not in ("even", "ragged"):
+            raise ConfigError(
+                f'sharding_filter(tail) is "even" or "ragged", got {shown(self.tail)}'
+            )
+        if self.balance not in ("rows", "bytes"):
+            raise ConfigError(
+                f'sharding_filter(balance) is "rows" or "bytes", got {shown(self.balance)}'
+            )

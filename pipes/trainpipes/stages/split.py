@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
@@ -26,7 +27,6 @@ class Split(Drawn):
     In: rows. Out: those of the part, in order. Cursor: none of its own. Costs as ``sample``.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         parts: fraction of each part, by name; they sum to 1.
         part: which one.
         key: a column, or several, by whose values rows are told apart instead: rows of the same key are
@@ -42,35 +42,42 @@ class Split(Drawn):
     {'train': [0, 1, 2, 3, 4, 5, 6, 7, 9], 'valid': [8]}
     """
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        parts: Mapping[str, float] | None = None,
-        part: str | None = None,
-        *,
-        key: str | Sequence[str] | None = None,
-        seed: int = 0,
-    ) -> None:
-        fractions = checked_parts(parts)
-        if part not in fractions:
-            raise ConfigError(f"split(part) is one of {', '.join(fractions)}; got {shown(part)}")
-        super().__init__(source, parts=fractions, part=part, key=key, seed=seed)
-        self.salted("split")
-        self.share = float(fractions[part])
-        edges = np.cumsum([0.0, *fractions.values()])
+    parts: Mapping[str, float]
+    part: str
+    _: KW_ONLY
+    key: str | Sequence[str] | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        self._set(parts=checked_parts(self.parts))
+        if self.part not in self.parts:
+            raise ConfigError(
+                f"split(part) is one of {', '.join(self.parts)}; got {shown(self.part)}"
+            )
+        super().check()
+
+    @property
+    def share(self) -> float:  # type: ignore[override]
+        return float(self.parts[self.part])
+
+    @cached_property
+    def _edges(self) -> tuple[float, float]:
+        """Between which draws are kept."""
+        edges = np.cumsum([0.0, *self.parts.values()])
         edges[-1] = EVERY
-        number = list(fractions).index(part)
-        self._low, self._high = float(edges[number]), float(edges[number + 1])
+        number = list(self.parts).index(self.part)
+        return float(edges[number]), float(edges[number + 1])
 
     def identity(self) -> dict[str, Any]:
         # What is cut where, whatever the other parts are called and in which order they are written.
         identity = super().identity()
         del identity["parts"]
-        return {**identity, "from": self._low, "to": self._high}
+        low, high = self._edges
+        return {**identity, "from": low, "to": high}
 
     def process(self, run: Run) -> Run:
-        draws = self.draws(run)
-        kept = (draws >= self._low) & (draws < self._high)
+        draws, (low, high) = self.draws(run), self._edges
+        kept = (draws >= low) & (draws < high)
         return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64, copy=False))
 
 

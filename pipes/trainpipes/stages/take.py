@@ -5,36 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import DataError
 from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.kinds import CutStage, OpenBelow
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
-from trainpipes.runtime.stage import OpenState, Stage
 
 __all__ = ["Skip", "Take"]
 
 
-class _Counted(Stage):
+class _Counted(CutStage):
     """A stage that counts items. Directly after the source and after ``batch`` the plan does it by
     arithmetic; elsewhere, in a pipeline of one shard, it counts what passes. Cursor then: the count,
     and the rows' state at the start of the run in hand."""
 
     cursor_keys = ("passed", "row")
-    rolls = False  # whether what comes from below goes on into the next epoch
 
-    def __init__(self, source: BaseNode[Any] | None = None, count: int = 0) -> None:
-        whole_number(count, 0, f"{self.name}(count)", "items in each epoch")
-        super().__init__(source, count=count)
-        self._count = count
+    count: int
 
-    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
-        bounds = (0, self._count) if self.role == "take" else (self._count, None)
-        if "below" not in state:
-            return _Counter(open_below(state), state, 0, 0, bounds, self.rolls)
-        below = state["below"]
-        return _Counter(open_below(below), below, state["passed"], state["row"], bounds, self.rolls)
+    def check(self) -> None:
+        whole_number(self.count, 0, f"{self.name}(count)", "items in each epoch")
+
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        bounds = (0, self.count) if self.role == "take" else (self.count, None)
+        rows, passed, row = (at["below"], at["passed"], at["row"]) if "below" in at else (at, 0, 0)
+        return _Counter(below(rows), rows, passed, row, bounds, self.plan.rolling)
 
 
 class Take(_Counted):
@@ -44,7 +40,6 @@ class Take(_Counted):
     counted in file order; above ``batch``, micro-batches are counted over all ranks.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         count: items.
 
     >>> import trainpipes as tp
@@ -61,7 +56,6 @@ class Skip(_Counted):
     Counts as ``take`` does.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         count: items.
     """
 
@@ -69,7 +63,8 @@ class Skip(_Counted):
 
 
 class _Counter:
-    """Items ``bounds[0]`` to ``bounds[1]`` of those below, in each epoch."""
+    """Items ``bounds[0]`` to ``bounds[1]`` of those below, in each epoch; ``rolls`` says whether what comes
+    from below goes on into the next one."""
 
     def __init__(
         self,

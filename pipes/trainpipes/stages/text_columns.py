@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.naming import nearest, need_columns
+from trainpipes.runtime.blame import blame
 from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame
-from trainpipes.naming import nearest, need_columns
 
 __all__ = ["Template", "labelled_of", "one_chunk", "outputs_of", "text_columns"]
 

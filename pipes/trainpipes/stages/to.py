@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.kinds import PlaceStage
+from trainpipes.runtime.made_once import made_once
 from trainpipes.shown import shown
 
 __all__ = ["To"]
@@ -20,7 +22,7 @@ __all__ = ["To"]
 STREAMS = ("cuda", "xpu")
 
 
-class To(Stage):
+class To(PlaceStage):
     """Copies the tensors of each batch to a device, ahead of their use.
 
     In and out: batches of any nesting of dicts, lists and tuples. Carried out by the process that trains;
@@ -33,7 +35,6 @@ class To(Stage):
     batches on the device.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         device: where to; "cuda" is this process's current device.
         non_blocking: whether this process goes on while pinned memory is copied.
         depth: batches whose copies are begun ahead; 0 to copy each when it is asked for.
@@ -47,27 +48,34 @@ class To(Stage):
     [[0, 1], [2, 3]]
     """
 
-    role = "place"
+    device: str | int | torch.device
+    _: KW_ONLY
+    non_blocking: bool = True
+    depth: int = 2
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        device: str | int | torch.device = "cuda",
-        *,
-        non_blocking: bool = True,
-        depth: int = 2,
-    ) -> None:
+    def check(self) -> None:
         try:
-            self._device = torch.device(device)
+            self._set(device=str(self._device))
         except (RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(
-                f'to(device) is a device such as "cuda" or "cuda:1", got {shown(device)}'
+                f'to(device) is a device such as "cuda" or "cuda:1", got {shown(self.device)}'
             ) from error
-        flag(non_blocking, "to(non_blocking)")
-        whole_number(depth, 0, "to(depth)", "batches whose copies are begun ahead")
-        super().__init__(source, device=str(self._device), non_blocking=non_blocking, depth=depth)
-        self.ahead = depth
-        self._stream: Any = None
+        flag(self.non_blocking, "to(non_blocking)")
+        whole_number(self.depth, 0, "to(depth)", "batches whose copies are begun ahead")
+
+    @property
+    def ahead(self) -> int:
+        return self.depth
+
+    @cached_property
+    def _device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @made_once
+    def _stream(self) -> Any:
+        """On which copies run beside the work of others."""
+        module: Any = torch.get_device_module(self._device)
+        return module.Stream(self._device)
 
     def place(self, item: Any) -> Any:
         return self.begun(item)()
@@ -82,8 +90,6 @@ class To(Stage):
         module: Any = torch.get_device_module(device)
         if not module.is_available():
             raise self._missing()
-        if self._stream is None:
-            self._stream = module.Stream(device)
         with module.stream(self._stream):
             moved = self._copied(item)
         done = self._stream.record_event()
@@ -99,11 +105,10 @@ class To(Stage):
         return ready
 
     def _copied(self, item: Any) -> Any:
-        say = self.options
         try:
             return tree_map(
                 lambda x: (
-                    x.to(self._device, non_blocking=say["non_blocking"])
+                    x.to(self._device, non_blocking=self.non_blocking)
                     if isinstance(x, torch.Tensor)
                     else x
                 ),

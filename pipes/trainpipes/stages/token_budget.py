@@ -9,9 +9,9 @@ import numpy as np
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
+from trainpipes.runtime.blame import blame
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame
 
 __all__ = ["Budget", "Oversize"]
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes.errors import DataError, SchemaError
+from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
+from trainpipes.runtime.blame import blame
 from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame
-from trainpipes.naming import need_columns
 from trainpipes.stages.pad_columns import (
     BadCell,
     Column,

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from torchdata.nodes import BaseNode
 
 from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.runtime.blame import blame
+from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage, identify
+from trainpipes.runtime.stage import identify
 from trainpipes.shown import shown
-from trainpipes.runtime.blame import blame
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns
 from trainpipes.tokenizers.callable import Function
@@ -23,10 +26,55 @@ from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
-__all__ = ["Tokenize"]
+__all__ = ["Tokenize", "Tokenizes"]
 
 
-class Tokenize(Stage):
+class Tokenizes(RunStage):
+    """A stage that makes token ids of its option ``tokenizer``."""
+
+    @made_once
+    def _engine(self) -> Engine:
+        return load(self.options["tokenizer"], self.options.get("engine", "auto"))
+
+    @property
+    def id_columns(self) -> list[str]:
+        """Columns of token ids that come out."""
+        return ["input_ids"]
+
+    @property
+    def maker(self) -> Engine:
+        """What makes the ids."""
+        return self._engine
+
+    @property
+    def pad_id(self) -> int:
+        """The tokenizer's pad token; 0 if it has none."""
+        return self._engine.pad_id() or 0
+
+    @property
+    def says_pad_id(self) -> bool:
+        """Whether the tokenizer can say what it is padded with: a function cannot."""
+        return not isinstance(self._engine, Function)
+
+    @property
+    def padding_side(self) -> Literal["pre", "post"]:
+        """The side that transformers' settings of the tokenizer pad on; "post" without any."""
+        return self._engine.padding() or "post"
+
+    def runs_on(self) -> str:
+        """The tokenizer and what makes its ids, in words: what has run, once something has; nothing
+        for bytes."""
+        said = self._engine.runs_on()
+        return f"{self._engine}: {said}" if said else ""
+
+    def settle(self, threads: int) -> None:
+        take_turns(threads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_engine": self._engine}  # knows what its file held
+
+
+class Tokenize(Tokenizes):
     """Turns text columns into token ids.
 
     In: rows with columns of text (string, large_string, string_view, dictionary of these), without
@@ -45,7 +93,6 @@ class Tokenize(Stage):
     the tokenizer itself is set to truncate or pad has no effect.
 
     Args:
-        source: the node below, or None as a step of a pipeline.
         tokenizer: one of
 
             - a path or URL of a ``tokenizer.json``, or of a SentencePiece ``*.model``; a directory
@@ -97,108 +144,73 @@ class Tokenize(Stage):
     {'input_ids': [104, 256], 'labels': [104, -100]}
     """
 
-    role = "rows"
     free = frozenset({"engine"})
 
-    def __init__(
-        self,
-        source: BaseNode[Any] | None = None,
-        tokenizer: Any = None,
-        columns: str | Sequence[str] | Mapping[str, str] = "text",
-        *,
-        pair: bool = False,
-        template: str | None = None,
-        max_length: int | None = None,
-        truncation_side: Literal["right", "left"] = "right",
-        add_special_tokens: bool = True,
-        eos: bool | str | int = False,
-        labels: bool | str | Sequence[str] | None = None,
-        keep_text: bool = False,
-        engine: Literal["auto", "tokenizers"] = "auto",
-    ) -> None:
-        if max_length is not None:
-            whole_number(max_length, 1, "tokenize(max_length)", "tokens in a sequence")
-        if truncation_side not in ("right", "left"):
+    tokenizer: Any
+    columns: str | Sequence[str] | Mapping[str, str] = "text"
+    _: KW_ONLY
+    pair: bool = False
+    template: str | None = None
+    max_length: int | None = None
+    truncation_side: Literal["right", "left"] = "right"
+    add_special_tokens: bool = True
+    eos: bool | str | int = False
+    labels: bool | str | Sequence[str] | None = None
+    keep_text: bool = False
+    engine: Literal["auto", "tokenizers"] = "auto"
+
+    def check(self) -> None:
+        if self.max_length is not None:
+            whole_number(self.max_length, 1, "tokenize(max_length)", "tokens in a sequence")
+        if self.truncation_side not in ("right", "left"):
             raise ConfigError(
-                f'tokenize(truncation_side) is "right" or "left", got {shown(truncation_side)}'
+                f'tokenize(truncation_side) is "right" or "left", got {shown(self.truncation_side)}'
             )
-        if not isinstance(eos, bool | str):
-            whole_number(eos, 0, "tokenize(eos)", "True, False, a token or its id", most=2**31 - 1)
-        flag(pair, "tokenize(pair)")
-        flag(add_special_tokens, "tokenize(add_special_tokens)")
-        flag(keep_text, "tokenize(keep_text)")
-        if template is not None and not isinstance(template, str):
-            raise ConfigError(f"tokenize(template) is a text, got {shown(template, 60)}")
-        self._template = None if template is None else Template(template)
-        self._outputs = outputs_of(columns, template is not None, pair)
-        self._labelled = labelled_of(labels, self._outputs)
-        self._texts = [name for names in self._outputs.values() for name in names]
-        if self._template is not None:
-            self._texts = self._template.columns
-        if keep_text and set(self._texts) & set(self._outputs):
-            taken = sorted(set(self._texts) & set(self._outputs))
+        if not isinstance(self.eos, bool | str):
+            whole_number(
+                self.eos, 0, "tokenize(eos)", "True, False, a token or its id", most=2**31 - 1
+            )
+        flag(self.pair, "tokenize(pair)")
+        flag(self.add_special_tokens, "tokenize(add_special_tokens)")
+        flag(self.keep_text, "tokenize(keep_text)")
+        if self.template is not None and not isinstance(self.template, str):
+            raise ConfigError(f"tokenize(template) is a text, got {shown(self.template, 60)}")
+        _ = self._template, self._outputs, self._labelled  # raises for what does not fit
+        taken = sorted(set(self._texts) & set(self._outputs))
+        if self.keep_text and taken:
             raise ConfigError(
                 f"tokenize(keep_text=True) keeps the text column {taken[0]!r}, and the ids are to "
                 "have that name too; give them another by columns={text: ids}"
             )
-        self._engine = load(tokenizer, engine)
-        self._around: Affixes | None = None
-        super().__init__(
-            source,
-            tokenizer=tokenizer,
-            columns=columns,
-            pair=pair,
-            template=template,
-            max_length=max_length,
-            truncation_side=truncation_side,
-            add_special_tokens=add_special_tokens,
-            eos=eos,
-            labels=labels,
-            keep_text=keep_text,
-            engine=engine,
-        )
-        if eos is True and isinstance(self._engine, Function):
+        if isinstance(self._engine, Function) and self.eos is True:
             raise ConfigError(self._no_end({}))
 
-    # What others ask
+    @cached_property
+    def _template(self) -> Template | None:
+        return None if self.template is None else Template(self.template)
+
+    @cached_property
+    def _outputs(self) -> dict[str, list[str]]:
+        return outputs_of(self.columns, self.template is not None, self.pair)
+
+    @cached_property
+    def _labelled(self) -> list[str] | bool | None:
+        return labelled_of(self.labels, self._outputs)
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        """Columns of text that ids are made of."""
+        if self._template is not None:
+            return self._template.columns
+        return [name for names in self._outputs.values() for name in names]
 
     @property
     def id_columns(self) -> list[str]:
-        """Columns of token ids that come out."""
         return list(self._outputs)
-
-    @property
-    def maker(self) -> Engine:
-        """What makes the ids."""
-        return self._engine
-
-    @property
-    def pad_id(self) -> int:
-        """The tokenizer's pad token; 0 if it has none."""
-        return self._engine.pad_id() or 0
-
-    @property
-    def says_pad_id(self) -> bool:
-        """Whether the tokenizer can say what it is padded with: a function cannot."""
-        return not isinstance(self._engine, Function)
-
-    @property
-    def padding_side(self) -> Literal["pre", "post"]:
-        """The side that transformers' settings of the tokenizer pad on; "post" without any."""
-        return self._engine.padding() or "post"
-
-    def runs_on(self) -> str:
-        """The tokenizer and what makes its ids, in words: what has run, once something has; nothing
-        for bytes."""
-        said = self._engine.runs_on()
-        return f"{self._engine}: {said}" if said else ""
 
     @property
     def runs_user_code(self) -> bool:
         return isinstance(self._engine, Function)
-
-    def settle(self, threads: int) -> None:
-        take_turns(threads)
 
     def identity(self) -> dict[str, Any]:
         shaping = {
@@ -215,7 +227,7 @@ class Tokenize(Stage):
 
     def _end(self) -> int | None:
         """The end token that was asked for."""
-        asked = self.options["eos"]
+        asked = self.eos
         if asked is False:
             return None
         if not isinstance(asked, bool | str):
@@ -240,20 +252,19 @@ class Tokenize(Stage):
             'eos="<token>" or eos=<id>'
         )
 
+    @cached_property
     def _affixes(self) -> Affixes:
         """Special tokens before and after one sequence, the end token included."""
-        if self._around is None:
-            plain: Affixes = ((), ())
-            prefix, suffix = self._engine.affixes() if self.options["add_special_tokens"] else plain
-            end = self._end()
-            if end is not None and suffix[-1:] != (end,):
-                suffix = (*suffix, end)
-            self._check_room(len(prefix) + len(suffix))
-            self._around = prefix, suffix
-        return self._around
+        plain: Affixes = ((), ())
+        prefix, suffix = self._engine.affixes() if self.add_special_tokens else plain
+        end = self._end()
+        if end is not None and suffix[-1:] != (end,):
+            suffix = (*suffix, end)
+        self._check_room(len(prefix) + len(suffix))
+        return prefix, suffix
 
     def _check_room(self, special: int) -> None:
-        room = self.options["max_length"]
+        room = self.max_length
         if room is not None and room < special:
             raise ConfigError(
                 f"{self}: max_length is the whole sequence, of which {special} tokens are special ones "
@@ -283,17 +294,17 @@ class Tokenize(Stage):
 
     def _encode(self, texts: Mapping[str, Any]) -> dict[str, Ragged]:
         """The columns to add."""
-        if self.options["pair"]:
+        if self.pair:
             return self._encode_pairs(*(texts[name] for name in self._texts))
         if self._template is not None:
             texts = {"": self._template.fill(texts)}
             outputs: Mapping[str, Sequence[str]] = {"input_ids": [""]}
         else:
             outputs = self._outputs
-        prefix, suffix = self._affixes()
-        limit = self.options["max_length"]
+        prefix, suffix = self._affixes
+        limit = self.max_length
         room = None if limit is None else limit - len(prefix) - len(suffix)
-        side = self.options["truncation_side"]
+        side = self.truncation_side
         columns: dict[str, Ragged] = {}
         for output, names in outputs.items():
             segments = [self._engine.encode(texts[name]) for name in names]
@@ -308,7 +319,7 @@ class Tokenize(Stage):
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
         """The ids of labelled columns and of the end token, where the text is ``whole`` up to it; -100
         elsewhere."""
-        suffix = self._affixes()[1]
+        suffix = self._affixes[1]
         ended = bool(suffix) and suffix[-1] in (self._end(), *self._engine.ends().values())
         if self._labelled is True:
             values = ids.values.copy()
@@ -327,14 +338,14 @@ class Tokenize(Stage):
         return Ragged(np.where(counted, ids.values, np.int32(IGNORED)), ids.offsets)
 
     def _encode_pairs(self, first: Any, second: Any) -> dict[str, Ragged]:
-        special = bool(self.options["add_special_tokens"])
+        special = self.add_special_tokens
         count, last = self._engine.pair_affixes() if special else (0, None)
         end = self._end()
         added = () if end is None or last == end else (end,)
         self._check_room(count + len(added))
-        limit = self.options["max_length"]
+        limit = self.max_length
         room = None if limit is None else limit - len(added)
-        side = self.options["truncation_side"]
+        side = self.truncation_side
         ids, types = self._engine.encode_pairs(first, second, special, room, side)
         ids = assemble([ids], (), added)[0]
         columns = {"input_ids": ids, "token_type_ids": assemble([types], (), [1] * len(added))[0]}
@@ -354,7 +365,7 @@ class Tokenize(Stage):
     def _replaced(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
         """The rows with their new columns."""
         data: Any = block.data
-        gone = set() if self.options["keep_text"] else set(self._texts)
+        gone = set() if self.keep_text else set(self._texts)
         rows = data if isinstance(data, list) else [data.column_names]
         present = {name for row in rows for name in row}
         clash = [name for name in columns if name in present and name not in gone]

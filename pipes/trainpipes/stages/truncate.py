@@ -11,11 +11,11 @@ import numpy as np
 from trainpipes.byte_rows import cut_rows
 from trainpipes.checks import column_names, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.naming import need_columns
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import option
 from trainpipes.shown import shown
-from trainpipes.naming import need_columns
 from trainpipes.stages.ragged_column import as_lists, row_table
 from trainpipes.stages.token_columns import numbers_of
 

@@ -99,7 +99,7 @@ class CachedBlocks:
         source: RowSource,
         firsts: IntArray,
         stages: Sequence[Stage],
-        asker: Stage,
+        asker: Any,
         apply: Callable[[Block], Block],
         holes: bool,
         listed: Any = None,
@@ -110,16 +110,16 @@ class CachedBlocks:
         self.holes = holes
         self._asker = asker
         self._apply = apply
-        self._max_bytes: int | None = asker.options["max_bytes"]
-        self._root = folder(asker.options["path"])
+        self._max_bytes: int | None = asker.max_bytes
+        self._root = folder(asker.path)
         schema = getattr(source, "schema", None)
         text = None if schema is None else str(schema.remove_metadata())
-        named = asker.options["version"]
+        named = asker.version
         known = stages_key(stages, str(asker), strict=named is None)
         types = first() if any(stage.finds_types for stage in stages) else None
         self._stages = digest_of(known, named, text, types)
         self._whole: sealed.Marks = set()  # files that were read in full
-        self._asks = any(hasattr(stage, "plan") or stage.by_row for stage in stages)
+        self._asks = any(stage.by_place or stage.by_row for stage in stages)
         self._listed = listed
         self._alone = any(stage.runs_user_code for stage in stages[1:])
         self._renew()

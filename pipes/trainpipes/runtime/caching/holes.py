@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
 
 __all__ = ["DropHoles", "with_holes"]
 
@@ -15,14 +15,13 @@ __all__ = ["DropHoles", "with_holes"]
 THERE = "trainpipes:there"
 
 
-class DropHoles(Stage):
+class DropHoles(RunStage):
     """Leaves out the rows that a stage below the cache has dropped.
 
     Where rows are dealt before a condition is asked of them, they are counted as they stand in the files:
     so a cache of what it lets through has holes until then.
     """
 
-    role = "rows"
     keeps_rows = False
 
     def process(self, run: Run) -> Run:

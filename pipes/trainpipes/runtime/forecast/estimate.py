@@ -10,9 +10,10 @@ import numpy as np
 
 from trainpipes.order import count_batches
 from trainpipes.runtime.iterating.one_pass import Pass
+from trainpipes.runtime.kinds import CutStage, OpenBelow, RunStage
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.run import Run, RunSource
-from trainpipes.runtime.stage import OpenState, Stage
+from trainpipes.runtime.stage import Stage
 from trainpipes.state import Position
 from trainpipes.topology import Topology
 
@@ -70,20 +71,20 @@ def _measured(plan: Plan, stages: Sequence[Stage]) -> dict[Stage, float]:
     # What a cache() keeps is known by the stages below it: none is put among them.
     cached = next((n for n, stage in enumerate(stages) if stage.role == "cache"), 0)
     chain: list[Stage] = []
-    tallies: dict[Stage, tuple[_Tally, _Tally]] = {}
+    counts: dict[Stage, tuple[_Count, _Count]] = {}
     for number, stage in enumerate(stages):
         if stage.role in ("take", "skip") and number > place:
             continue
-        fresh = type(stage)(None, **stage.options)
+        fresh = stage.fresh()
         drops = not stage.keeps_rows and stage.share is None and stage.role not in ("take", "skip")
         if not drops or number < cached:
             chain.append(fresh)
             continue
-        tallies[stage] = _Tally(most=SAMPLE_ROWS if number == place else None), _Tally()
-        chain += [tallies[stage][0], fresh, tallies[stage][1]]
+        into, out = counts[stage] = _Count(), _Count()
+        chain += [_First(into) if number == place else _Tally(into), fresh, _Tally(out)]
     for _ in _pass(Plan([*chain, _Uncollated()], plan.source, plan.schemas)):
         pass
-    return {stage: out.items / max(1, into.items) for stage, (into, out) in tallies.items()}
+    return {stage: out.items / max(1, into.items) for stage, (into, out) in counts.items()}
 
 
 def _pass(plan: Plan) -> Iterator[Any]:
@@ -96,51 +97,53 @@ def _pass(plan: Plan) -> Iterator[Any]:
             return
 
 
-class _Tally(Stage):
-    """Counts items that pass, and lets only the first through.
+class _Count:
+    """Items that have come by."""
 
-    Args:
-        most: items that are let through; None for all.
-    """
+    items = 0
 
-    role = "rows"
+
+class _Tally(RunStage):
+    """Counts items that pass."""
+
     keeps_rows = False
 
-    def __init__(self, source: None = None, most: int | None = None) -> None:
-        super().__init__(source, most=most)
-        self.most = most
-        self.items = 0
+    count: _Count
 
     def process(self, run: Run) -> Run:
-        self.items += len(run)
+        self.count.items += len(run)
         return run
 
-    def begin(self, open_below: OpenState, state: dict[str, Any]) -> RunSource:
-        below = super().begin(open_below, state)
-        return below if self.most is None else _First(self, below, self.most)
+
+class _First(CutStage):
+    """Counts items, and lets only the first pass."""
+
+    keeps_rows = False
+
+    count: _Count
+
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        return _FirstRuns(below(at), self.count)
 
 
-class _First:
-    def __init__(self, stage: _Tally, below: RunSource, most: int) -> None:
-        self._stage = stage
+class _FirstRuns:
+    def __init__(self, below: RunSource, count: _Count) -> None:
         self._below = below
-        self._most = most
+        self._count = count
 
     def next_run(self) -> Run:
-        left = self._most - self._stage.items
+        left = SAMPLE_ROWS - self._count.items
         if left <= 0:
             raise StopIteration
         run = self._below.next_run()
         if len(run) > left:
             run = run.pick(np.arange(left, dtype=np.int64))
-            self._stage.items = self._most
+        self._count.items += len(run)
         return run
 
 
-class _Uncollated(Stage):
+class _Uncollated(RunStage):
     """Makes nothing of items that are not made of yet: they are only counted."""
-
-    role = "rows"
 
     def process(self, run: Run) -> Run:
         return run if run.items is not None else run.with_items([0] * len(run))

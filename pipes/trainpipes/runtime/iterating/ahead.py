@@ -16,7 +16,7 @@ Source = TypeVar("Source", bound=InOrder)
 
 def depth_of(plan: Plan) -> int:
     """How many batches are to be on their way beyond the one that is given."""
-    return max((getattr(stage, "ahead", 0) for stage in plan.place), default=0)
+    return max((stage.ahead for stage in plan.place), default=0)
 
 
 def ahead_of(plan: Plan, source: Source) -> Source | Ahead:
@@ -37,7 +37,7 @@ def placed(plan: Plan, item: Any) -> Any:
 def _begun(plan: Plan, item: Any) -> Callable[[], Any]:
     """Begin to place a batch; what is returned gives it."""
     for number, stage in enumerate(plan.place):
-        if getattr(stage, "ahead", 0):
+        if stage.ahead:
             return partial(_finished, plan, number, stage.begun(item))
         item = stage.place(item)
     return lambda: item

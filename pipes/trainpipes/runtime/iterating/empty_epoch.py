@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.source import RowSource
-from trainpipes.runtime.stage import Stage
 from trainpipes.runtime.warn_once import warn_once
 from trainpipes.topology import Topology
 
@@ -41,16 +42,15 @@ def _cause(plan: Plan, world: int) -> str | None:
     return f"{' and '.join(map(str, stages))} left none of {count}" if stages else None
 
 
-def _drops(stage: Stage) -> bool:
+def _drops(stage: Any) -> bool:
     """Whether a stage may leave items out."""
     if stage.role == "batch":
-        return bool(stage.options["drop_last"])
+        return bool(stage.drop_last)
     if stage.role == "pack":
-        return stage.name != "pack"
-    return stage.role in ("take", "skip") or (
-        stage.role in ("rows", "finish") and not stage.keeps_rows
-    )
+        return bool(stage.name != "pack")
+    some = stage.role in ("rows", "finish") and not stage.keeps_rows
+    return some or stage.role in ("take", "skip")
 
 
-def _takes_none(stage: Stage) -> bool:
-    return stage.role == "take" and stage.options["count"] == 0
+def _takes_none(stage: Any) -> bool:
+    return stage.role == "take" and bool(stage.count == 0)

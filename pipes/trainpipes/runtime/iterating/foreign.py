@@ -9,9 +9,9 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.errors import StateError
 from trainpipes.runtime.iterating.plain import plain, restored
+from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
-from trainpipes.runtime.stage import Stage
 
 __all__ = ["FromNode", "NodeStream"]
 
@@ -40,28 +40,24 @@ _KNOWN = {
 }
 
 
-class FromNode(Stage):
+class FromNode(Source):
     """Items of a foreign torchdata node as rows.
 
     In: a node. Out: its items, untouched. Cursor: the node's state at the window's start, and the
     items since. Its items are drawn in small lots, ahead of use by at most one lot.
     """
 
-    role = "source"
     makes_objects = True
     read_once = True
     free = frozenset({"node"})
 
-    def __init__(self, source: None = None, node: BaseNode[Any] | None = None) -> None:
-        super().__init__(source, node=node)
-        self.node = node
+    node: BaseNode[Any]
 
     @property
     def runs_user_code(self) -> bool:
         return True
 
-    def open_source(self, files: Any = None) -> NodeStream:
-        assert self.node is not None
+    def open(self) -> NodeStream:
         return NodeStream(self.node)
 
 

@@ -1,13 +1,15 @@
-"""A chain of stages used as torchdata nodes: run as the pipeline of the same stages."""
+"""Stages as torchdata nodes: a chain of them is run as the pipeline of the same stages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Concatenate, ParamSpec
 
 from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
+from trainpipes.errors import ConfigError
 from trainpipes.runtime.iterating.ahead import placed
 from trainpipes.runtime.iterating.foreign import FromNode, NodeStream
 from trainpipes.runtime.iterating.one_pass import Pass
@@ -15,10 +17,85 @@ from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.run import innermost
 from trainpipes.runtime.shards.places import check_places
 from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.state import Position, parse
 from trainpipes.topology import Topology, data_parallel
 
-__all__ = ["NodeIterator"]
+__all__ = ["NodeIterator", "StageNode", "node_of", "start_of"]
+
+P = ParamSpec("P")
+
+
+class StageNode(BaseNode[Any]):
+    """A stage as a torchdata node, above another node, ours or not.
+
+    Args:
+        source: the node below; None for a stage that rows come from.
+        options: of the stage.
+    """
+
+    kind: ClassVar[type[Stage]]
+
+    def __init__(self, source: BaseNode[Any] | None = None, *args: Any, **options: Any) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if source is not None and not isinstance(source, BaseNode):
+            raise ConfigError(
+                f"{name}(source, ...) stands above a node, got {shown(source)}; options come after it"
+            )
+        self.source = source
+        self.stage: Stage = self.kind(*args, **options)
+        self._iterator: NodeIterator | None = None
+
+    @classmethod
+    def starts(cls) -> bool:
+        """Whether rows come from it, so that there is nothing below it."""
+        return cls.kind.role in ("files", "source")
+
+    def chain(self) -> list[BaseNode[Any]]:
+        """The nodes that end in this one, first one first; a foreign node ends the walk down."""
+        nodes: list[BaseNode[Any]] = [self]
+        while isinstance(nodes[-1], StageNode) and nodes[-1].source is not None:
+            nodes.append(nodes[-1].source)
+        return nodes[::-1]
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        if self._iterator is None:
+            self._iterator = NodeIterator(self.chain())
+        self._iterator.reset(initial_state)
+
+    def next(self) -> Any:
+        assert self._iterator is not None
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        assert self._iterator is not None
+        return self._iterator.state_dict()
+
+
+def node_of(stage: Callable[P, Stage]) -> Callable[Concatenate[BaseNode[Any], P], StageNode]:
+    """The class of nodes for a class of stages: its options come after the node below."""
+    kind: Any = stage
+    names = {"kind": kind, "__doc__": kind.__doc__, "__module__": "trainpipes.nodes"}
+    made: Any = type(kind.__name__, (StageNode,), names)
+    source = inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    options = inspect.signature(kind).parameters.values()
+    given = [] if made.starts() else [source]
+    # Options that have no default come after one that has: only to be shown.
+    made.__signature__ = inspect.Signature([*given, *options], __validate_parameters__=False)
+    return made  # type: ignore[no-any-return]
+
+
+def start_of(stage: Callable[P, Stage]) -> Callable[P, StageNode]:
+    """The class of nodes for a class of stages that rows come from."""
+    made: Any = node_of(stage)
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        StageNode.__init__(self, None, *args, **options)
+
+    made.__init__ = __init__
+    return made  # type: ignore[no-any-return]
 
 
 class NodeIterator:
@@ -33,8 +110,7 @@ class NodeIterator:
     """
 
     def __init__(self, nodes: Sequence[BaseNode[Any]]) -> None:
-        stages = [n if isinstance(n, Stage) else FromNode(node=n) for n in nodes]
-        self._plan = Plan(stages)
+        self._plan = Plan([n.stage if isinstance(n, StageNode) else FromNode(n) for n in nodes])
         self._number = 0
         self._pass: Pass | None = None
         self._consumed = False

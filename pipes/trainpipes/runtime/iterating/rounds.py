@@ -87,7 +87,7 @@ class Rounds(IterableDataset[Message]):
 
     def __init__(
         self,
-        steps: Sequence[tuple[type[Stage], dict[str, Any]]],
+        stages: Sequence[Stage],
         source: RowSource | RowStream,
         ranks: tuple[int, int],
         workers: int,
@@ -95,7 +95,7 @@ class Rounds(IterableDataset[Message]):
         position: Position,
         slots: Slots | None = None,
     ) -> None:
-        self._steps = tuple(steps)
+        self._stages = tuple(stages)
         self._source = source
         self._ranks = ranks
         self._workers = workers
@@ -106,7 +106,7 @@ class Rounds(IterableDataset[Message]):
 
     def __iter__(self) -> Iterator[Message]:
         if self._plan is None:
-            self._plan = Plan([cls(None, **options) for cls, options in self._steps], self._source)
+            self._plan = Plan([stage.fresh() for stage in self._stages], self._source)
             self._plan.adopt(self._position.notes)
         info = get_worker_info()
         end_in_peace()

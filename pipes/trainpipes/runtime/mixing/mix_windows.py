@@ -29,7 +29,8 @@ class MixWindows:
 
     def __init__(self, plan: Plan, mixture: Any, pool: Pool | None, number: int) -> None:
         self.plan = plan
-        self.rules: MixRules = plan.stages[0].rules(mixture)
+        mix: Any = plan.stages[0]
+        self.rules: MixRules = mix.rules(mixture)
         self.ids = mixture.ids
         plans = plan.mixed
         epoch = plan.first_epoch(number)

@@ -62,7 +62,8 @@ class Mixture(RowMixture):
         return Place(place.path, place.row_group, place.row, "/".join(path))
 
     def leads(self, plan: Plan, shard: int, place: dict[str, Any]) -> bool:
-        rules: MixRules = plan.stages[0].rules(self)
+        mix: Any = plan.stages[0]
+        rules: MixRules = mix.rules(self)
         found = dict(place)
         epoch, window, row = (found.pop(key) for key in ("epoch", "window", "row"))
         if window != 0:

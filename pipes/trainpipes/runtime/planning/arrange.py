@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.caching.holes import DropHoles
+from trainpipes.runtime.kinds import CutStage, PlaceStage, Source
 from trainpipes.runtime.planning.as_columns import with_columns
 from trainpipes.runtime.reading.numbered import arrange_drawn
 from trainpipes.runtime.stage import Stage
@@ -41,13 +43,13 @@ class Arranged:
     file_stages: list[Stage] = field(default_factory=list)
     before: list[Stage] = field(default_factory=list)
     after: list[Stage] = field(default_factory=list)
-    shuffle: Stage | None = None
-    shard: Stage | None = None
-    batch: Stage | None = None
-    repeat: Stage | None = None
-    cache: Stage | None = None
+    shuffle: Any = None
+    shard: Any = None
+    batch: Any = None
+    repeat: Any = None
+    cache: Any = None
     cached: int | None = None
-    place: list[Stage] = field(default_factory=list)
+    place: list[PlaceStage] = field(default_factory=list)
     skip_rows: int = 0
     stop_rows: int | None = None
     skip_batches: int = 0
@@ -57,7 +59,7 @@ class Arranged:
     counted: list[tuple[int, Stage]] = field(default_factory=list)
 
 
-def arrange(stages: Sequence[Stage]) -> Arranged:
+def arrange(stages: Sequence[Any]) -> Arranged:
     """Sort the stages of a chain into the parts of a plan.
 
     Raises:
@@ -98,19 +100,17 @@ def arrange(stages: Sequence[Stage]) -> Arranged:
     if getattr(plan.shuffle, "order", None) is not None:
         arrange_drawn(plan, stages[reader])
     _move_up(plan)
-    late = stages[0].late()
+    first = stages[0]
+    late = first.late() if isinstance(first, Source) else None
     if late is not None:
         (plan.before or plan.after).insert(0, late)
-    shards = 1 if plan.shard is None else plan.shard.options["num_shards"]
+    shards = 1 if plan.shard is None else plan.shard.num_shards
     if any(s.role in ("take", "skip") for s in plan.after) and shards > 1:
         found = next(s for s in plan.after if s.role in ("take", "skip"))
         raise ConfigError(
             f"{found} of a sharded pipeline stands directly after the source (rows in file order) "
             "or after batch() (micro-batches): elsewhere each shard would count for itself"
         )
-    for stage in plan.after:
-        if stage.role in ("take", "skip"):
-            stage.rolls = plan.rolling
     return plan
 
 
@@ -123,13 +123,13 @@ def _check_mixed(plan: Arranged, mix: Stage) -> None:
                 f"each source its own, mix({{'name': source.{stage.name}(...), ...}})"
             )
     endless = getattr(mix, "endless", False)
-    if endless and plan.repeat is not None and plan.repeat.options["times"] is not None:
+    if endless and plan.repeat is not None and plan.repeat.times is not None:
         raise ConfigError(
             f'{plan.repeat} counts epochs, and mix(stop="repeat") has no end: leave one out'
         )
 
 
-def _arrange_one(plan: Arranged, stage: Stage) -> None:
+def _arrange_one(plan: Arranged, stage: Any) -> None:
     role = stage.role
     if role == "shuffle":
         if plan.batch is not None:
@@ -183,7 +183,7 @@ def _recut(plan: Arranged) -> None:
     plan.counted, plan.skip_batches, plan.stop_batches = [], 0, None
 
 
-def _arrange_cache(plan: Arranged, stage: Stage) -> None:
+def _arrange_cache(plan: Arranged, stage: Any) -> None:
     """A cache: of what the stages on rows below it make of a block, whatever the epoch."""
     if plan.shuffle is not None:
         raise ConfigError(
@@ -194,9 +194,7 @@ def _arrange_cache(plan: Arranged, stage: Stage) -> None:
     above = plan.batch or plan.repeat
     if above is None:
         # What makes rows of several rows has a place of its own.
-        above = next(
-            (s for s in plan.after if s.role != "rows" or type(s).begin is not Stage.begin), None
-        )
+        above = next((s for s in plan.after if s.role != "rows" or isinstance(s, CutStage)), None)
     if above is not None:
         raise ConfigError(
             f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"
@@ -228,9 +226,9 @@ def _move_up(plan: Arranged) -> None:
     plan.counted = [(place + len(moved), stage) for place, stage in plan.counted]
 
 
-def _arrange_count(plan: Arranged, stage: Stage) -> None:
+def _arrange_count(plan: Arranged, stage: Any) -> None:
     """A take or skip: of rows in file order, of micro-batches, or on the way."""
-    count = int(stage.options["count"])
+    count = int(stage.count)
     above = plan.after
     if plan.repeat is not None:
         raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")

@@ -9,16 +9,17 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.runtime.kinds import RunStage, Source, TableStage
 from trainpipes.runtime.planning.first_rows import Unfit, find_schema
 from trainpipes.runtime.rows.row_schema import UnfitRow, table_of_rows
 from trainpipes.runtime.rows.row_types import written
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.runtime.stage import Stage, is_ours
 
 __all__ = ["AsColumns", "gives_objects", "with_columns"]
 
 
-class AsColumns(Stage):
+class AsColumns(RunStage):
     """Turns rows that are dicts into Arrow columns; leaves rows that have columns as they are.
 
     Stands below each stage that works on columns where rows may be Python objects. Its schema is given, or
@@ -28,66 +29,47 @@ class AsColumns(Stage):
         asker: the stage that needs columns, as it prints, for messages.
         schema: as given; None to find it.
         may_stay: whether rows stay as they are where the first ones make no columns.
-        may_stay: whether rows stay as they are if the first ones make no columns.
-
-    Attributes:
-        in_plan: of the chain it stands in.
         key: names it among those of the chain.
     """
 
-    role = "rows"
     per_row = True
 
-    def __init__(
-        self,
-        source: None = None,
-        asker: str = "",
-        schema: pa.Schema | None = None,
-        may_stay: bool = False,
-    ) -> None:
-        super().__init__(None, asker=asker, schema=schema, may_stay=may_stay)
-        self._asker = asker
-        self._may_stay = may_stay
-        self._given = schema
-        self.in_plan: Any = None
-        self.key = ""
+    asker: str
+    schema: pa.Schema | None = None
+    may_stay: bool = False
+    key: str = ""
 
     @property
     def runs_user_code(self) -> bool:
         return False
 
     def identity(self) -> dict[str, Any]:
-        return {"stage": self.name, "schema": None if self._given is None else written(self._given)}
+        return {"stage": self.name, "schema": None if self.schema is None else written(self.schema)}
 
     @property
     def finds_types(self) -> bool:  # type: ignore[override]
-        return self._given is None
+        return self.schema is None
 
     @property
-    def given(self) -> pa.Schema | None:
-        """The schema that the user gave."""
-        return self._given
-
-    @property
-    def schema(self) -> pa.Schema | None:
+    def kept(self) -> pa.Schema | None:
         """What all rows fit; None where they stay as they are.
 
         Raises:
             SchemaError: none was given, and none can be found.
         """
-        found: pa.Schema | None = self.in_plan.schemas.get(self.key, self._find)
+        found: pa.Schema | None = self.plan.schemas.get(self.key, self._find)
         return found
 
     def _find(self) -> pa.Schema | None:
-        plan = self.in_plan
+        plan = self.plan
         stages = [*plan.before, *plan.after]
         place = stages.index(self)
-        find = partial(find_schema, plan, stages[:place], self._asker)
+        find = partial(find_schema, plan, stages[:place], self.asker)
         cached = plan.cached_blocks if place < (plan.cached or 0) else None
         try:
             return find() if cached is None else cached.schema(self.key, find)
         except Unfit as unfit:
-            if self._may_stay:
+            if self.may_stay:
                 return None
             raise unfit.error from None
 
@@ -95,20 +77,20 @@ class AsColumns(Stage):
         data = run.block.data
         if not isinstance(data, list) or run.items is not None:
             return run
-        schema = self.schema
+        schema = self.kept
         if schema is None:
             return run
         try:
-            table = table_of_rows(data, schema, self._given is None)
+            table = table_of_rows(data, schema, self.schema is None)
         except UnfitRow as unfit:
-            error = SchemaError(self._refusal(unfit, schema), stage=self._asker)
-            error._trainpipes = self._asker, int(run.block.ids[unfit.number])  # type: ignore[attr-defined]
+            error = SchemaError(self._refusal(unfit, schema), stage=self.asker)
+            error._trainpipes = self.asker, int(run.block.ids[unfit.number])  # type: ignore[attr-defined]
             raise error from unfit.__cause__
         return run.with_block(run.block.with_data(table))
 
     def _refusal(self, unfit: UnfitRow, schema: pa.Schema) -> str:
         which = (
-            "of the schema given" if self._given is not None else "with the types of the first rows"
+            "of the schema given" if self.schema is not None else "with the types of the first rows"
         )
         cure = "bring rows in line with map()"
         if unfit.column is not None and unfit.found is not None:
@@ -116,7 +98,7 @@ class AsColumns(Stage):
             wider = pa.schema(list(fields.items()))
             if not wider.equals(schema):
                 cure = f"give the stage that makes the rows schema={written(wider)}, or {cure}"
-        return f"{self._asker} works on columns {which}, and a row {unfit}: {cure}"
+        return f"{self.asker} works on columns {which}, and a row {unfit}: {cure}"
 
 
 def gives_objects(stages: Sequence[Stage]) -> bool:
@@ -124,29 +106,36 @@ def gives_objects(stages: Sequence[Stage]) -> bool:
     found = False
     for stage in stages:
         if _makes_objects(stage):
-            found = getattr(stage, "schema", None) is None
+            found = _given(stage) is None
         elif stage.needs_columns:
             found = False
     return found
 
 
 def _makes_objects(stage: Stage) -> bool:
-    ours = type(stage).__module__.split(".")[0] == "trainpipes"
-    return stage.makes_objects or not ours
+    # A source of the user's may give either; so may a function.
+    return stage.makes_objects or not (is_ours(type(stage)) or isinstance(stage, TableStage))
+
+
+def _given(stage: Stage) -> pa.Schema | None:
+    """The types of the columns that a stage's rows have, where the user says."""
+    schema = stage.options.get("schema")
+    return schema if isinstance(schema, pa.Schema) else None
 
 
 def with_columns(stages: Sequence[Stage]) -> list[Stage]:
     """The stages of a chain, with what turns rows into columns wherever one needs them."""
     found: list[Stage] = []
     objects = batched = False
+    number = 0
     for stage in stages:
         if stage.needs_columns and objects and not _in_batches(stage, stages[0], batched):
-            found.append(AsColumns(asker=str(stage), may_stay=stage.takes_objects))
-            objects = False
+            found.append(AsColumns(str(stage), may_stay=stage.takes_objects, key=str(number)))
+            objects, number = False, number + 1
         found.append(stage)
         batched = batched or stage.role == "batch"
         if _makes_objects(stage):
-            schema = getattr(stage, "schema", None)
+            schema = _given(stage)
             objects = schema is None
             if schema is not None:
                 if batched:
@@ -154,17 +143,14 @@ def with_columns(stages: Sequence[Stage]) -> list[Stage]:
                         f"{stage} stands above batch(), and schema= is of rows: put it before batch(), "
                         "or leave schema out"
                     )
-                found.append(AsColumns(asker=str(stage), schema=schema))
+                found.append(AsColumns(str(stage), schema, key=str(number)))
+                number += 1
         elif stage.needs_columns:
             objects = False
-    number = 0
-    for stage in found:
-        if isinstance(stage, AsColumns):
-            stage.key, number = str(number), number + 1
     return found
 
 
 def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:
     """Whether a stage that collates gets batches that were made elsewhere, each by itself."""
-    made = getattr(first, "makes_batches", False) or getattr(first, "read_once", False)
+    made = isinstance(first, Source) and (first.makes_batches or first.read_once)
     return stage.role == "finish" and (not batched or made)

@@ -69,7 +69,8 @@ def adapt(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> 
 def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     """Give a state the pack length of ``plan``."""
     packs = [s for s in identity["stages"] if s["stage"] == "pack"]
-    now = [int(s.options["length"]) for s in plan.stages if s.role == "pack" and s.name == "pack"]
+    chain: list[Any] = plan.stages
+    now = [s.max_length for s in chain if s.role == "pack" and s.name == "pack"]
     changes = [
         (stage, length)
         for stage, length in zip(packs, now, strict=False)
@@ -115,7 +116,7 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     before = next((s for s in identity["stages"] if s["stage"] == "batch"), None)
     if plan.batch is None or before is None:
         return
-    if "batch_size" not in before or not plan.batch.options["batch_size"]:  # it counts tokens
+    if "batch_size" not in before or not plan.batch.batch_size:  # it counts tokens
         return
     old, new = before["batch_size"], plan.batch_size
     if old == new:
@@ -184,6 +185,5 @@ def _current(plan: Plan, sizes: BatchSizes, old: int, first_epoch: int, m: int) 
 
 def _of_size(plan: Plan, size: int) -> Plan:
     """The plan with micro-batches of another size."""
-    sizes = {plan.batch: {"batch_size": size}}
-    stages = [type(s)(None, **{**s.options, **sizes.get(s, {})}) for s in plan.stages]
+    stages = [s.replaced(batch_size=size) if s is plan.batch else s.fresh() for s in plan.stages]
     return Plan(stages, plan.source, plan.schemas)

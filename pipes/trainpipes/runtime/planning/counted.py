@@ -96,7 +96,7 @@ class Counted(Cut):
     @property
     def ragged(self) -> bool:
         """Whether ranks may end at different steps, and all is delivered."""
-        return self.shard is not None and self.shard.options["tail"] == "ragged"
+        return self.shard is not None and self.shard.tail == "ragged"
 
     @property
     def ends_unevenly(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -53,20 +54,15 @@ class Cut(Arranged):
         source: RowSource | RowStream | None = None,
         schemas: Schemas | None = None,
     ) -> None:
-        self.stages = list(stages)
+        self.stages: list[Stage] = []
+        for stage in stages:
+            self.stages.append(stage.resolve(self.stages))
         vars(self).update(vars(arrange(self.stages)))
-        for number, stage in enumerate(self.stages):
-            stage.bind(self.stages[:number])
-            if hasattr(stage, "plan"):  # it asks where rows are from
-                stage.plan = self
-            if hasattr(stage, "in_plan"):
-                stage.in_plan = self
         self.schemas = schemas or Schemas()
-        for stage in [*self.before, *self.after]:
-            if isinstance(stage, AsColumns):
-                stage.in_plan = self
-                if stage.given is not None:
-                    self.schemas.give(stage.key, stage.given)
+        for stage in [*self.stages, *self.before, *self.after]:
+            vars(stage)["plan"] = self
+            if isinstance(stage, AsColumns) and stage.schema is not None:
+                self.schemas.give(stage.key, stage.schema)
         self._source = source
         if schemas is None:
             self._join_schemas()
@@ -76,23 +72,23 @@ class Cut(Arranged):
 
     @property
     def num_shards(self) -> int:
-        return 1 if self.shard is None else int(self.shard.options["num_shards"])
+        return 1 if self.shard is None else int(self.shard.num_shards)
 
     @property
     def batch_size(self) -> int:
         """Rows of a micro-batch; 1 where there are none, or where they are not counted."""
-        return 1 if self.batch is None else int(self.batch.options["batch_size"] or 1)
+        return 1 if self.batch is None else int(self.batch.batch_size or 1)
 
     @property
     def drop_last(self) -> bool:
-        return False if self.batch is None else bool(self.batch.options["drop_last"])
+        return False if self.batch is None else bool(self.batch.drop_last)
 
     @property
     def times(self) -> int | None:
         """Epochs in a pass; None for no end."""
         if self.repeat is None:
             return None if getattr(self.stages[0], "endless", False) else 1
-        times: int | None = self.repeat.options["times"]
+        times: int | None = self.repeat.times
         return times
 
     @property
@@ -108,11 +104,10 @@ class Cut(Arranged):
     @cached_property
     def source(self) -> RowSource | RowStream:
         if self._source is None:
-            first = self.stages[0]
-            if first.role == "files":
-                self._source = self.stages[len(self.file_stages)].open_source(self.file_stages)
-            else:
-                self._source = first.open_source()
+            reader: Any = self.stages[len(self.file_stages)]
+            self._source = (
+                reader.open_files(self.file_stages) if self.file_stages else reader.open()
+            )
             self._join_schemas()
         return self._source
 
@@ -180,7 +175,7 @@ class Cut(Arranged):
     @cached_property
     def layout(self) -> Layout | StreamLayout:
         buffered = self.shuffle is not None and self.drawn is None
-        buffer = int(self.shuffle.options["buffer_size"]) if self.shuffle and buffered else None
+        buffer = int(self.shuffle.buffer_size) if self.shuffle and buffered else None
         source = self.source
         if isinstance(source, RowStream):
             # Unshuffled, a window is what is read at a time, and no stream is read far ahead.
@@ -204,7 +199,7 @@ class Cut(Arranged):
             span_rows=1 if buffer is None else buffer,
             whole=self.whole,
             rolling=self.rolling,
-            stride=self.shard is not None and self.shard.options["split"] == "stride",
+            stride=self.shard is not None and self.shard.split == "stride",
         )
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
 
@@ -245,7 +240,7 @@ class Cut(Arranged):
 
     @cached_property
     def _by_bytes(self) -> bool:
-        wanted = self.shard is not None and self.shard.options["balance"] == "bytes"
+        wanted = self.shard is not None and self.shard.balance == "bytes"
         known = isinstance(self.source, RowSource) and self.source.block_bytes is not None
         return wanted and known and not self.whole
 
@@ -256,7 +251,7 @@ class Cut(Arranged):
             return None
         if self.shuffle is None:
             return max(1, int(READ_BYTES // row_bytes))
-        windows = int(self.shuffle.options["max_bytes"]) * WINDOW_SHARE
+        windows = int(self.shuffle.max_bytes) * WINDOW_SHARE
         return max(1, int(windows // (row_bytes * spans)))
 
     @property
@@ -271,7 +266,7 @@ class Cut(Arranged):
     def seed(self) -> int | None:
         if self.shuffle is None or self.drawn is not None:
             return None
-        return int(self.shuffle.options["seed"])
+        return int(self.shuffle.seed)
 
     @property
     def drawn(self) -> RowOrder | None:
@@ -280,9 +275,9 @@ class Cut(Arranged):
 
     def block_order(self, epoch: int) -> IntArray | None:
         """Order of the blocks in an epoch; None for file order."""
-        for stage in self.file_stages:
-            if stage.role == "shuffle":
-                return self._file_order(epoch, int(stage.options["seed"]))
+        shuffle: Any = next((s for s in self.file_stages if s.role == "shuffle"), None)
+        if shuffle is not None:
+            return self._file_order(epoch, int(shuffle.seed))
         if self.seed is None:
             return None
         return permutation(len(self.blocks.lengths), self.seed, "blocks", epoch)

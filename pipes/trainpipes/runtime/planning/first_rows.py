@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import open_stage
 from trainpipes.runtime.rows.block import Block, payload_bytes
 from trainpipes.runtime.rows.row_schema import SchemaFinder, UnfitRow
 from trainpipes.runtime.rows.row_types import NoColumn, is_open, unite, written
@@ -151,7 +152,7 @@ def _runs(source: _FirstRows, below: Sequence[Stage]) -> Iterator[Run]:
     def opened(level: int, state: dict[str, Any]) -> RunSource:
         if not level:
             return source
-        return stages[level - 1].begin(partial(opened, level - 1), state)
+        return open_stage(stages[level - 1], partial(opened, level - 1), state)
 
     chain = opened(len(stages), dict(START))
     while True:

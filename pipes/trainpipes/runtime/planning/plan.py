@@ -55,7 +55,8 @@ class Plan(Counted):
         """The plans of the pipelines whose rows are mixed; none where rows are of one source."""
         if not isinstance(self.source, RowMixture):
             return {}
-        plans: dict[str, Plan] = self.stages[0].plans(self)
+        mix: Any = self.stages[0]
+        plans: dict[str, Plan] = mix.plans(self)
         for name, plan in plans.items():
             self.schemas.join(name, plan.schemas)
         return plans
@@ -110,7 +111,7 @@ class Plan(Counted):
         return CachedBlocks(
             self.source, self.blocks.firsts, [self.stages[reader], *below], self.cache,
             chain_before(below), holes=self.shuffle is None and not all(s.keeps_rows for s in below),
-            listed=self.stages[0].options.get("urls"), first=self.first_keys,
+            listed=getattr(self.stages[0], "urls", None), first=self.first_keys,
         )  # fmt: skip
 
     def first_keys(self) -> list[Any]:
@@ -127,7 +128,7 @@ class Plan(Counted):
         """What windows may take in memory, with those that are read ahead."""
         if self.shuffle is None:
             return AHEAD_BYTES
-        return int(self.shuffle.options["max_bytes"] * AHEAD_SHARE)
+        return int(self.shuffle.max_bytes * AHEAD_SHARE)
 
     # Who may call what
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.runtime.kinds import CutStage, open_stage
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.feed import Feed
 from trainpipes.runtime.reading.waiting import WaitingRows
@@ -23,7 +24,6 @@ from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 from trainpipes.runtime.source import RowMixture, RowSource
-from trainpipes.runtime.stage import Stage
 
 __all__ = ["Chains"]
 
@@ -54,8 +54,8 @@ class Chains:
         self.lazy = keep and all(
             _is_free(s) or (s is plan.batch and s.keeps_rows) for s in plan.after
         )
-        self._on_rows: list[Stage] = []
-        opened = list(plan.after)
+        self._on_rows: list[Any] = []
+        opened: list[Any] = list(plan.after)
         if self.lazy and plan.batch is not None:
             self._on_rows = rows
             opened = opened[len(rows) :]
@@ -103,7 +103,7 @@ class Chains:
     ) -> RunSource:
         if level:
             below = partial(self._open_at, level - 1, shard, slot, first_epoch)
-            return self._opened[level - 1].begin(below, state)
+            return open_stage(self._opened[level - 1], below, state)
         plan = self.plan
         last_epoch = None if plan.times is None else first_epoch + plan.times - 1
         if isinstance(plan.source, RowMixture):
@@ -123,7 +123,7 @@ class Chains:
     @property
     def has_workers(self) -> bool:
         """Whether workers of a stage can be given a run before its turn."""
-        return self.lazy and any(stage.has_workers for stage in self._on_rows + self._finishing)
+        return self.lazy and any(s.has_workers for s in self._on_rows + self._finishing)
 
     def hand_over(self, run: Run) -> Callable[[], Run]:
         """Put a run through the stages up to the first with workers, and have these begin; what is returned
@@ -143,13 +143,13 @@ class Chains:
             run = self._through(run, [], [stage])
         return lambda: run
 
-    def _rest_of_rows(self, run: Run, rest: Callable[[], Run], later: Sequence[Stage]) -> Run:
+    def _rest_of_rows(self, run: Run, rest: Callable[[], Run], later: Sequence[Any]) -> Run:
         return self._through(run.with_block(rest().block), later, self._finishing)
 
-    def _rest_of_items(self, rest: Callable[[], Run], later: Sequence[Stage]) -> Run:
+    def _rest_of_items(self, rest: Callable[[], Run], later: Sequence[Any]) -> Run:
         return self._through(rest(), [], later)
 
-    def _through(self, run: Run, on_rows: Sequence[Stage], on_items: Sequence[Stage]) -> Run:
+    def _through(self, run: Run, on_rows: Sequence[Any], on_items: Sequence[Any]) -> Run:
         if on_rows:
             block = run.block
             for stage in on_rows:
@@ -167,9 +167,9 @@ def _ready(run: Run) -> Run:
     return run.with_block(run.block.ready()) if isinstance(run.block, WaitingRows) else run
 
 
-def _is_free(stage: Stage) -> bool:
+def _is_free(stage: Any) -> bool:
     """Whether a stage turns runs into runs of as many items, and knows no place."""
-    return stage.keeps_rows and type(stage).begin is Stage.begin
+    return stage.keeps_rows and not isinstance(stage, CutStage)
 
 
 def _rows(block: Block) -> Run:

@@ -1,9 +1,9 @@
 """Whether the cursors of a state are such as a pipeline's shards leave, and point to where they have led.
 
 A cursor has a level for each stage with a position of its own, the outermost first, with the entries that
-the stage names (``Stage.cursor_keys``) and "below"; the inner ones are not there at an epoch's start. At the
-bottom are the rows: epoch, window, row, and "stream" where a source goes by a state of its own. Those of a
-mix have a cursor for each source: see ``Mixture.leads``.
+the stage names (``CutStage.cursor_keys``) and "below"; the inner ones are not there at an epoch's start.
+At the bottom are the rows: epoch, window, row, and "stream" where a source goes by a state of its own.
+Those of a mix have a cursor for each source: see ``Mixture.leads``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from trainpipes.cursor import is_count, shard_key
 from trainpipes.errors import StateError
 from trainpipes.order import Layout
+from trainpipes.runtime.kinds import CutStage
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.source import RowMixture, RowStream
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.state import Position
 
@@ -107,8 +107,9 @@ def leads(plan: Plan, shard: int, number: int, place: dict[str, Any]) -> bool:
     place = dict(place)
     if not is_count(place.pop("at", None)):
         return False
-    levels = [stage.cursor_keys for stage in reversed(plan.after) if stage.cursor_keys]
-    ours = all(stage.cursor_keys is not None or not _opens(stage) for stage in plan.after)
+    cutting = [stage for stage in reversed(plan.after) if isinstance(stage, CutStage)]
+    levels = [stage.cursor_keys for stage in cutting if stage.cursor_keys]
+    ours = all(stage.cursor_keys is not None for stage in cutting)
     while "below" in place:
         below = place["below"]
         if ours:
@@ -120,11 +121,6 @@ def leads(plan: Plan, shard: int, number: int, place: dict[str, Any]) -> bool:
             return False
         place = below
     return _rows_lead(plan, shard, number, place)
-
-
-def _opens(stage: Stage) -> bool:
-    """Whether a stage may write into cursors what it likes."""
-    return type(stage).begin is not Stage.begin
 
 
 def _rows_lead(plan: Plan, shard: int, number: int, place: dict[str, Any]) -> bool:
