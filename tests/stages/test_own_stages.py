@@ -231,7 +231,7 @@ def test_a_stage_written_as_a_node_is_refused_with_its_rewrite() -> None:
 
 def test_an_older_spelling_is_taken_and_warned_about_once() -> None:
     rows = tp.from_arrow(pa.table({"input_ids": [[1, 2, 3]]}))
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning, match="is called") as said:
         older = [rows.truncate(length=2, side="left"), rows.truncate(length=2, side="left")]  # type: ignore[call-arg]
     assert sorted(str(warning.message) for warning in said) == [  # one for each name
         "truncate(length=...) is called 'max_length' now: write max_length=",
