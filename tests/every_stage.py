@@ -488,6 +488,8 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "ChatTemplate": {"tokenizer": chat_tokenizer()}, "FlatMap": {"fn": len},
         "Concat": {"pipelines": [tp.from_tensors([1])]},
         "Tokenize": {"tokenizer": "bytes"}, "FromMemmap": {"path": "x"},
+        "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},
+        "To": {"device": "cpu"}, "Take": {"count": 1}, "Skip": {"count": 1},
         "Draw": {"sampler": tp.samplers.SequentialSampler()},
         "Mix": {"sources": {"x": tp.from_dataset([1])}}, "Split": {"parts": {"all": 1.0}, "part": "all"},
     }.get(stage.__name__, {})  # fmt: skip

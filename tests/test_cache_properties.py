@@ -23,8 +23,8 @@ class KnownGroups(RowGroups):
 
     has_blocks = True
 
-    def open_source(self, files: Any = None) -> RowSource:
-        return KnownSource(self._groups)
+    def open(self) -> RowSource:
+        return KnownSource(self.groups)
 
 
 class KnownSource(GroupSource):

@@ -86,13 +86,12 @@ def test_a_packed_list_is_the_list() -> None:
 
 
 def test_what_does_not_pickle_or_is_no_list_stays_as_it_is() -> None:
-    locks = {"dataset": [threading.Lock()] * 2000}
-    assert packed(FromDataset, locks) is locks
-    few = {"dataset": [1, 2]}
-    assert packed(FromDataset, few) is few
-    other = {"dataset": range(5000)}
-    assert packed(FromDataset, other) is other
-    assert isinstance(packed(FromDataset([0] * 2000)).dataset, PackedList)
+    for dataset in ([threading.Lock()] * 2000, [1, 2], range(5000)):
+        stage = FromDataset(dataset)
+        assert packed(stage) is stage
+    long = packed(FromDataset([0] * 2000))
+    assert isinstance(long, FromDataset)
+    assert isinstance(long.dataset, PackedList)
 
 
 class Keep(RunStage):

@@ -13,7 +13,7 @@ from trainpipes.runtime.forecast.shares import Share, reads_per_block, shares
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import RowSource
-from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.tokenize import Tokenizes
 from trainpipes.topology import Topology
 
 __all__ = ["Explanation", "explain"]
@@ -114,7 +114,7 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     if plan.cache is not None:
         cached = plan.cached_blocks
         lines.append(("cache", "off" if cached is None else cached.describe()))
-    tokenizers = [stage.runs_on() for stage in plan.stages if isinstance(stage, Tokenize)]
+    tokenizers = [stage.runs_on() for stage in plan.stages if isinstance(stage, Tokenizes)]
     lines += [("tokenizer", text) for text in tokenizers if text]
     lines += [(stage.name, text) for stage in plan.stages if (text := stage.report())]
     sizes = tuple(divisors(shards))

@@ -127,8 +127,8 @@ class Pipeline(IterableDataset[Any]):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of this chain, first one first."""
-        return self._stages
+        """Fresh stages of this chain, first one first."""
+        return tuple(stage.fresh() for stage in self._stages)
 
     def then(self, stage: Stage) -> Pipeline:
         """This pipeline with one more stage: one of ours, or your own. See docs/extend.md.
@@ -193,7 +193,7 @@ class Pipeline(IterableDataset[Any]):
         return self._runner.plan.batch or source
 
     def _plan(self) -> Plan:
-        return Plan([stage.fresh() for stage in self._stages])
+        return Plan(self.stages)
 
     def __bool__(self) -> bool:
         return True  # without len(), which reads what the files hold

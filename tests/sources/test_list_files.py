@@ -273,8 +273,6 @@ def test_options_of_the_wrong_kind_are_refused() -> None:
         ListFiles(urls="a", suffix=[1])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="storage_options is a dict of fsspec options, got str"):
         ListFiles(urls="a", storage_options="anon")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"starts a pipeline, got"):
-        ListFiles(ListFiles(urls="a"), urls="b")
 
 
 def test_an_unknown_protocol_is_named_with_its_nearest() -> None:
@@ -321,14 +319,14 @@ def test_the_record_is_text_and_keeps_secrets_to_itself(tmp_path: Path) -> None:
     assert "hush" not in repr(stage)
     assert "'secret': '…'" in repr(stage)
     assert "hush" not in repr(ReadParquet(storage_options={"secret": "hush"}))
-    again = ListFiles(None, **stage.options)
+    again = ListFiles(**stage.options)
     assert again.options == stage.options
     assert repr(ListFiles(urls="data/*.parquet")) == "list_files('data/*.parquet')"
 
 
 def test_alone_its_rows_are_the_names(tmp_path: Path) -> None:
     make(tmp_path, "2.pq", "10.pq")
-    source = ListFiles(urls=tmp_path).open_source([])
+    source = ListFiles(urls=tmp_path).open()
     assert source.lengths.tolist() == [2]
     assert source.reader().read(0, 0, 2) == [f"{tmp_path}/2.pq", f"{tmp_path}/10.pq"]
     assert source.place(0, 1).path == f"{tmp_path}/10.pq"
@@ -337,7 +335,7 @@ def test_alone_its_rows_are_the_names(tmp_path: Path) -> None:
 
 def test_a_fingerprint_knows_names_below_the_common_root_and_sizes(tmp_path: Path) -> None:
     def print_of(folder: Path) -> dict[str, object]:
-        return ListFiles(urls=folder).open_source([]).fingerprint()
+        return ListFiles(urls=folder).open().fingerprint()
 
     one = print_of(make(tmp_path / "here", "a/1.pq", "b/2.pq"))
     assert print_of(make(tmp_path / "some/where/else", "a/1.pq", "b/2.pq")) == one
@@ -361,8 +359,8 @@ def test_a_filter_on_paths_needs_a_function_and_leaves_some(tmp_path: Path) -> N
     make(tmp_path, "1.pq")
     files = ListFiles(urls=tmp_path)
     with pytest.raises(MissingFilesError, match=r"keeps none of the 1 files, .*1\.pq for one"):
-        ReadParquet().open_source([files, Filter(predicate=lambda path: "train" in path)])
+        ReadParquet().open_files([files, Filter(predicate=lambda path: "train" in path)])
     with pytest.raises(ConfigError, match="an expression is about columns"):
-        ReadParquet().open_source([files, Filter(predicate=pc.field("x") > 1)])
+        ReadParquet().open_files([files, Filter(predicate=pc.field("x") > 1)])
     with pytest.raises(ConfigError, match=r"put it after list_files"):
-        ReadParquet().open_source([])
+        ReadParquet().open_files([])

@@ -68,7 +68,7 @@ def bucket(local: Path, options: dict[str, Any]) -> str:
 
 
 def source(url: Any, options: dict[str, Any], columns: list[str] | None = None) -> ParquetSource:
-    return ReadParquet(columns=columns).open_source([ListFiles(urls=url, storage_options=options)])
+    return ReadParquet(columns=columns).open_files([ListFiles(urls=url, storage_options=options)])
 
 
 def read_all(found: ParquetSource) -> pa.Table:
@@ -133,7 +133,7 @@ def test_options_may_be_given_to_the_reader_and_stay_out_of_states(
     bucket: str, options: dict[str, Any]
 ) -> None:
     stage = ReadParquet(columns=["id"], storage_options=options)
-    found = stage.open_source([ListFiles(urls=bucket)])
+    found = stage.open_files([ListFiles(urls=bucket)])
     assert found.lengths.sum() == sum(map(sum, FILES.values()))
     assert "hush" not in f"{stage.identity()} {found.fingerprint()} {stage} {found.describe()}"
 

@@ -344,7 +344,7 @@ def test_a_document_that_is_too_long_is_refused_where_asked(tmp_path: Path) -> N
     pq.write_table(table_of([3, 4, 9, 8]), tmp_path / "rows.parquet", row_group_size=2)
     pipe = tp.list_files(tmp_path).read_parquet().pack(5, overlong="error")
     with pytest.raises(
-        tp.DataError, match=r"at most 5 tokens, got one of 9; raise length"
+        tp.DataError, match=r"at most 5 tokens, got one of 9; raise max_length"
     ) as caught:
         list(pipe)
     assert caught.value.path == str(tmp_path / "rows.parquet")
@@ -443,7 +443,10 @@ def test_padding_can_be_looked_at_without_starting_an_epoch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 0}, r"pack\(length\) is an integer of 1 or more, tokens of a row; got 0"),
+        (
+            {"max_length": 0},
+            r"pack\(max_length\) is an integer of 1 or more, tokens of a row; got 0",
+        ),
         ({"window": 0}, r"pack\(window\)"),
         ({"method": "next_fit"}, r"one of 'concat', 'first_fit', 'best_fit'; got 'next_fit'"),
         ({"overlong": "cut"}, r"one of 'split', 'truncate', 'drop', 'error'; got 'cut'"),

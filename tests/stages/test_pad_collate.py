@@ -23,6 +23,8 @@ from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.tokenize import Tokenize
 
 IDS = pa.list_(pa.int32())
+#: What Keras calls the sides.
+SIDES = {"pre": "left", "post": "right"}
 ROWS: list[list[int]] = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10, 11]]
 
 
@@ -108,8 +110,8 @@ class TestPadding:
         items = collated(
             data,
             bounds,
-            padding=padding,
-            truncating=truncating,
+            padding_side=SIDES[padding],
+            truncation_side=SIDES[truncating],
             max_length=max_length,
             pad_to_multiple_of=multiple,
         )
@@ -155,9 +157,9 @@ class TestPadValue:
 
     def test_is_forgotten_with_the_tokenizer(self) -> None:
         stage = PadCollate()
-        stage.bind([Tokenize(tokenizer="bytes"), Rename(names={"a": "b"})])
+        stage = stage.resolve([Tokenize(tokenizer="bytes"), Rename(names={"a": "b"})])
         assert one([[1], []], stage=stage).tolist() == [[1], [257]]
-        stage.bind([])
+        stage = stage.resolve([])
         assert one([[1], []], stage=stage).tolist() == [[1], [0]]
 
     def test_is_to_be_given_where_a_function_tokenizes(self) -> None:
@@ -407,7 +409,10 @@ class TestByColumn:
         [
             ({"x": {"valu": 1}}, r"no option 'valu' \(did you mean 'value'\?\) for 'x'"),
             ({"x": 3}, "dict of column names and dicts of options, got 3"),
-            ({"x": {"padding": "left"}}, r"columns\['x'\]\)\(padding\) is \"pre\" or \"post\""),
+            (
+                {"x": {"padding_side": "up"}},
+                r"columns\['x'\]\)\(padding_side\) is \"right\" or \"left\"",
+            ),
             ({"x": {"mask": 1}}, "a name for its mask, or False, got 1"),
         ],
     )
@@ -425,8 +430,8 @@ class TestByColumn:
     [
         ({"max_length": 0}, "max_length.*of 1 or more.*got 0"),
         ({"pad_to_multiple_of": True}, "pad_to_multiple_of.*got True"),
-        ({"padding": "left"}, '"pre" or "post", got \'left\''),
-        ({"truncating": "right"}, '"pre" or "post", got \'right\''),
+        ({"padding_side": "up"}, '"right" or "left", got \'up\''),
+        ({"truncation_side": 1}, '"right" or "left", got 1'),
         ({"value": "0"}, "number to pad with, got '0'"),
         ({"dtype": torch.bfloat16}, "a torch.dtype that NumPy has too"),
         ({"dtype": "int64"}, "got 'int64'"),
@@ -619,14 +624,14 @@ class TestWhereItStands:
 
     def test_it_can_be_pickled_with_the_tokenizer_it_knows(self) -> None:
         stage = PadCollate(columns={"input_ids": {"mask": "m"}})
-        stage.bind([Tokenize(tokenizer=bpe())])
-        again = pickle.loads(pickle.dumps(stage))
+        stage = stage.resolve([Tokenize(tokenizer=bpe())])
+        again = pickle.loads(pickle.dumps(stage)).resolve([Tokenize(tokenizer=bpe())])
         assert one([[1], []], stage=again).tolist() == [[1], [PAD]]
         assert again.identity() == stage.identity()
 
     def test_its_identity_says_what_the_tokenizer_says_of_padding(self) -> None:
         stage = PadCollate()
         assert "value" not in stage.identity()
-        stage.bind([Tokenize(tokenizer=bpe())])
+        stage = stage.resolve([Tokenize(tokenizer=bpe())])
         assert stage.identity()["value"] == PAD
         assert stage.identity()["padding"] == "post"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,12 +13,9 @@ from torch.utils.data import DataLoader, _utils
 from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
+from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle
+from trainpipes.runtime.iterating.node import node_of
 from trainpipes.runtime.warn_once import _warned
-from trainpipes.sources.tensors import FromTensors
-from trainpipes.stages.batch import Batch
-from trainpipes.stages.collate import Collate
-from trainpipes.stages.sharding_filter import ShardingFilter
-from trainpipes.stages.shuffle import Shuffle
 from trainpipes.stages.to import To
 from trainpipes.testing import check_resume
 
@@ -33,7 +30,7 @@ def batches(rows: int = 40, shards: int = 4) -> tp.Pipeline:
 class Noted(To):
     """Notes when copies begin and when batches are given."""
 
-    notes: list[tuple[str, int]] = []  # noqa: RUF012
+    notes: ClassVar[list[tuple[str, int]]] = []
 
     def begun(self, item: Any) -> Any:
         number = int(item["x"].sum())
@@ -56,7 +53,7 @@ def test_as_a_node_it_copies_as_far_ahead_and_its_state_is_that_of_what_was_give
     def chain() -> Any:
         rows = FromTensors(tensors=(torch.arange(40),), names=("x",))
         dealt = Shuffle(ShardingFilter(rows, 4), 7, seed=1)
-        return NodeLoader(Noted(Collate(Batch(dealt, 2)), "cpu", depth=depth))
+        return NodeLoader(node_of(Noted)(Collate(Batch(dealt, 2)), "cpu", depth=depth))
 
     Noted.notes = []
     loader = chain()

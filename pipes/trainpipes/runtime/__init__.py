@@ -4,12 +4,15 @@ pool         a few threads that work ahead
 drought      epochs under repeat() that give nothing
 progress     a line that says how far a long job is
 warn_once    warnings that a process gives once
+made_once    what a stage makes of its options, once in each process
 
 rows         rows in memory, and in other forms
 
 run          items on their way through a chain, with the position after each
 source       what is needed of the place rows come from
-stage        the one class that every stage is
+stage        what a stage is: a record of its options
+blame        which row an error is about
+kinds        the kinds of stages, and what is asked of each
 
 calling      functions of the user's, called for rows
 caching      what a cache() keeps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
@@ -11,7 +12,16 @@ __all__ = ["made_once"]
 T = TypeVar("T")
 
 #: One for all: what is made may ask for what else is.
-_LOCK = threading.RLock()
+_lock = threading.RLock()
+
+
+def _renew() -> None:
+    """A child's may have been taken by a thread that it has not."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 class made_once(Generic[T]):
@@ -32,7 +42,7 @@ class made_once(Generic[T]):
     def __get__(self, one: Any, owner: type) -> made_once[T] | T:
         if one is None:
             return self
-        with _LOCK:
+        with _lock:
             values = vars(one)
             if self._name not in values:
                 values[self._name] = self._make(one)
