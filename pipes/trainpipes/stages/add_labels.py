@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torchdata.nodes import BaseNode
 
+from trainpipes.arrays import list_array
 from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.run import Run
@@ -15,7 +16,7 @@ from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.naming import need_columns
-from trainpipes.stages.ragged_column import as_lists, beside, refuse_taken, row_table
+from trainpipes.stages.ragged_column import beside, refuse_taken, row_table
 from trainpipes.stages.token_columns import ids_of, label_dtype
 
 __all__ = ["AddLabels"]
@@ -83,5 +84,5 @@ class AddLabels(Stage):
         if say["ignore"]:
             labels[np.isin(values, say["ignore"])] = IGNORED
         return run.with_block(
-            block.with_data(table.append_column("labels", as_lists(labels, lengths)))
+            block.with_data(table.append_column("labels", list_array(labels, lengths)))
         )

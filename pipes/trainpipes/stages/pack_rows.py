@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes.arrays import to_arrow
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Block
@@ -178,7 +179,7 @@ def rows_of(
         if name not in columns:
             columns[name] = column(values, 0)
     made = {
-        name: pa.FixedSizeListArray.from_arrays(pa.array(values), length)
+        name: pa.FixedSizeListArray.from_arrays(to_arrow(values), length)
         for name, values in columns.items()
     }
     return pa.table(made)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from torchdata.nodes import BaseNode
 
+from trainpipes.arrays import list_array
 from trainpipes.byte_rows import cut_rows
 from trainpipes.checks import column_names, whole_number
 from trainpipes.errors import ConfigError
@@ -15,7 +16,7 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.stages.naming import need_columns
-from trainpipes.stages.ragged_column import as_lists, row_table
+from trainpipes.stages.ragged_column import row_table
 from trainpipes.stages.token_columns import numbers_of
 
 __all__ = ["Truncate"]
@@ -82,7 +83,7 @@ class Truncate(Stage):
             cut_side: Literal["pre", "post"] = "post" if self.options["side"] == "right" else "pre"
             place = table.column_names.index(name)
             table = table.set_column(
-                place, name, as_lists(*cut_rows(values, offsets, most, cut_side))
+                place, name, list_array(*cut_rows(values, offsets, most, cut_side))
             )
             cut = True
         return run.with_block(block.with_data(table)) if cut else run.with_block(block)

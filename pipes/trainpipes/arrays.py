@@ -1,0 +1,141 @@
+"""Arrow's arrays as NumPy's, and the other way, in the same memory where that can be.
+
+pyarrow's own ways (``to_numpy``, ``pa.array``, ``take`` with an array of NumPy's, a number of Python's in a
+compute function) import pandas where it is installed, which takes 0.1 to 0.3 s of the first batch. These read
+and wrap Arrow's buffers instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainpipes.order import IntArray
+
+__all__ = [
+    "Array", "apart", "array_of", "first_null", "is_number", "list_array", "one_chunk", "to_arrow",
+    "to_numpy",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+
+
+def to_numpy(array: pa.Array | pa.ChunkedArray) -> Array:
+    """The values as an array ``[n]``, read-only. Integers, floats and bools without a null are copied only
+    if they are bools or come in several chunks; all else is what pyarrow makes of it.
+    """
+    array = one_chunk(array)
+    if array.null_count or not is_number(array.type):
+        found: Array = array.to_numpy(zero_copy_only=False)
+        return found
+    if pa.types.is_boolean(array.type):
+        return to_numpy(array.cast(pa.uint8())).view(np.bool_)
+    return _values(array, array.type.to_pandas_dtype(), len(array))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values are integers, floats or bools."""
+    is_ = pa.types
+    return bool(is_.is_integer(kind) or is_.is_floating(kind) or is_.is_boolean(kind))
+
+
+def _values(array: pa.Array, dtype: npt.DTypeLike, count: int) -> Array:
+    """The first ``count`` values in an array's second buffer, from the array's offset on."""
+    if not len(array):  # there may be no buffer
+        found = np.zeros(count, dtype)
+    else:
+        start = array.offset * np.dtype(dtype).itemsize
+        found = np.frombuffer(array.buffers()[1], dtype, count, start)
+    found.flags.writeable = False
+    return found
+
+
+def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """An array ``[n]`` as Arrow's.
+
+    Args:
+        values: integers, floats and bools, copied only if they are bools or do not lie one after the
+            other; of all else, and of a masked array, pyarrow makes what it makes.
+        null: which of them are null, bool ``[n]``.
+    """
+    if values.dtype.kind not in "iufb" or isinstance(values, np.ma.MaskedArray):
+        return pa.array(values, mask=null)
+    values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    valid = None if null is None else to_arrow(~null).buffers()[1]
+    is_bool = values.dtype == np.bool_
+    kind = pa.uint8() if is_bool else pa.from_numpy_dtype(values.dtype)
+    found = pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(values)])
+    return found.cast(pa.bool_()) if is_bool else found
+
+
+def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Python numbers, texts, bytes, or lists of them, as an Arrow array; none of them is None.
+
+    >>> array_of([["a"], [], ["b", "c"]], pa.list_(pa.string())).to_pylist()
+    [['a'], [], ['b', 'c']]
+    """
+    dtype = _offset_dtype(kind)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        offsets = np.cumsum([0, *map(len, values)]).astype(dtype)
+        child = array_of(list(chain.from_iterable(values)), kind.value_type)
+        buffers = [None, pa.py_buffer(offsets)]
+        return pa.Array.from_buffers(kind, len(values), buffers, children=[child])
+    if kind.num_buffers == 3:
+        pieces = [value.encode() if isinstance(value, str) else value for value in values]
+        offsets = np.cumsum([0, *map(len, pieces)]).astype(dtype)
+        content = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(pieces))]
+        return pa.Array.from_buffers(kind, len(values), content)
+    return to_arrow(np.array(values, kind.to_pandas_dtype()))
+
+
+def apart(array: pa.Array) -> tuple[Any, IntArray]:
+    """Lists, maps, texts or bytes taken apart, in the same memory.
+
+    Returns:
+        What they hold, one row after the other: of lists and maps an Arrow array, of others uint8
+        ``[bytes]``; and where each row starts in it, and the end: int32 or int64 ``[rows + 1]``.
+    """
+    offsets = _values(array, _offset_dtype(array.type), len(array) + 1)
+    start, stop = int(offsets[0]), int(offsets[-1])
+    if start:
+        offsets = offsets - start
+    if array.type.num_fields:
+        return array.values.slice(start, stop - start), offsets
+    if start == stop:
+        return np.empty(0, np.uint8), offsets
+    return np.frombuffer(array.buffers()[2], np.uint8)[start:stop], offsets
+
+
+def _offset_dtype(kind: pa.DataType) -> npt.DTypeLike:
+    is_ = pa.types
+    large = is_.is_large_list(kind) or is_.is_large_string(kind) or is_.is_large_binary(kind)
+    return np.int64 if large else np.int32
+
+
+def list_array(values: Array, lengths: IntArray) -> pa.Array:
+    """Rows of these lengths as an Arrow list array; ``values`` are theirs, one row after the other. They are
+    large lists where there are more values than 32 bits count."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        return pa.LargeListArray.from_arrays(to_arrow(offsets), to_arrow(values))
+    return pa.ListArray.from_arrays(to_arrow(offsets.astype(np.int32)), to_arrow(values))
+
+
+def one_chunk(column: pa.Array | pa.ChunkedArray) -> Any:
+    """A column as one array; copied only if it has several chunks."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+
+
+def first_null(array: pa.Array | pa.ChunkedArray) -> int:
+    """The row of the first null; -1 if there is none."""
+    nulls = np.flatnonzero(to_numpy(array.is_null()))
+    return int(nulls[0]) if len(nulls) else -1
