@@ -35,6 +35,14 @@ def rows(folder: Path) -> Pipeline:
     return tp.list_files(str(folder / "*.parquet")).read_parquet()
 
 
+def plain(folder: Path) -> Pipeline:
+    return rows(folder).select("number", "text", "input_ids")
+
+
+def held(folder: Path) -> Pipeline:
+    return tp.from_arrow(table()).select("number", "text", "input_ids")
+
+
 def sharded(folder: Path) -> Pipeline:
     return rows(folder).sharding_filter(4).shuffle(64, seed=1)
 
@@ -85,7 +93,8 @@ def bpe(folder: Path) -> str:
 
 
 def cached(folder: Path) -> Iterator[Any]:
-    chain = rows(folder).select("number", "text").tokenize("bytes").cache(folder / "cache").sharding_filter(2).shuffle(64)
+    kept = plain(folder).select("number", "text").tokenize("bytes").cache(folder / "cache")
+    chain = kept.sharding_filter(2).shuffle(64)
     batches = chain.select("number", "input_ids").batch(8).pad_collate()
     yield from batches
     yield from batches  # from what is there by now
@@ -123,7 +132,6 @@ def everything(batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 
 
-PLAIN = ["number", "text", "input_ids"]
 NUMBERS = ("number", "real", "flag", "input_ids", "wide", "even")
 
 CHAINS: dict[str, Make] = {
@@ -187,20 +195,16 @@ CHAINS: dict[str, Make] = {
         .pad_collate()
     ),
     "mix": lambda d: (
-        tp.mix(
-            {"files": rows(d).select(*PLAIN).shuffle(64), "table": tp.from_arrow(table().select(PLAIN)).shuffle(32)},
-            weights={"files": 0.7, "table": 0.3},
-            column="whose",
-        )
+        tp.mix({"files": plain(d), "table": held(d)}, weights={"files": 2, "table": 1}, column="whose")
         .select("number", "whose").batch(8).collate(format="arrow")
     ),
     "mix by tokens": lambda d: (
-        tp.mix({"a": rows(d).select("input_ids"), "b": tp.from_arrow(table().select(["input_ids"]))}, by="tokens").sharding_filter(2)
-        .batch(8).pad_collate()
+        tp.mix({"files": plain(d), "table": held(d)}, weights={"files": 2, "table": 1}, by="tokens")
+        .sharding_filter(2).select("input_ids").batch(8).pad_collate()
     ),
     "concat": lambda d: (
-        tp.concat(rows(d).select(*PLAIN), tp.from_arrow(table().select(PLAIN))).shuffle(64).select("number", "input_ids")
-        .batch(8).pad_collate()
+        tp.concat(plain(d), held(d)).shuffle(64).select("number", "input_ids").batch(8)
+        .pad_collate()
     ),
     "cache": cached,
     "cache of some rows": cached_with_holes,
@@ -224,6 +228,9 @@ CHAINS: dict[str, Make] = {
     ),
     "from_arrow of several chunks": lambda d: (
         tp.from_arrow(pieces()).shuffle(scope="global").select(*NUMBERS).batch(8).pad_collate()
+    ),
+    "from_memmap": lambda d: (
+        tp.from_memmap(d / "numbers.memmap").shuffle(scope="global").batch(8).pad_collate()
     ),
     "from_tensors": lambda d: tp.from_tensors(x=torch.arange(ROWS)).shuffle(64).batch(8),
     "rename": lambda d: (

@@ -74,7 +74,7 @@ def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Arr
 
 
 def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Python numbers, texts, bytes, or lists of them, as an Arrow array; none of them is None.
+    """Python numbers, texts, bytes, or lists of them, as an Arrow array. Of texts and bytes, None is null.
 
     >>> array_of([["a"], [], ["b", "c"]], pa.list_(pa.string())).to_pylist()
     [['a'], [], ['b', 'c']]
@@ -86,9 +86,10 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         buffers = [None, pa.py_buffer(offsets)]
         return pa.Array.from_buffers(kind, len(values), buffers, children=[child])
     if kind.num_buffers == 3:
-        pieces = [value.encode() if isinstance(value, str) else value for value in values]
+        pieces = [value.encode() if isinstance(value, str) else value or b"" for value in values]
         offsets = np.cumsum([0, *map(len, pieces)]).astype(dtype)
-        content = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(pieces))]
+        valid = to_arrow(np.array([value is not None for value in values], np.bool_)).buffers()[1]
+        content = [valid, pa.py_buffer(offsets), pa.py_buffer(b"".join(pieces))]
         return pa.Array.from_buffers(kind, len(values), content)
     return to_arrow(np.array(values, kind.to_pandas_dtype()))
 
