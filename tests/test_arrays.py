@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 from typing import Any
 
@@ -55,7 +56,7 @@ def numbers(draw: st.DrawFn) -> Any:
 
 
 @st.composite
-def ragged(draw: st.DrawFn, kinds: list[pa.DataType]) -> Any:
+def ragged(draw: st.DrawFn, kinds: list[pa.DataType], null: bool = False) -> Any:
     kind = draw(st.sampled_from(kinds))
     values: st.SearchStrategy[Any] = st.text(max_size=5)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
@@ -63,7 +64,7 @@ def ragged(draw: st.DrawFn, kinds: list[pa.DataType]) -> Any:
     elif kind.num_fields:
         is_bool = pa.types.is_boolean(kind.value_type)
         values = st.lists(st.booleans() if is_bool else st.integers(0, 100), max_size=5)
-    return one_chunk(draw(columns(values, kind)))
+    return one_chunk(draw(columns(values | st.none() if null else values, kind)))
 
 
 @given(numbers())
@@ -160,19 +161,24 @@ def test_lists_of_values_and_lengths(dtype, rows):
     assert found.to_pylist() == [np.array(row, dtype).tolist() for row in rows]
 
 
-@given(ragged([*TEXTS, *LISTS[:2]]))
+@given(ragged([*TEXTS, *LISTS], null=True) | numbers().map(one_chunk))
 def test_python_values_become_the_array_that_they_are_of(rows):
     found = array_of(rows.to_pylist(), rows.type)
     found.validate(full=True)
-    assert found.equals(rows)
+    assert found.type == rows.type
+    assert repr(found.to_pylist()) == repr(rows.to_pylist())
 
 
-def test_texts_become_an_array_with_their_nulls():
-    for kind in TEXTS[:2]:
-        found = array_of(["a", None, "", "é"], kind)
+def test_nested_and_other_python_values_become_the_array_that_they_are_of():
+    nested = pa.large_list(pa.list_(pa.string()))
+    for values, kind in (
+        ([[["a", None], None, []], None, []], nested),
+        ([None, datetime.date(2020, 1, 2)], pa.date32()),
+        ([None, {"a": 1}], pa.struct([("a", pa.int8())])),
+    ):
+        found = array_of(values, kind)
         found.validate(full=True)
-        assert found.equals(pa.array(["a", None, "", "é"], kind))
-    assert array_of([["a"], []], pa.list_(pa.string())).to_pylist() == [["a"], []]
+        assert found.equals(pa.array(values, kind))
 
 
 @given(numbers())

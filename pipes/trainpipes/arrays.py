@@ -74,24 +74,30 @@ def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Arr
 
 
 def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Python numbers, texts, bytes, or lists of them, as an Arrow array. Of texts and bytes, None is null.
+    """Python values of a type as an Arrow array: numbers, texts, bytes, or lists of them; None is null.
 
-    >>> array_of([["a"], [], ["b", "c"]], pa.list_(pa.string())).to_pylist()
-    [['a'], [], ['b', 'c']]
+    >>> array_of([["a"], None, ["b", "c"]], pa.list_(pa.string())).to_pylist()
+    [['a'], None, ['b', 'c']]
     """
-    dtype = _offset_dtype(kind)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        offsets = np.cumsum([0, *map(len, values)]).astype(dtype)
-        child = array_of(list(chain.from_iterable(values)), kind.value_type)
-        buffers = [None, pa.py_buffer(offsets)]
-        return pa.Array.from_buffers(kind, len(values), buffers, children=[child])
-    if kind.num_buffers == 3:
-        pieces = [value.encode() if isinstance(value, str) else value or b"" for value in values]
-        offsets = np.cumsum([0, *map(len, pieces)]).astype(dtype)
-        valid = to_arrow(np.array([value is not None for value in values], np.bool_)).buffers()[1]
-        content = [valid, pa.py_buffer(offsets), pa.py_buffer(b"".join(pieces))]
-        return pa.Array.from_buffers(kind, len(values), content)
-    return to_arrow(np.array(values, kind.to_pandas_dtype()))
+    is_, null = pa.types, np.array([value is None for value in values], np.bool_)
+    if is_number(kind):
+        plain = np.array(
+            [0 if value is None else value for value in values], kind.to_pandas_dtype()
+        )
+        return to_arrow(plain, null if null.any() else None)
+    rows = [b"" if value is None else value for value in values]
+    children: list[pa.Array] = []
+    buffers = [to_arrow(~null).buffers()[1] if null.any() else None]
+    if is_.is_list(kind) or is_.is_large_list(kind):
+        children.append(array_of(list(chain.from_iterable(rows)), kind.value_type))
+    elif _is_text(kind):
+        rows = [row.encode() if isinstance(row, str) else row for row in rows]
+        buffers.append(pa.py_buffer(b"".join(rows)))
+    else:
+        return pa.array(values, kind)
+    offsets = np.cumsum([0, *map(len, rows)]).astype(_offset_dtype(kind))
+    buffers.insert(1, pa.py_buffer(offsets))
+    return pa.Array.from_buffers(kind, len(rows), buffers, children=children)
 
 
 def apart(array: pa.Array) -> tuple[Any, IntArray]:
@@ -110,6 +116,12 @@ def apart(array: pa.Array) -> tuple[Any, IntArray]:
     if start == stop:
         return np.empty(0, np.uint8), offsets
     return np.frombuffer(array.buffers()[2], np.uint8)[start:stop], offsets
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    is_ = pa.types
+    short = is_.is_string(kind) or is_.is_binary(kind)
+    return bool(short or is_.is_large_string(kind) or is_.is_large_binary(kind))
 
 
 def _offset_dtype(kind: pa.DataType) -> npt.DTypeLike:

@@ -12,7 +12,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from trainpipes.arrays import Array, apart, first_null, is_number, one_chunk, to_arrow, to_numpy
+from trainpipes.arrays import (
+    Array,
+    apart,
+    array_of,
+    first_null,
+    is_number,
+    one_chunk,
+    to_arrow,
+    to_numpy,
+)
 from trainpipes.byte_rows import gather_rows
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.bad_cell import BadCell
@@ -95,7 +104,7 @@ def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) 
     if isinstance(array, pa.ExtensionArray):
         return Opaque(array.to_pylist())
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        array = array.cast(pa.large_list(kind.value_type))
+        array = array_of(array.to_pylist(), pa.large_list(kind.value_type))
         kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _of_lists(array, name)
