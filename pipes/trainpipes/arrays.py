@@ -18,11 +18,14 @@ import pyarrow as pa
 from trainpipes.order import IntArray
 
 __all__ = [
-    "Array", "apart", "array_of", "first_null", "is_number", "list_array", "one_chunk", "to_arrow",
-    "to_numpy",
+    "TEXTS", "Array", "apart", "dtype_of", "first_null", "is_number", "list_array", "offset_dtype",
+    "one_chunk", "python_to_arrow", "to_arrow", "to_numpy",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
+
+#: Types of text and bytes that are offsets and content.
+TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
 def to_numpy(array: pa.Array | pa.ChunkedArray) -> Array:
@@ -30,18 +33,28 @@ def to_numpy(array: pa.Array | pa.ChunkedArray) -> Array:
     if they are bools or come in several chunks; all else is what pyarrow makes of it.
     """
     array = one_chunk(array)
-    if array.null_count or not is_number(array.type):
+    dtype = dtype_of(array.type)
+    if array.null_count or dtype is None:
         found: Array = array.to_numpy(zero_copy_only=False)
         return found
-    if pa.types.is_boolean(array.type):
+    if dtype == np.bool_:
         return to_numpy(array.cast(pa.uint8())).view(np.bool_)
-    return _values(array, array.type.to_pandas_dtype(), len(array))
+    return _values(array, dtype, len(array))
+
+
+def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
+    """NumPy's type of integers, floats or bools; None for all else."""
+    if pa.types.is_boolean(kind):
+        return np.dtype(np.bool_)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return None
+    code = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
+    return np.dtype(f"{code}{kind.bit_width // 8}")
 
 
 def is_number(kind: pa.DataType) -> bool:
     """Whether values are integers, floats or bools."""
-    is_ = pa.types
-    return bool(is_.is_integer(kind) or is_.is_floating(kind) or is_.is_boolean(kind))
+    return dtype_of(kind) is not None
 
 
 def _values(array: pa.Array, dtype: npt.DTypeLike, count: int) -> Array:
@@ -73,31 +86,28 @@ def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Arr
     return found.cast(pa.bool_()) if is_bool else found
 
 
-def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Python values of a type as an Arrow array: numbers, texts, bytes, or lists of them; None is null.
+def python_to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Python values of a type as an Arrow array: numbers, texts, bytes, or lists of them; of all else, and
+    where one is None, pyarrow makes what it makes.
 
-    >>> array_of([["a"], None, ["b", "c"]], pa.list_(pa.string())).to_pylist()
-    [['a'], None, ['b', 'c']]
+    >>> python_to_arrow([["a"], [], ["b", "c"]], pa.list_(pa.string())).to_pylist()
+    [['a'], [], ['b', 'c']]
     """
-    is_, null = pa.types, np.array([value is None for value in values], np.bool_)
-    if is_number(kind):
-        plain = np.array(
-            [0 if value is None else value for value in values], kind.to_pandas_dtype()
-        )
-        return to_arrow(plain, null if null.any() else None)
-    rows = [b"" if value is None else value for value in values]
-    children: list[pa.Array] = []
-    buffers = [to_arrow(~null).buffers()[1] if null.any() else None]
-    if is_.is_list(kind) or is_.is_large_list(kind):
-        children.append(array_of(list(chain.from_iterable(rows)), kind.value_type))
-    elif _is_text(kind):
-        rows = [row.encode() if isinstance(row, str) else row for row in rows]
-        buffers.append(pa.py_buffer(b"".join(rows)))
-    else:
+    dtype, plain = dtype_of(kind), all(value is not None for value in values)
+    if dtype is not None and plain:
+        return to_arrow(np.array(values, dtype))
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not plain or not (is_list or kind in TEXTS):
         return pa.array(values, kind)
-    offsets = np.cumsum([0, *map(len, rows)]).astype(_offset_dtype(kind))
+    buffers, children = [None], []
+    if is_list:
+        children.append(python_to_arrow(list(chain.from_iterable(values)), kind.value_type))
+    else:
+        values = [value.encode() if isinstance(value, str) else value for value in values]
+        buffers.append(pa.py_buffer(b"".join(values)))
+    offsets = np.cumsum([0, *map(len, values)]).astype(offset_dtype(kind))
     buffers.insert(1, pa.py_buffer(offsets))
-    return pa.Array.from_buffers(kind, len(rows), buffers, children=children)
+    return pa.Array.from_buffers(kind, len(values), buffers, children=children)
 
 
 def apart(array: pa.Array) -> tuple[Any, IntArray]:
@@ -107,7 +117,7 @@ def apart(array: pa.Array) -> tuple[Any, IntArray]:
         What they hold, one row after the other: of lists and maps an Arrow array, of others uint8
         ``[bytes]``; and where each row starts in it, and the end: int32 or int64 ``[rows + 1]``.
     """
-    offsets = _values(array, _offset_dtype(array.type), len(array) + 1)
+    offsets = _values(array, offset_dtype(array.type), len(array) + 1)
     start, stop = int(offsets[0]), int(offsets[-1])
     if start:
         offsets = offsets - start
@@ -118,13 +128,8 @@ def apart(array: pa.Array) -> tuple[Any, IntArray]:
     return np.frombuffer(array.buffers()[2], np.uint8)[start:stop], offsets
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    is_ = pa.types
-    short = is_.is_string(kind) or is_.is_binary(kind)
-    return bool(short or is_.is_large_string(kind) or is_.is_large_binary(kind))
-
-
-def _offset_dtype(kind: pa.DataType) -> npt.DTypeLike:
+def offset_dtype(kind: pa.DataType) -> type[np.int32 | np.int64]:
+    """The type of the offsets of lists, maps, texts or bytes."""
     is_ = pa.types
     large = is_.is_large_list(kind) or is_.is_large_string(kind) or is_.is_large_binary(kind)
     return np.int64 if large else np.int32

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import apart, array_of, one_chunk, to_arrow, to_numpy
+from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
 from trainpipes.cache import SUFFIX, folder, index_path
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
@@ -107,7 +107,7 @@ class FooterTable:
         values = {"path": names, "stamp": stamps}
         for name in set(COLUMNS.names) - {*values, "schema"}:
             values[name] = [getattr(footer, name) for footer in footers]
-        columns = {name: array_of(values[name], COLUMNS.field(name).type) for name in values}
+        columns = {name: python_to_arrow(values[name], COLUMNS.field(name).type) for name in values}
         schemas: list[pa.Schema] = []
         numbers = []
         for footer in footers:
@@ -116,8 +116,10 @@ class FooterTable:
             if number == len(schemas):
                 schemas.append(footer.schema)
             numbers.append(number)
-        written = array_of([schema.serialize().to_pybytes() for schema in schemas], pa.binary())
-        places = array_of(numbers, pa.int32())
+        written = python_to_arrow(
+            [schema.serialize().to_pybytes() for schema in schemas], pa.binary()
+        )
+        places = python_to_arrow(numbers, pa.int32())
         columns["schema"] = pa.DictionaryArray.from_arrays(places, written)
         return FooterTable(pa.table(columns, schema=COLUMNS))
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.arrays import to_arrow
+from trainpipes.arrays import Array, to_arrow
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Block
@@ -27,7 +26,6 @@ __all__ = ["PACKED", "Documents", "Overlong", "documents_of", "rows_of"]
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
 
 Overlong = Literal["split", "truncate", "drop", "error"]
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

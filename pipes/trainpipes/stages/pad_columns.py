@@ -15,16 +15,17 @@ import torch
 from trainpipes.arrays import (
     Array,
     apart,
-    array_of,
     first_null,
     is_number,
     one_chunk,
+    python_to_arrow,
     to_arrow,
     to_numpy,
 )
 from trainpipes.byte_rows import gather_rows
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.bad_cell import BadCell
+from trainpipes.runtime.rows.fixed_lists import fixed_shape
 from trainpipes.runtime.rows.row_types import as_array
 from trainpipes.shown import shown
 
@@ -104,7 +105,7 @@ def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) 
     if isinstance(array, pa.ExtensionArray):
         return Opaque(array.to_pylist())
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        array = array_of(array.to_pylist(), pa.large_list(kind.value_type))
+        array = python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
         kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _of_lists(array, name)
@@ -154,11 +155,8 @@ def _of_lists(array: Any, name: str) -> Column:
 
 
 def _of_fixed(array: Any, name: str) -> Column:
-    shape: tuple[int, ...] = ()
-    leaf = array.type
-    while pa.types.is_fixed_size_list(leaf):
-        leaf, shape = leaf.value_type, (*shape, leaf.list_size)
-    if not is_number(leaf):
+    shape = fixed_shape(array.type)
+    if shape is None:
         return Opaque(array.to_pylist())
     _refuse_null(array, name)
     rows, starts = len(array), np.arange(len(array))

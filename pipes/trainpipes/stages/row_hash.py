@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from trainpipes.arrays import apart, first_null, one_chunk, to_numpy
+from trainpipes.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Payload, TensorRows
@@ -185,11 +185,9 @@ def hash_column(column: Any, name: str, asker: object) -> HashArray:
 
 
 def _is_text(kind: Any) -> bool:
-    checks = (
-        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
-        pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary,
-    )  # fmt: skip
-    return any(check(kind) for check in checks)
+    return kind in (*TEXTS, pa.string_view(), pa.binary_view()) or pa.types.is_fixed_size_binary(
+        kind
+    )
 
 
 def _hash_bytes(array: Any) -> HashArray:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.arrays import array_of, first_null, one_chunk
+from trainpipes.arrays import first_null, one_chunk, python_to_arrow
 from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.runtime.rows.block import Block, TensorRows
@@ -67,7 +67,7 @@ class Template:
 
 
 def _scalar(text: str) -> Any:
-    return array_of([text], pa.large_string())[0]
+    return python_to_arrow([text], pa.large_string())[0]
 
 
 def text_columns(
@@ -141,7 +141,7 @@ def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
             raise
         texts.append(value)
     try:
-        return array_of(texts, pa.large_string())
+        return python_to_arrow(texts, pa.large_string())
     except UnicodeEncodeError as error:
         bad = next(k for k, text in enumerate(texts) if text == error.object)
         problem = DataError(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.arrays import apart, array_of, to_arrow, to_numpy
+from trainpipes.arrays import apart, python_to_arrow, to_arrow, to_numpy
 from trainpipes.order import IntArray
 from trainpipes.tokenizers.admission import YOUNG
 from trainpipes.tokenizers.ragged import Ragged
@@ -113,7 +113,7 @@ class Checked:
         return self._fast is not None and self.stopped is None
 
     def _start(self) -> None:
-        probes = array_of(varied(PROBES, 0, self._tokens), pa.large_string())
+        probes = python_to_arrow(varied(PROBES, 0, self._tokens), pa.large_string())
         texts = pa.concat_arrays([probes, *self._first])
         try:
             fast = self._make()

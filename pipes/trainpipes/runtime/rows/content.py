@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from trainpipes.arrays import apart, to_numpy
+from trainpipes.arrays import TEXTS, apart, to_numpy
 
 __all__ = ["table_digest", "tensor_digest"]
 
@@ -156,7 +156,7 @@ class _Streams:
             values, offsets = apart(array)
             self._feed(f"{path}#", np.diff(offsets).astype("<i8"))
             self.add(values, f"{path}*")
-        elif is_.is_string(kind) or is_.is_binary(kind) or _is_large(kind):
+        elif kind in TEXTS:
             content, offsets = apart(array)
             self._feed(f"{path}#", np.diff(offsets).astype("<i8"))
             if len(content):
@@ -183,7 +183,3 @@ def _plain(array: pa.Array) -> pa.Array:
 def _is_odd(kind: pa.DataType) -> bool:
     is_ = pa.types
     return bool(is_.is_union(kind) or is_.is_list_view(kind) or is_.is_large_list_view(kind))
-
-
-def _is_large(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))

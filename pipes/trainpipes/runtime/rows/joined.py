@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import Array, apart, one_chunk, to_numpy
+from trainpipes.arrays import TEXTS, Array, apart, offset_dtype, one_chunk, to_numpy
 from trainpipes.errors import SchemaError
 from trainpipes.runtime.rows.large_memory import LargeMemory
 
@@ -130,12 +130,7 @@ def _filled_for(kind: pa.DataType, share: float, memory: LargeMemory) -> _Filled
         return _Numbers(share, memory)
     if asked.is_list(kind) or asked.is_large_list(kind):
         return _Lists(share, memory) if _is_number(kind.value_type) else None
-    text = asked.is_string(kind) or asked.is_large_string(kind)
-    return (
-        _Strings(share, memory)
-        if text or asked.is_binary(kind) or asked.is_large_binary(kind)
-        else None
-    )
+    return _Strings(share, memory) if kind in TEXTS else None
 
 
 class _Values:
@@ -223,8 +218,7 @@ class _Lists(_Ranges):
         return not values.null_count and self._add(edges, to_numpy(values))
 
     def array(self, kind: pa.DataType) -> Any:
-        large = pa.types.is_large_list(kind)
-        rows, offsets = self._offsets(np.int64 if large else np.int32)
+        rows, offsets = self._offsets(offset_dtype(kind))
         content = [None, self.values.buffer()]
         child = pa.Array.from_buffers(kind.value_type, self.values.count, content)
         return pa.Array.from_buffers(kind, rows, [None, offsets], children=[child])
@@ -238,19 +232,13 @@ class _Strings(_Ranges):
         return self._add(edges, content)
 
     def array(self, kind: pa.DataType) -> Any:
-        rows, offsets = self._offsets(_width(kind))
+        rows, offsets = self._offsets(offset_dtype(kind))
         return pa.Array.from_buffers(kind, rows, [None, offsets, self.values.buffer()])
 
 
 def largest(offsets: Any) -> int:
     """The largest place that offsets of a type can hold."""
     return int(np.iinfo(offsets).max)
-
-
-def _width(kind: pa.DataType) -> Any:
-    """The type of the offsets of a text or of bytes."""
-    large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-    return np.int64 if large else np.int32
 
 
 def _is_number(kind: pa.DataType) -> bool:
