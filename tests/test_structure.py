@@ -179,15 +179,7 @@ PYTHON_ROWS = {
     "stages/row_hash.py",
 }
 MAKERS = {"array", "scalar", "repeat", "infer_type"}
-METHODS = {
-    "to_numpy",
-    "to_pandas",
-    "to_pandas_dtype",
-    "from_pylist",
-    "from_pydict",
-    "empty_table",
-    "to_pydict",
-}
+METHODS = {"to_numpy", "to_pandas", "to_pandas_dtype", "from_pylist", "from_pydict", "empty_table"}
 #: Functions of ``pyarrow.compute`` that make a scalar of a Python value.
 OF_VALUES = {
     "add", "and_", "coalesce", "divide", "equal", "fill_null", "greater", "greater_equal", "if_else",
