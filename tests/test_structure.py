@@ -30,6 +30,7 @@ FLOORS = {
     "state": 0,
     "merge": 0,
     "topology": 0,
+    "arrays": 0,
     "byte_rows": 0,
     "rectangles": 0,
     "padding": 0,
@@ -171,3 +172,119 @@ def test_all_stages_can_be_had_as_nodes():
     stages = {getattr(nodes, name) for name in nodes.__all__}
     named = {"".join(part.title() for part in name.split("_")) for name in public_stages()}
     assert {stage.__name__ for stage in stages} == named | {"Stage"}
+
+
+#: Where rows are Python objects, or are to become some: pyarrow may import pandas there.
+PYTHON_ROWS = {
+    "runtime/rows/columns.py",
+    "runtime/rows/row_schema.py",
+    "runtime/rows/row_types.py",
+    "sources/memmap.py",
+    "stages/row_hash.py",
+}
+MAKERS = {"array", "scalar", "repeat", "infer_type"}
+METHODS = {"to_numpy", "to_pandas", "to_pandas_dtype", "from_pylist", "from_pydict", "empty_table"}
+#: Functions of ``pyarrow.compute`` that make a scalar of a Python value.
+OF_VALUES = {
+    "add", "and_", "coalesce", "divide", "equal", "fill_null", "greater", "greater_equal", "if_else",
+    "index", "is_in", "less", "less_equal", "multiply", "not_equal", "or_", "subtract",
+}  # fmt: skip
+
+
+def pandas_calls(source: str) -> list[str]:
+    """Calls for which pyarrow imports pandas, as far as can be told without types."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name == "pyarrow.dataset"]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [name for name in names if name.startswith("pyarrow.dataset")]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner, name = ast.unparse(node.func.value), node.func.attr
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            first = node.args[0] if node.args else node
+            if (
+                (owner == "pa" and name in MAKERS)
+                or name in METHODS
+                or (owner == "pa" and name in ("table", "record_batch") and _holds_python(first))
+                or (owner == "pc" and name in OF_VALUES and any(map(_is_literal, given)))
+                or (name == "from_arrays" and any(map(_is_numpy, given)))
+                or (name == "take" and isinstance(first, ast.List | ast.ListComp))
+                or (name in ("index", "fill_null") and "is_null" in owner)
+                or (owner == "np" and name in ("array", "asarray") and _is_column(first))
+            ):
+                found.append(ast.unparse(node))
+    return found
+
+
+def _holds_python(given: ast.expr) -> bool:
+    values = given.values if isinstance(given, ast.Dict) else [given]
+    values = [given.value] if isinstance(given, ast.DictComp) else values
+    return any(isinstance(v, ast.List | ast.ListComp) or _is_numpy(v) for v in values)
+
+
+def _is_numpy(given: ast.expr) -> bool:
+    text = ast.unparse(given)
+    return isinstance(given, ast.Call) and (text.startswith("np.") or ".astype(" in text)
+
+
+def _is_literal(given: ast.expr) -> bool:
+    return isinstance(given, ast.Constant)
+
+
+def _is_column(given: ast.expr) -> bool:
+    called = isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute)
+    return called and given.func.attr in ("column", "chunk", "combine_chunks", "flatten", "is_null")
+
+
+def test_only_where_rows_are_python_objects_may_pyarrow_import_pandas():
+    found = {
+        str(path.relative_to(ROOT)): calls
+        for path in SOURCES
+        if (calls := pandas_calls(path.read_text())) and path != ROOT / "arrays.py"
+    }
+    assert {name: calls for name, calls in found.items() if name not in PYTHON_ROWS} == {}
+    assert set(found) == PYTHON_ROWS, "the list names files that need not be in it"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "pa.array([1])",
+        "pa.scalar('')",
+        "pa.table({'x': [1, 2]})",
+        "pa.table({name: [f(row) for row in rows] for name in names}, schema=schema)",
+        "pa.table({'x': np.arange(3)})",
+        "pa.Table.from_pylist(rows)",
+        "pa.ListArray.from_arrays(offsets.astype(np.int32), values)",
+        "table.take([0])",
+        "column.to_numpy(zero_copy_only=False)",
+        "np.asarray(table.column('x'))",
+        "pc.equal(column, 1)",
+        "column.is_null().index(True)",
+        "schema.empty_table()",
+        "import pyarrow.dataset",
+        "import pyarrow.dataset as ds",
+        "from pyarrow import dataset",
+        "from pyarrow.dataset import field",
+    ],
+)
+def test_calls_that_import_pandas_are_seen(call):
+    assert pandas_calls(call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "to_numpy(column)",
+        "pa.table({'x': to_arrow(values)})",
+        "pa.table(columns, schema=schema)",
+        "table.take(to_arrow(index))",
+        "np.array([1, 2])",
+        "pc.binary_slice(strings, 0, 3)",
+        "column.cast(pa.int64())",
+    ],
+)
+def test_calls_that_import_nothing_are_let_be(call):
+    assert not pandas_calls(call)

@@ -9,15 +9,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes.arrays import Array, apart, to_arrow
 from trainpipes.order import IntArray
 
 __all__ = ["cut_rows", "gather_rows"]
-
-Array = npt.NDArray[Any]
 
 
 def gather_rows(values: Array, offsets: Any, index: IntArray) -> tuple[Array, IntArray]:
@@ -34,7 +32,7 @@ def gather_rows(values: Array, offsets: Any, index: IntArray) -> tuple[Array, In
     >>> gather_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), np.array([1, 0]))
     (array([2, 3, 4, 1]), array([3, 1]))
     """
-    return _values(_strings(values, offsets).take(pa.array(index)), values)
+    return _values(_strings(values, offsets).take(to_arrow(index)), values)
 
 
 def cut_rows(
@@ -67,8 +65,5 @@ def _strings(values: Array, offsets: Any) -> Any:
 
 def _values(strings: Any, like: Array) -> tuple[Array, IntArray]:
     """The values of rows that lie one after the other, and the rows' lengths."""
-    _, offsets, data = strings.buffers()
-    edges = np.frombuffer(offsets, np.int64, len(strings) + 1)
-    size = int(edges[-1])
-    found = np.frombuffer(data, like.dtype, size // like.itemsize) if size else like[:0]
-    return found.reshape(-1, *like.shape[1:]), np.diff(edges) // _unit(like)
+    content, edges = apart(strings)
+    return content.view(like.dtype).reshape(-1, *like.shape[1:]), np.diff(edges) // _unit(like)

@@ -6,12 +6,15 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset
 
+from trainpipes.arrays import to_arrow
 from trainpipes.cache import LOCK, VARIABLE, dataset_path, folder
 from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
 from trainpipes.pipeline import Pipeline
@@ -110,7 +113,7 @@ class MapDataset(Dataset[dict[str, Any]]):
         return python_rows(self.table.slice(index % rows, 1))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        return python_rows(self.table.take(pa.array(indices, pa.int64())))
+        return python_rows(self.table.take(to_arrow(np.array(list(map(index, indices)), np.int64))))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "about": self._about}

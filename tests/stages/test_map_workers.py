@@ -388,6 +388,8 @@ def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(body: str, *, guard: bool = True, function: str = "slow") -> subprocess.Popen[str]:
         lines = ["import os, sys, time, trainpipes as tp, pyarrow as pa, map_functions as fn"]
+        # A shell in the background ignores interrupts, and so would what it starts.
+        lines += ["import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"]
         lines += ["def main():" if guard else "if True:"]
         lines += [
             "    rows = tp.from_arrow(pa.table({'x': range(2000)}))",

@@ -590,6 +590,12 @@ class TestNulls:
         assert caught.value._trainpipes[1] == 7  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("kind", [pa.list_view(pa.int32()), pa.large_list_view(pa.int32())])
+def test_views_of_lists_are_padded_as_lists_are(kind: Any) -> None:
+    views = pa.array(ROWS, kind).take(pa.array([4, 0, 3, 0])).slice(1)
+    assert torch.equal(one(views), one([ROWS[0], ROWS[3], ROWS[0]]))
+
+
 def test_lists_of_lists_are_refused() -> None:
     with pytest.raises(SchemaError, match=r"holds lists of lists.*leave it out with select\(\)"):
         one([[[1], [2, 3]]], pa.list_(pa.list_(pa.int64())))

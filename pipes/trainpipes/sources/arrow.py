@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.amount import amount
+from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.runtime.kinds import Source
@@ -88,18 +89,18 @@ class ArrowSource(RandomAccessSource):
             self._chunks = made, np.cumsum([0, *(len(chunk) for chunk in made)])
         chunks, firsts = self._chunks
         if len(chunks) < 2:
-            return self._table.take(index)
+            return self._table.take(to_arrow(index))
         # ChunkedArray.take may copy the whole column; a chunk's own takes what is asked.
         which = np.searchsorted(firsts, index, side="right") - 1
         order = np.argsort(which, kind="stable")
         found, edges = np.unique(which[order], return_index=True)
         parts = []
         for chunk, places in zip(found, np.split(order, edges[1:]), strict=True):
-            rows = pa.array(index[places] - firsts[chunk])
+            rows = to_arrow(index[places] - firsts[chunk])
             parts.append(pa.Table.from_batches([chunks[chunk].take(rows)]))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return pa.concat_tables(parts).combine_chunks().take(back)
+        return pa.concat_tables(parts).combine_chunks().take(to_arrow(back))
 
     def place(self, block: int, row: int) -> Place:
         return Place(row=int(self._starts[block]) + row)

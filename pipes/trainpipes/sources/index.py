@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainpipes.arrays import to_arrow
 from trainpipes.errors import (
     MissingFilesError,
     SchemaError,
@@ -328,7 +329,7 @@ def _joined(
     rows, first_group = footers.flat("rows")
     group_bytes = np.clip(footers.flat("group_bytes")[0], 0, MOST_BYTES)
     sampled, sampled_bytes = 0, 0.0
-    picked = pa.array(range(0, len(files), -(-len(files) // SAMPLED_FILES) or 1), pa.int64())
+    picked = to_arrow(np.arange(0, len(files), -(-len(files) // SAMPLED_FILES) or 1))
     for one in (
         footers.table.select(["sampled_rows", "leaves", "leaf_bytes"]).take(picked).to_pylist()
     ):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
 from trainpipes.cache import SUFFIX, folder, index_path
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
@@ -103,10 +104,10 @@ class FooterTable:
     @staticmethod
     def of(footers: Sequence[Footer], names: Sequence[str], stamps: Sequence[str]) -> FooterTable:
         """Footers of files with these names and stamps."""
-        columns: dict[str, Any] = {"path": names, "stamp": stamps}
-        for field in COLUMNS:
-            if field.name not in ("path", "stamp", "schema"):
-                columns[field.name] = [getattr(footer, field.name) for footer in footers]
+        values = {"path": names, "stamp": stamps}
+        for name in set(COLUMNS.names) - {*values, "schema"}:
+            values[name] = [getattr(footer, name) for footer in footers]
+        columns = {name: python_to_arrow(values[name], COLUMNS.field(name).type) for name in values}
         schemas: list[pa.Schema] = []
         numbers = []
         for footer in footers:
@@ -115,35 +116,32 @@ class FooterTable:
             if number == len(schemas):
                 schemas.append(footer.schema)
             numbers.append(number)
-        written = pa.array([schema.serialize().to_pybytes() for schema in schemas], pa.binary())
-        columns["schema"] = pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), written)
-        return FooterTable(
-            pa.table({name: columns[name] for name in COLUMNS.names}, schema=COLUMNS)
+        written = python_to_arrow(
+            [schema.serialize().to_pybytes() for schema in schemas], pa.binary()
         )
+        places = python_to_arrow(numbers, pa.int32())
+        columns["schema"] = pa.DictionaryArray.from_arrays(places, written)
+        return FooterTable(pa.table(columns, schema=COLUMNS))
 
     def column(self, name: str) -> Any:
         """A column's values as one Arrow array."""
-        column = self.table.column(name)
-        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        return one_chunk(self.table.column(name))
 
     def numbers(self, name: str) -> IntArray:
         """A column of integers, int64 ``[files]``."""
-        found: IntArray = self.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
-        return found
+        return to_numpy(self.column(name)).astype(np.int64)
 
     def flat(self, name: str) -> tuple[IntArray, IntArray]:
         """A column of lists of integers: all of them, and where each file's begin, int64 ``[files + 1]``."""
-        column = self.column(name)
-        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
-        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return column.flatten().to_numpy(zero_copy_only=False).astype(np.int64), starts
+        values, starts = apart(self.column(name))
+        return to_numpy(values).astype(np.int64), starts.astype(np.int64)
 
     def schemas(self) -> list[tuple[int, pa.Schema]]:
         """The first file with each schema, and that schema."""
         column = self.column("schema")
         if not len(column):
             return []
-        numbers, firsts = np.unique(column.indices.to_numpy(), return_index=True)
+        numbers, firsts = np.unique(to_numpy(column.indices), return_index=True)
         written = column.dictionary
         return [
             (first, pa.ipc.read_schema(written[number].as_buffer()))
@@ -160,7 +158,7 @@ class FooterTable:
         return row["sampled_rows"], row["leaves"], row["leaf_bytes"]
 
     def take(self, index: IntArray) -> FooterTable:
-        return FooterTable(self.table.take(index))
+        return FooterTable(self.table.take(to_arrow(index)))
 
     @staticmethod
     def join(parts: Sequence[FooterTable]) -> FooterTable:
@@ -214,7 +212,7 @@ class FooterFile:
         rows = np.full(len(files), -1, dtype=np.int64)
         table = self._load()
         if table is None:
-            return FooterTable(COLUMNS.empty_table()), rows
+            return FooterTable(pa.Table.from_batches([], COLUMNS)), rows
         known = {name: row for row, name in enumerate(table.column("path").to_pylist())}
         stamps = table.column("stamp").to_pylist()
         sizes = table.numbers("size").tolist()
@@ -277,10 +275,10 @@ def _is_sound(table: pa.Table) -> bool:
     lists = [footers.column(n) for n in ("rows", "group_bytes", "leaves", "leaf_bytes")]
     if any(column.flatten().null_count for column in lists):
         return False
-    counts = [column.value_lengths().to_numpy(zero_copy_only=False) for column in lists]
+    counts = [to_numpy(column.value_lengths()) for column in lists]
     rows, starts = footers.flat("rows")
     sizes, _ = footers.flat("group_bytes")
-    leaves = footers.column("leaf_bytes").flatten().to_numpy(zero_copy_only=False)
+    leaves = to_numpy(footers.column("leaf_bytes").flatten())
     sampled = footers.numbers("sampled_rows")
     try:
         footers.schemas()

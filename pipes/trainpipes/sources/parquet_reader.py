@@ -122,7 +122,7 @@ class ParquetReader:
             raise IndexError(f"rows {start} to {stop} of a row group with {length} rows")
         schema = self._source.schema
         if start == stop:
-            return schema.empty_table()
+            return pa.Table.from_batches([], schema)
         try:
             if block != self._block or start < self._row:
                 self._begin(block)

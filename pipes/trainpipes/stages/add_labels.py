@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.arrays import list_array
 from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.naming import need_columns
@@ -15,7 +16,7 @@ from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
-from trainpipes.stages.ragged_column import as_lists, beside, refuse_taken, row_table
+from trainpipes.stages.ragged_column import beside, refuse_taken, row_table
 from trainpipes.stages.token_columns import ids_of, label_dtype
 
 __all__ = ["AddLabels"]
@@ -80,5 +81,5 @@ class AddLabels(RunStage):
         if self.ignore:
             labels[np.isin(values, self.ignore)] = IGNORED
         return run.with_block(
-            block.with_data(table.append_column("labels", as_lists(labels, lengths)))
+            block.with_data(table.append_column("labels", list_array(labels, lengths)))
         )

@@ -8,6 +8,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from trainpipes.arrays import to_arrow
 from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import RunStage
@@ -73,7 +74,7 @@ class Enumerate(RunStage):
             data = table_of(data, self)
         if isinstance(data, pa.Table):
             refuse_taken(data, [name], self)
-            return run.with_block(block.with_data(data.append_column(name, pa.array(numbers))))
+            return run.with_block(block.with_data(data.append_column(name, to_arrow(numbers))))
         if any(isinstance(row, Mapping) and name in row for row in block.rows()):
             raise taken(name, self)
         rows = [

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes.arrays import to_arrow, to_numpy
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.runtime.blame import each
 from trainpipes.runtime.kinds import RunStage
@@ -83,11 +84,11 @@ class Filter(RunStage):
             raise ConfigError(f"{self}: an expression is about rows; put it before batch()")
         table = table_of(run.block.data, self)
         try:
-            kept = table.append_column("", pa.array(np.arange(len(table)))).filter(self.predicate)
+            kept = table.append_column("", to_arrow(np.arange(len(table)))).filter(self.predicate)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
             raise SchemaError(
                 f"{self} cannot be asked of columns {table.column_names}: {error}", stage=str(self)
             ) from error
         mask = np.zeros(len(table), dtype=np.bool_)
-        mask[kept.column(table.num_columns).to_numpy()] = True
+        mask[to_numpy(kept.column(table.num_columns))] = True
         return mask

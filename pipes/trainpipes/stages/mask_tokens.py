@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes.arrays import list_array
 from trainpipes.checks import flag, several, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.naming import need_columns
@@ -22,7 +23,7 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
-from trainpipes.stages.ragged_column import as_lists, refuse_taken, row_table
+from trainpipes.stages.ragged_column import refuse_taken, row_table
 from trainpipes.stages.row_hash import HashArray, mix, unit
 from trainpipes.stages.token_columns import ids_of, label_dtype
 from trainpipes.stages.tokenize import Tokenizes
@@ -223,9 +224,9 @@ class MaskTokens(RunStage):
         values, lengths = ids_of(block, name, self)
         ids, labels = self._hidden(block, values, lengths)
         place = table.column_names.index(name)
-        table = table.set_column(place, name, as_lists(ids, lengths))
+        table = table.set_column(place, name, list_array(ids, lengths))
         return run.with_block(
-            block.with_data(table.append_column("labels", as_lists(labels, lengths)))
+            block.with_data(table.append_column("labels", list_array(labels, lengths)))
         )
 
     def _hidden(self, block: Block, values: Any, lengths: IntArray) -> tuple[Any, Any]:

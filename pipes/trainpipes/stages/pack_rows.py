@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes.arrays import Array, to_arrow
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.blame import blame
@@ -26,7 +26,6 @@ __all__ = ["PACKED", "Documents", "Overlong", "documents_of", "rows_of"]
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
 
 Overlong = Literal["split", "truncate", "drop", "error"]
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def rows_of(
         if name not in columns:
             columns[name] = column(values, 0)
     made = {
-        name: pa.FixedSizeListArray.from_arrays(pa.array(values), length)
+        name: pa.FixedSizeListArray.from_arrays(to_arrow(values), length)
         for name, values in columns.items()
     }
     return pa.table(made)

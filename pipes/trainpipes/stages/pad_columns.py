@@ -12,13 +12,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from trainpipes.arrays import (
+    Array,
+    apart,
+    first_null,
+    is_number,
+    one_chunk,
+    python_to_arrow,
+    to_arrow,
+    to_numpy,
+)
 from trainpipes.byte_rows import gather_rows
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.bad_cell import BadCell
-from trainpipes.runtime.rows.fixed_lists import is_number
+from trainpipes.runtime.rows.fixed_lists import fixed_shape
 from trainpipes.runtime.rows.row_types import as_array
 from trainpipes.shown import shown
-from trainpipes.stages.text_columns import one_chunk
 
 __all__ = [
     "BadCell",
@@ -32,8 +41,6 @@ __all__ = [
     "of_arrow",
     "of_list",
 ]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) 
         found = _some_lists(array, index)
         if found is not None:
             return found
-        array = array.take(pa.array(index))
+        array = array.take(to_arrow(index))
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         _refuse_null(array, name)
@@ -98,7 +105,7 @@ def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) 
     if isinstance(array, pa.ExtensionArray):
         return Opaque(array.to_pylist())
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        array = pa.array(array.to_pylist(), pa.large_list(kind.value_type))
+        array = python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
         kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _of_lists(array, name)
@@ -107,7 +114,7 @@ def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) 
     if not is_number(kind):
         return Opaque(array.to_pylist())
     _refuse_null(array, name)
-    return Even(_numpy(array))
+    return Even(to_numpy(array))
 
 
 def _some_lists(array: Any, index: IntArray) -> Column | None:
@@ -116,9 +123,12 @@ def _some_lists(array: Any, index: IntArray) -> Column | None:
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or array.null_count:
         return None
     leaf = kind.value_type
-    if not (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)) or array.values.null_count:
+    if not (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)):
         return None
-    return Ragged(*gather_rows(_numpy(array.values), array.offsets.to_numpy(), index))
+    values, offsets = apart(array)
+    if values.null_count:
+        return None
+    return Ragged(*gather_rows(to_numpy(values), offsets, index))
 
 
 def _of_lists(array: Any, name: str) -> Column:
@@ -134,23 +144,19 @@ def _of_lists(array: Any, name: str) -> Column:
             raise BadCell(None, TWO_RAGGED)
         return Opaque(array.to_pylist())
     _refuse_null(array, name)
-    offsets = array.offsets.to_numpy().astype(np.int64)
-    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-    starts = offsets[:-1] - offsets[0]
+    values, offsets = apart(array)
+    starts = offsets[:-1].astype(np.int64)
     while shape and pa.types.is_fixed_size_list(values.type):
         _refuse_null_within(values, starts)
         starts = starts * values.type.list_size
         values = values.flatten()
     _refuse_null_within(values, starts)
-    return Ragged(_numpy(values).reshape(-1, *shape), np.diff(offsets))
+    return Ragged(to_numpy(values).reshape(-1, *shape), np.diff(offsets).astype(np.int64))
 
 
 def _of_fixed(array: Any, name: str) -> Column:
-    shape: tuple[int, ...] = ()
-    leaf = array.type
-    while pa.types.is_fixed_size_list(leaf):
-        leaf, shape = leaf.value_type, (*shape, leaf.list_size)
-    if not is_number(leaf):
+    shape = fixed_shape(array.type)
+    if shape is None:
         return Opaque(array.to_pylist())
     _refuse_null(array, name)
     rows, starts = len(array), np.arange(len(array))
@@ -158,17 +164,12 @@ def _of_fixed(array: Any, name: str) -> Column:
         starts = starts * array.type.list_size
         array = array.flatten()
         _refuse_null_within(array, starts)
-    return Even(_numpy(array).reshape(rows, *shape))
-
-
-def _numpy(array: Any) -> Array:
-    found: Array = array.to_numpy(zero_copy_only=False)
-    return found
+    return Even(to_numpy(array).reshape(rows, *shape))
 
 
 def _refuse_null(array: Any, name: str) -> None:
     if array.null_count:
-        raise BadCell(int(array.is_null().index(True).as_py()), no_null(name))
+        raise BadCell(first_null(array), no_null(name))
 
 
 def no_null(name: str) -> str:
@@ -181,7 +182,7 @@ def no_null(name: str) -> str:
 def _refuse_null_within(values: Any, starts: IntArray) -> None:
     """Refuse a null inside a row's list; rows start at ``starts`` in ``values``."""
     if values.null_count:
-        place = int(values.is_null().index(True).as_py())
+        place = first_null(values)
         row = int(np.searchsorted(starts, place, side="right")) - 1
         raise BadCell(row, NULL_WITHIN)
 

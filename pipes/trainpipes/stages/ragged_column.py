@@ -18,7 +18,7 @@ from trainpipes.runtime.stage import Stage
 from trainpipes.stages.columns import columns_of
 from trainpipes.stages.token_columns import numbers_of
 
-__all__ = ["as_lists", "beside", "refuse_taken", "row_table", "taken"]
+__all__ = ["beside", "refuse_taken", "row_table", "taken"]
 
 
 def row_table(run: Run, asker: Stage) -> tuple[Block, pa.Table]:
@@ -36,14 +36,6 @@ def row_table(run: Run, asker: Stage) -> tuple[Block, pa.Table]:
     table = block.data
     assert isinstance(table, pa.Table)
     return block, table
-
-
-def as_lists(values: npt.NDArray[Any], lengths: IntArray) -> pa.Array:
-    """Rows of the given lengths as an Arrow list array; ``values`` are theirs, one after the other."""
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    if offsets[-1] > np.iinfo(np.int32).max:
-        return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
 
 
 def beside(

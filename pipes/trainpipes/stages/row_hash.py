@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
+from trainpipes.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Payload, TensorRows
@@ -160,26 +160,20 @@ def hash_column(column: Any, name: str, asker: object) -> HashArray:
         SchemaError: values are lists, structs or the like.
         NullKey: a value is null.
     """
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    array = one_chunk(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.null_count:
-        raise NullKey(int(array.is_null().index(True).as_py()))
+        raise NullKey(first_null(array))
     kind = array.type
     if pa.types.is_floating(kind):
-        floats = array.to_numpy(zero_copy_only=False).astype(np.float64) + 0.0  # -0.0 is 0.0
+        floats = to_numpy(array).astype(np.float64) + 0.0  # -0.0 is 0.0
         return mix(floats.view(np.uint64) ^ _SECOND)
-    if pa.types.is_unsigned_integer(kind) or pa.types.is_signed_integer(kind):
-        numbers = array.to_numpy(zero_copy_only=False)
-        return mix(numbers.astype(np.uint64) + _GOLDEN)
-    if pa.types.is_boolean(kind):
-        return mix(array.to_numpy(zero_copy_only=False).astype(np.uint64) + _GOLDEN)
     if pa.types.is_temporal(kind):
-        return mix(
-            pc.cast(array.view(_integer(kind)), pa.int64()).to_numpy().view(np.uint64) + _GOLDEN
-        )
+        array = array.view({32: pa.int32(), 64: pa.int64()}[kind.bit_width])
+        kind = array.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return mix(to_numpy(array).astype(np.uint64) + _GOLDEN)
     if pa.types.is_decimal(kind):
         array, kind = array.cast(pa.string()), pa.string()
     if _is_text(kind):
@@ -190,34 +184,24 @@ def hash_column(column: Any, name: str, asker: object) -> HashArray:
     )
 
 
-def _integer(kind: Any) -> Any:
-    return {32: pa.int32(), 64: pa.int64()}[kind.bit_width]
-
-
 def _is_text(kind: Any) -> bool:
-    checks = (
-        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
-        pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary,
-    )  # fmt: skip
-    return any(check(kind) for check in checks)
+    return kind in (*TEXTS, pa.string_view(), pa.binary_view()) or pa.types.is_fixed_size_binary(
+        kind
+    )
 
 
 def _hash_bytes(array: Any) -> HashArray:
     """Of values of different lengths: the sum of their mixed 8-byte words, and the length, mixed."""
     if not len(array):
         return np.empty(0, dtype=np.uint64)
-    offsets = np.frombuffer(array.buffers()[1], np.int64)[
-        array.offset : array.offset + len(array) + 1
-    ]
-    raw = array.buffers()[2]
-    content = np.frombuffer(raw if raw is not None else b"", np.uint8)[offsets[0] : offsets[-1]]
+    content, offsets = apart(array)
     padded = np.concatenate([content, np.zeros(8, dtype=np.uint8)])
     at = np.ndarray(len(content) + 1, "<u8", padded, strides=(1,))  # 8 bytes from each byte on
     lengths = np.diff(offsets)
     words = -(-lengths // 8)
     before = np.concatenate([[0], np.cumsum(words)])
     place = np.arange(int(before[-1])) - np.repeat(before[:-1], words)
-    found = at[np.repeat(offsets[:-1] - offsets[0], words) + place * 8]
+    found = at[np.repeat(offsets[:-1], words) + place * 8]
     found = found & _MASKS[np.minimum(np.repeat(lengths, words) - place * 8, 8)]
     mixed = mix(found ^ mix((place.astype(np.uint64) + np.uint64(1)) * _GOLDEN))
     sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(mixed, dtype=np.uint64)])

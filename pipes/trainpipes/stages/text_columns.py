@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes.arrays import first_null, one_chunk, python_to_arrow
 from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.naming import nearest, need_columns
@@ -17,7 +18,7 @@ from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 
-__all__ = ["Template", "labelled_of", "one_chunk", "outputs_of", "text_columns"]
+__all__ = ["Template", "labelled_of", "outputs_of", "text_columns"]
 
 Texts: TypeAlias = "pa.LargeStringArray"
 
@@ -56,13 +57,17 @@ class Template:
         pieces: list[Any] = []
         for literal, field, _, _ in self._parts:
             if literal:
-                pieces.append(pa.scalar(literal, pa.large_string()))
+                pieces.append(_scalar(literal))
             if field is not None:
                 pieces.append(columns[field])
         if len(pieces) == 1:
             return pieces[0]
-        filled = pc.binary_join_element_wise(*pieces, pa.scalar("", pa.large_string()))
-        return filled.combine_chunks() if isinstance(filled, pa.ChunkedArray) else filled
+        filled = pc.binary_join_element_wise(*pieces, _scalar(""))
+        return one_chunk(filled)
+
+
+def _scalar(text: str) -> Any:
+    return python_to_arrow([text], pa.large_string())[0]
 
 
 def text_columns(
@@ -92,7 +97,7 @@ def text_columns(
         if not _is_text(column.type) and not (numbers and pa.types.is_integer(column.type)):
             raise _no_text(name, str(column.type), asker)
         if column.null_count or pa.types.is_dictionary(column.type):
-            null = pc.index(column.is_null(), True).as_py()  # decodes: a dictionary may hold null
+            null = first_null(column)  # decodes: a dictionary may hold null
             if null >= 0:
                 raise _null(name, int(block.ids[null]), asker)
         columns[name] = one_chunk(column.cast(pa.large_string()))
@@ -108,13 +113,6 @@ def _is_text(kind: Any) -> bool:
         or pa.types.is_large_string(kind)
         or pa.types.is_string_view(kind)
     )
-
-
-def one_chunk(column: pa.ChunkedArray) -> Any:
-    """A column as one array; copied only if it has several chunks."""
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
@@ -143,7 +141,7 @@ def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
             raise
         texts.append(value)
     try:
-        return pa.array(texts, pa.large_string())
+        return python_to_arrow(texts, pa.large_string())
     except UnicodeEncodeError as error:
         bad = next(k for k, text in enumerate(texts) if text == error.object)
         problem = DataError(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes.arrays import to_numpy
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
@@ -71,7 +72,7 @@ def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
         column = data.column(name)
         kind = column.type
         if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not column.null_count:
-            counts: IntArray = pc.list_value_length(column).to_numpy().astype(np.int64)
+            counts: IntArray = to_numpy(pc.list_value_length(column)).astype(np.int64)
             return counts
     read = _read(block, name, asker)
     if isinstance(read, Ragged):

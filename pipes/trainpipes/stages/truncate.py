@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from trainpipes.arrays import list_array
 from trainpipes.byte_rows import cut_rows
 from trainpipes.checks import column_names, whole_number
 from trainpipes.errors import ConfigError
@@ -16,7 +17,7 @@ from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import option
 from trainpipes.shown import shown
-from trainpipes.stages.ragged_column import as_lists, row_table
+from trainpipes.stages.ragged_column import row_table
 from trainpipes.stages.token_columns import numbers_of
 
 __all__ = ["Truncate"]
@@ -83,6 +84,8 @@ class Truncate(RunStage):
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             side: Literal["pre", "post"] = "post" if self.truncation_side == "right" else "pre"
             place = table.column_names.index(name)
-            table = table.set_column(place, name, as_lists(*cut_rows(values, offsets, most, side)))
+            table = table.set_column(
+                place, name, list_array(*cut_rows(values, offsets, most, side))
+            )
             cut = True
         return run.with_block(block.with_data(table)) if cut else run.with_block(block)

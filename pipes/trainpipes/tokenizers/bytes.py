@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.arrays import apart
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.ragged import Ragged
 
@@ -32,14 +31,8 @@ class Bytes(Engine):
 
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
         texts.validate(full=True)  # nothing else would notice what is not UTF-8
-        _, offset_buffer, data_buffer = texts.buffers()
-        if offset_buffer is None or not len(texts):
-            return Ragged(np.empty(0, dtype=np.int32), np.zeros(len(texts) + 1, dtype=np.int64))
-        offsets = np.frombuffer(offset_buffer, dtype=np.int64)
-        offsets = offsets[texts.offset : texts.offset + len(texts) + 1]
-        data: Any = b"" if data_buffer is None else data_buffer
-        values = np.frombuffer(data, dtype=np.uint8)[offsets[0] : offsets[-1]]
-        return Ragged(values.astype(np.int32), offsets - offsets[0])
+        values, offsets = apart(texts)
+        return Ragged(values.astype(np.int32), offsets)
 
     def runs_on(self) -> str:
         return ""

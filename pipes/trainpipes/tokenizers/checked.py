@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes.arrays import apart, python_to_arrow, to_arrow, to_numpy
 from trainpipes.order import IntArray
 from trainpipes.tokenizers.admission import YOUNG
 from trainpipes.tokenizers.ragged import Ragged
@@ -87,7 +88,7 @@ class Checked:
             first, self._seen = self._seen, self._seen + len(texts)
             head = min(len(texts), max(0, FIRST - first))
             if head:  # a copy: the rest may be let go
-                self._first.append(texts.take(pa.array(np.arange(head))))
+                self._first.append(texts.take(to_arrow(np.arange(head))))
         if not head:
             return self._route(texts, first)
         if len(texts) <= MANY:
@@ -112,7 +113,7 @@ class Checked:
         return self._fast is not None and self.stopped is None
 
     def _start(self) -> None:
-        probes = pa.array(varied(PROBES, 0, self._tokens), pa.large_string())
+        probes = python_to_arrow(varied(PROBES, 0, self._tokens), pa.large_string())
         texts = pa.concat_arrays([probes, *self._first])
         try:
             fast = self._make()
@@ -142,7 +143,7 @@ class Checked:
         young = has_young(texts)
         rows = np.union1d(sampled, young)
         if len(rows):
-            right = self._reference(texts.take(pa.array(rows)))
+            right = self._reference(texts.take(to_arrow(rows)))
             wrong = differing(found, rows, right)
             unexpected = rows[wrong][~np.isin(rows[wrong], young)]
             if len(unexpected):
@@ -168,20 +169,12 @@ class Checked:
 
 def has_young(texts: pa.LargeStringArray) -> IntArray:
     """Rows with a code point that packages know differently, int64."""
-    data = texts.buffers()[2]
-    if data is None or not len(texts):
-        return np.empty(0, dtype=np.int64)
-    low, high = (int(np.frombuffer(texts.buffers()[1], dtype=np.int64)[k]) for k in _ends(texts))
-    if low == high or np.frombuffer(data, dtype=np.uint8)[low:high].max() < 0x80:
+    if apart(texts)[0].max(initial=0) < 0x80:
         return np.empty(0, dtype=np.int64)
     wide = pc.indices_nonzero(pc.invert(pc.string_is_ascii(texts)))
     young = pc.match_substring_regex(texts.take(wide), YOUNG)
-    found: IntArray = wide.filter(young).to_numpy(zero_copy_only=False).astype(np.int64)
+    found: IntArray = to_numpy(wide.filter(young)).astype(np.int64)
     return found
-
-
-def _ends(texts: pa.LargeStringArray) -> tuple[int, int]:
-    return texts.offset, texts.offset + len(texts)
 
 
 def differing(found: Ragged, rows: IntArray, right: Ragged) -> IntArray:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.arrays import apart
 from trainpipes.tokenizers.ragged import Ragged
 
 __all__ = ["Gigatoken"]
@@ -59,13 +60,9 @@ class Gigatoken:
         """The texts as an array of awkward's, on the same memory."""
         texts.validate(full=True)  # it takes the bytes for UTF-8
         ak = self._awkward
-        _, starts, data = texts.buffers()
-        offsets = np.frombuffer(starts, dtype=np.int64)[texts.offset :][: len(texts) + 1]
-        content = np.frombuffer(data if data is not None else b"", dtype=np.uint8)
-        characters = ak.contents.NumpyArray(
-            content[offsets[0] : offsets[-1]], parameters={"__array__": "char"}
-        )
+        content, offsets = apart(texts)
+        characters = ak.contents.NumpyArray(content, parameters={"__array__": "char"})
         strings = ak.contents.ListOffsetArray(
-            ak.index.Index64(offsets - offsets[0]), characters, parameters={"__array__": "string"}
+            ak.index.Index64(offsets), characters, parameters={"__array__": "string"}
         )
         return ak.Array(strings)

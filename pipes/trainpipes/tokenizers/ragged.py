@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes.arrays import list_array
 from trainpipes.errors import DataError
 from trainpipes.order import IntArray
 
@@ -83,9 +84,7 @@ class Ragged:
                 f"{self.offsets[-1]:,} tokens in {len(self):,} rows are more than one Arrow list "
                 "array holds (2,147,483,647); tokenize after batch(), where fewer rows come at a time"
             )
-        return pa.ListArray.from_arrays(
-            pa.array(self.offsets.astype(np.int32)), pa.array(self.values)
-        )
+        return list_array(self.values, self.lengths)
 
     def to_rows(self) -> list[Ids]:
         """One array ``[tokens of the row]`` a row."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.arrays import to_arrow, to_numpy
 from trainpipes.cache import LOCK, entry_path, folder, make_room, schema_path
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
@@ -171,7 +172,7 @@ class CachedBlocks:
             return table.schema.remove_metadata()
         schema = find()
         with suppress(OSError):  # it is found again
-            sealed.put(path, sealed.pack(schema.empty_table(), about))
+            sealed.put(path, sealed.pack(pa.Table.from_batches([], schema), about))
         return schema
 
     # Entries
@@ -225,7 +226,7 @@ class CachedBlocks:
             return None
         numbers = np.arange(part.begin, part.end, dtype=np.int64)
         if NUMBER in table.column_names:
-            numbers = part.begin + table.column(NUMBER).to_numpy().astype(np.int64)
+            numbers = part.begin + to_numpy(table.column(NUMBER)).astype(np.int64)
             table = table.drop_columns(NUMBER)
         return _Rows(table, numbers)
 
@@ -259,7 +260,7 @@ class CachedBlocks:
         rows = self._compute(part.block, part.begin, part.end, reader)
         table = rows.table
         if len(rows.numbers) < part.end - part.begin:
-            numbers = pa.array((rows.numbers - part.begin).astype(np.int32))
+            numbers = to_arrow((rows.numbers - part.begin).astype(np.int32))
             table = table.append_column(NUMBER, numbers)
         path = self._path(part)
         content = sealed.pack(table, {"rows": self._digest(part)})
@@ -404,6 +405,6 @@ def _fits(rows: int, table: pa.Table) -> bool:
     numbers = table.column(NUMBER)
     if names.count(NUMBER) > 1 or numbers.type != pa.int32() or numbers.null_count:
         return False
-    found = numbers.to_numpy()
+    found = to_numpy(numbers)
     inside = not len(found) or (found[0] >= 0 and found[-1] < rows)
     return bool(inside and (np.diff(found) > 0).all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.arrays import to_arrow, to_numpy
 from trainpipes.order import IntArray
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
@@ -27,7 +28,7 @@ class DropHoles(RunStage):
     def process(self, run: Run) -> Run:
         data = run.block.data
         assert isinstance(data, pa.Table)
-        there = np.flatnonzero(data.column(THERE).to_numpy())
+        there = np.flatnonzero(to_numpy(data.column(THERE)))
         block = run.block.with_data(data.drop_columns(THERE))
         if len(there) == len(run):
             return run.with_block(block)
@@ -41,7 +42,7 @@ def with_holes(table: pa.Table, places: IntArray, rows: int) -> pa.Table:
     says so."""
     found = np.full(rows, -1, dtype=np.int64)
     found[places] = np.arange(len(places))
-    there = pa.array(found >= 0)
+    there = to_arrow(found >= 0)
     if not table.num_columns:
         return pa.table({THERE: there})
-    return table.take(pa.array(found, mask=found < 0)).append_column(THERE, there)
+    return table.take(to_arrow(found, found < 0)).append_column(THERE, there)

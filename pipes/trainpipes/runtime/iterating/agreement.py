@@ -8,6 +8,7 @@ next collective.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,8 @@ TIMEOUT = timedelta(minutes=30)
 
 #: By the default group and the members.
 _groups: dict[tuple[Any, tuple[int, ...]], dist.ProcessGroupGloo] = {}
+# Their threads end while the interpreter is whole: later, the process may be aborted.
+atexit.register(_groups.clear)
 
 
 def agreement_over(topology: Topology) -> Agreement:

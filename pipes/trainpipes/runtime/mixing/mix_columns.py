@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainpipes.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.mixing.mix_rules import MixRules
@@ -84,5 +85,5 @@ def with_names(block: Block, source: IntArray, rules: MixRules) -> Block:
     if isinstance(data, list):
         rows = zip(data, source.tolist(), strict=True)
         return block.with_data([{**row, column: rules.names[i]} for row, i in rows])
-    added = pa.array(rules.names, pa.string()).take(pa.array(source))
+    added = python_to_arrow(rules.names, pa.string()).take(to_arrow(source))
     return block.with_data(data.append_column(column, added))

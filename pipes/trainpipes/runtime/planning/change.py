@@ -84,8 +84,8 @@ def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
             raise StateError(
                 f"pack/length: saved {old}, now {new}; it can change where an epoch starts, and "
                 f"{shard_key(shard)} stands within epoch {innermost(cursor)['epoch']} (m = {position.m}): "
-                f"load the state of an epoch's start or end, or go on with max_length={old} until there; a run "
-                "under repeat() without an end goes on with it, or is started anew"
+                f"load the state of an epoch's start or end, or go on with max_length={old} until there; a "
+                "run under repeat() without an end goes on with it, or is started anew"
             )
     for stage, length in changes:
         stage["length"] = length

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes.arrays import to_arrow
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.rows.joined import Joining
@@ -215,13 +216,14 @@ def take_payload(data: Payload, index: IntArray) -> Payload:
 
 def take_rows(table: pa.Table, index: IntArray) -> pa.Table:
     """The rows of a table at ``index``."""
+    places = to_arrow(index)
     try:
-        return table.take(index)
+        return table.take(places)
     except (
         pa.ArrowNotImplementedError
     ):  # of views of text and bytes, whose rows Arrow cannot gather
         plain = [field.with_type(_PLAIN.get(field.type, field.type)) for field in table.schema]
-        return table.cast(pa.schema(plain)).take(index).cast(table.schema)
+        return table.cast(pa.schema(plain)).take(places).cast(table.schema)
 
 
 #: Types that hold what views hold, and whose rows Arrow can gather.

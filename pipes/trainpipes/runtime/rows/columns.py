@@ -6,20 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from trainpipes.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Payload, TensorRows
-from trainpipes.runtime.rows.fixed_lists import (
-    array_of,
-    fixed_shape,
-    is_number,
-    lists_of,
-    one_array,
-)
+from trainpipes.runtime.rows.fixed_lists import array_of, fixed_shape, lists_of
 from trainpipes.runtime.rows.row_schema import column_of
 from trainpipes.runtime.rows.row_types import NoColumn, as_array
 from trainpipes.shown import shown
@@ -81,8 +75,8 @@ def to_columns(table: pa.Table, format: str) -> Any:
     }
 
 
-def _numpy(column: pa.ChunkedArray, name: str) -> npt.NDArray[Any]:
-    array = one_array(column)
+def _numpy(column: pa.ChunkedArray, name: str) -> Array:
+    array = one_chunk(column)
     if fixed_shape(array.type) is not None:
         found = array_of(array)
         if found is None:
@@ -96,8 +90,7 @@ def _numpy(column: pa.ChunkedArray, name: str) -> npt.NDArray[Any]:
         rows[:] = array.to_pylist()
         return rows
     _refuse_null(array, name)
-    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return values
+    return to_numpy(array)
 
 
 def _holds_records(kind: pa.DataType) -> bool:
@@ -257,8 +250,9 @@ def _array(column: Any) -> Any:
                     f"an array of shape {list(column.shape)} has no values in its rows"
                 )
             return lists_of(column)
-        if column.dtype == object:
-            column = list(column)
+        if column.dtype != object:
+            return to_arrow(column)
+        column = list(column)
     if isinstance(column, list | tuple):
         return pa.array([_lists_of_arrays(value) for value in column])
     return pa.array(column)

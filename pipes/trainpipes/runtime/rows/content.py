@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from trainpipes.order import IntArray
+from trainpipes.arrays import TEXTS, apart, to_numpy
 
 __all__ = ["table_digest", "tensor_digest"]
 
@@ -134,7 +134,7 @@ class _Streams:
                 self._feed(path, f"{value!r}\n".encode("utf-8", "backslashreplace"))
             return
         if array.null_count:
-            nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) + first
+            nulls = np.flatnonzero(to_numpy(array.is_null())) + first
             self._feed(f"{path}?", nulls.astype("<i8"))
             array = array.drop_null()  # what lies below a null may be anything
             if not len(array):
@@ -153,22 +153,17 @@ class _Streams:
             size = kind.list_size
             self.add(array.values.slice(array.offset * size, len(array) * size), f"{path}*")
         elif is_.is_list(kind) or is_.is_large_list(kind) or is_.is_map(kind):
-            start, stop = self._lengths(array.offsets.to_numpy(), path)
-            self.add(array.values.slice(start, stop - start), f"{path}*")
-        elif is_.is_string(kind) or is_.is_binary(kind) or _is_large(kind):
-            offsets = np.frombuffer(array.buffers()[1], "<i8" if _is_large(kind) else "<i4")
-            offsets = offsets[array.offset : array.offset + len(array) + 1]
-            start, stop = self._lengths(offsets, path)
-            if stop > start:
-                self._feed(path, array.buffers()[2][start:stop])
+            values, offsets = apart(array)
+            self._feed(f"{path}#", np.diff(offsets).astype("<i8"))
+            self.add(values, f"{path}*")
+        elif kind in TEXTS:
+            content, offsets = apart(array)
+            self._feed(f"{path}#", np.diff(offsets).astype("<i8"))
+            if len(content):
+                self._feed(path, content)
         elif kind.bit_width:  # all others are of one width
             width = kind.bit_width // 8
             self._feed(path, array.buffers()[1][array.offset * width :][: len(array) * width])
-
-    def _lengths(self, offsets: IntArray, path: str) -> tuple[int, int]:
-        """Where the values of rows of different lengths begin and end."""
-        self._feed(f"{path}#", np.diff(offsets).astype("<i8"))
-        return int(offsets[0]), int(offsets[-1])
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -188,7 +183,3 @@ def _plain(array: pa.Array) -> pa.Array:
 def _is_odd(kind: pa.DataType) -> bool:
     is_ = pa.types
     return bool(is_.is_union(kind) or is_.is_list_view(kind) or is_.is_large_list_view(kind))
-
-
-def _is_large(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))

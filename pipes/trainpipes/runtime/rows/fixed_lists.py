@@ -7,17 +7,12 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["array_of", "fixed_shape", "is_number", "lists_of", "one_array", "python_rows"]
+from trainpipes.arrays import is_number, to_arrow, to_numpy
+
+__all__ = ["array_of", "fixed_shape", "lists_of", "python_rows"]
 
 #: What the values of lists that were arrays are called in a column's type, so that rows are arrays again.
 CELL = "cell"
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Whether values are integers, floats or bools."""
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )
 
 
 def fixed_shape(kind: pa.DataType) -> tuple[int, ...] | None:
@@ -50,25 +45,16 @@ def array_of(array: pa.Array) -> npt.NDArray[Any] | None:
         array = array.flatten()
     if array.null_count:
         return None
-    found = array.to_numpy(zero_copy_only=False)
-    return found.reshape(rows, *shape)
+    return to_numpy(array).reshape(rows, *shape)
 
 
 def lists_of(array: npt.NDArray[Any]) -> pa.Array:
     """An array ``[rows, n, ...]`` as fixed-size lists, of which rows come as arrays again."""
-    inner = pa.array(array.reshape(-1))
+    inner = to_arrow(array.reshape(-1))
     for size in array.shape[:0:-1]:
         kind = pa.list_(pa.field(CELL, inner.type), size)
         inner = pa.FixedSizeListArray.from_arrays(inner, type=kind)
     return inner
-
-
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        return pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return array
 
 
 def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes.arrays import TEXTS, Array, apart, offset_dtype, one_chunk, to_numpy
 from trainpipes.errors import SchemaError
 from trainpipes.runtime.rows.large_memory import LargeMemory
 
 __all__ = ["Joining", "joined_tables"]
-
-Array = npt.NDArray[Any]
 
 #: Bytes from which it matters.
 LARGE = 4 << 20
@@ -122,7 +120,7 @@ class _Column:
         chunks = filled + self._chunks
         if len(chunks) == 1 and filled:
             return chunks[0]
-        return pa.chunked_array(chunks, kind).combine_chunks()
+        return one_chunk(pa.chunked_array(chunks, kind))
 
 
 def _filled_for(kind: pa.DataType, share: float, memory: LargeMemory) -> _Filled | None:
@@ -132,12 +130,7 @@ def _filled_for(kind: pa.DataType, share: float, memory: LargeMemory) -> _Filled
         return _Numbers(share, memory)
     if asked.is_list(kind) or asked.is_large_list(kind):
         return _Lists(share, memory) if _is_number(kind.value_type) else None
-    text = asked.is_string(kind) or asked.is_large_string(kind)
-    return (
-        _Strings(share, memory)
-        if text or asked.is_binary(kind) or asked.is_large_binary(kind)
-        else None
-    )
+    return _Strings(share, memory) if kind in TEXTS else None
 
 
 class _Values:
@@ -188,7 +181,7 @@ class _Numbers(_Filled):
     def add(self, chunk: Any) -> bool:
         if chunk.null_count:
             return False
-        self.values.add(chunk.to_numpy())
+        self.values.add(to_numpy(chunk))
         return True
 
     def array(self, kind: pa.DataType) -> Any:
@@ -221,13 +214,11 @@ class _Lists(_Ranges):
     def add(self, chunk: Any) -> bool:
         if chunk.null_count:
             return False
-        edges = chunk.offsets.to_numpy()
-        values = chunk.values.slice(int(edges[0]), int(edges[-1] - edges[0]))
-        return not values.null_count and self._add(edges, values.to_numpy())
+        values, edges = apart(chunk)
+        return not values.null_count and self._add(edges, to_numpy(values))
 
     def array(self, kind: pa.DataType) -> Any:
-        large = pa.types.is_large_list(kind)
-        rows, offsets = self._offsets(np.int64 if large else np.int32)
+        rows, offsets = self._offsets(offset_dtype(kind))
         content = [None, self.values.buffer()]
         child = pa.Array.from_buffers(kind.value_type, self.values.count, content)
         return pa.Array.from_buffers(kind, rows, [None, offsets], children=[child])
@@ -237,32 +228,17 @@ class _Strings(_Ranges):
     def add(self, chunk: Any) -> bool:
         if chunk.null_count:
             return False
-        _, offsets, content = chunk.buffers()
-        edges = np.frombuffer(offsets, _width(chunk.type))[
-            chunk.offset : chunk.offset + len(chunk) + 1
-        ]
-        whole = (
-            np.frombuffer(content, np.uint8) if content is not None and content.size else _NO_BYTES
-        )
-        return self._add(edges, whole[edges[0] : edges[-1]])
+        content, edges = apart(chunk)
+        return self._add(edges, content)
 
     def array(self, kind: pa.DataType) -> Any:
-        rows, offsets = self._offsets(_width(kind))
+        rows, offsets = self._offsets(offset_dtype(kind))
         return pa.Array.from_buffers(kind, rows, [None, offsets, self.values.buffer()])
 
 
 def largest(offsets: Any) -> int:
     """The largest place that offsets of a type can hold."""
     return int(np.iinfo(offsets).max)
-
-
-_NO_BYTES = np.empty(0, dtype=np.uint8)
-
-
-def _width(kind: pa.DataType) -> Any:
-    """The type of the offsets of a text or of bytes."""
-    large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-    return np.int64 if large else np.int32
 
 
 def _is_number(kind: pa.DataType) -> bool:

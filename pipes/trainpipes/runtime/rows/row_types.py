@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes.arrays import dtype_of
 from trainpipes.runtime.rows.fixed_lists import CELL, fixed_shape
 
 __all__ = ["NoColumn", "as_array", "is_open", "type_of", "unite", "written"]
@@ -124,7 +125,7 @@ def unite(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     if None not in numbers:
         if numbers[0] != numbers[1]:
             return pa.float64()
-        both = np.promote_types(one.to_pandas_dtype(), other.to_pandas_dtype())
+        both = np.result_type(*map(dtype_of, (one, other)))
         if both.kind in "iu" or numbers[0] == "float":
             return pa.from_numpy_dtype(both)
     if _is_list(one) and _is_list(other):

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from trainpipes.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import UnreadableError
 from trainpipes.runtime.rows.block import Block
 
@@ -135,9 +137,9 @@ def replaced(array: Any) -> Any:
     if types.is_string(kind) or types.is_large_string(kind):
         written = array.view(pa.binary() if types.is_string(kind) else pa.large_binary())
         texts = [None if b is None else b.decode("utf-8", "replace") for b in written.to_pylist()]
-        return pa.array(texts, kind)
+        return python_to_arrow(texts, kind)
     if array.offset:
-        array = array.take(pa.array(range(len(array)), pa.int64()))
+        array = array.take(to_arrow(np.arange(len(array))))
     null = array.is_null() if array.null_count else None
     if types.is_struct(kind):
         fields = [replaced(array.field(n)) for n in range(kind.num_fields)]

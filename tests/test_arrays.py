@@ -1,0 +1,198 @@
+"""Arrow's arrays and NumPy's hold the same values, whichever way, whatever their type, slice and nulls."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainpipes.arrays import (
+    apart,
+    first_null,
+    list_array,
+    one_chunk,
+    python_to_arrow,
+    to_arrow,
+    to_numpy,
+)
+
+NUMBERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
+NUMBERS += [np.dtype(name) for name in ("f2", "f4", "f8", "?")]
+LISTS = [pa.list_(pa.int32()), pa.large_list(pa.float32()), pa.list_(pa.bool_())]
+TEXTS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
+
+dtypes = st.sampled_from(NUMBERS)
+small = st.lists(st.integers(0, 100), max_size=40)
+
+
+@st.composite
+def columns(draw: st.DrawFn, values: st.SearchStrategy[Any], kind: pa.DataType) -> Any:
+    """An array, or one of several chunks, each a part of a larger one."""
+    chunks = []
+    for _ in range(draw(st.integers(0, 3))):
+        whole = pa.array(draw(st.lists(values, max_size=20)), kind)
+        start = draw(st.integers(0, len(whole)))
+        chunks.append(whole.slice(start, draw(st.integers(0, len(whole) - start))))
+    return chunks[0] if len(chunks) == 1 else pa.chunked_array(chunks, kind)
+
+
+@st.composite
+def numbers(draw: st.DrawFn) -> Any:
+    kind = pa.from_numpy_dtype(draw(dtypes))
+    values: st.SearchStrategy[Any] = st.integers(0, 100)
+    if pa.types.is_boolean(kind):
+        values = st.booleans()
+    elif pa.types.is_floating(kind):
+        values = st.floats(width=16).map(np.float16 if kind.bit_width == 16 else float)
+    if draw(st.booleans()):
+        values |= st.none()
+    return draw(columns(values, kind))
+
+
+@st.composite
+def ragged(draw: st.DrawFn, kinds: list[pa.DataType], null: bool = False) -> Any:
+    kind = draw(st.sampled_from(kinds))
+    values: st.SearchStrategy[Any] = st.text(max_size=5)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        values = st.binary(max_size=5)
+    elif kind.num_fields:
+        is_bool = pa.types.is_boolean(kind.value_type)
+        values = st.lists(st.booleans() if is_bool else st.integers(0, 100), max_size=5)
+    return one_chunk(draw(columns(values | st.none() if null else values, kind)))
+
+
+@given(numbers())
+def test_numbers_are_those_that_arrow_says(column):
+    expected = column.to_pylist()
+    found = to_numpy(column)
+    if None not in expected:
+        assert pa.from_numpy_dtype(found.dtype) == column.type
+    elif pa.types.is_boolean(
+        column.type
+    ):  # as Arrow gives them: there is no other way to hold them
+        assert found.tolist() == expected
+        return
+    assert len(found) == len(expected)
+    expected = [np.nan if value is None else value for value in expected]
+    np.testing.assert_array_equal(found, np.array(expected, dtype=found.dtype))
+
+
+@given(numbers())
+def test_numbers_of_arrow_cannot_be_written_to(column):
+    found = to_numpy(column)
+    if None not in column.to_pylist() and not pa.types.is_boolean(column.type):
+        assert not found.flags.writeable
+
+
+@given(dtypes, small, st.integers(1, 3), st.sampled_from("<>"))
+def test_arrow_holds_the_numbers_that_it_is_given(dtype, values, step, order):
+    given_ = np.array(values, dtype=dtype.newbyteorder(order))[::step]
+    found = to_arrow(given_)
+    found.validate(full=True)
+    assert found.type == pa.from_numpy_dtype(dtype)
+    assert found.to_pylist() == given_.tolist()
+    np.testing.assert_array_equal(to_numpy(found), given_)
+
+
+@given(dtypes, st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=40))
+def test_arrow_holds_the_nulls_that_it_is_given(dtype, pairs):
+    values = np.array([value for value, _ in pairs], dtype=dtype)
+    null = np.array([is_null for _, is_null in pairs], dtype=np.bool_)
+    found = to_arrow(values, null)
+    found.validate(full=True)
+    both = zip(values.tolist(), null.tolist(), strict=True)
+    assert found.to_pylist() == [None if is_null else value for value, is_null in both]
+    assert first_null(found) == (int(np.argmax(null)) if null.any() else -1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array(["2020-01-01", "2021-02-03"], "datetime64[D]"),
+        np.array(["a", "bc"]),
+        np.ma.masked_array([1, 2, 3], [False, True, False]),
+        np.array([1, None, "x"][:2], dtype=object),
+    ],
+    ids=lambda values: str(values.dtype),
+)
+def test_what_is_no_plain_number_becomes_what_arrow_makes_of_it(values):
+    assert to_arrow(values).equals(pa.array(values))
+
+
+@given(ragged(LISTS))
+def test_lists_taken_apart_are_their_values_and_where_they_start(rows):
+    values, offsets = apart(rows)
+    flat = values.to_pylist()
+    edges = offsets.tolist()
+    assert edges[0] == 0
+    assert edges[-1] == len(flat)
+    assert [flat[a:b] for a, b in itertools.pairwise(edges)] == rows.to_pylist()
+
+
+@given(ragged(TEXTS))
+def test_texts_taken_apart_are_their_bytes_and_where_they_start(rows):
+    content, offsets = apart(rows)
+    flat, edges = content.tobytes(), offsets.tolist()
+    assert edges[0] == 0
+    assert edges[-1] == len(flat)
+    expected = [v.encode() if isinstance(v, str) else v for v in rows.to_pylist()]
+    assert [flat[a:b] for a, b in itertools.pairwise(edges)] == expected
+
+
+def test_maps_are_taken_apart_as_lists_are():
+    maps = pa.array([[("a", 1)], [], [("b", 2), ("c", 3)]], pa.map_(pa.string(), pa.int8()))
+    values, offsets = apart(maps.slice(1))
+    assert values.field(1).to_pylist() == [2, 3]
+    assert offsets.tolist() == [0, 0, 2]
+
+
+@given(dtypes, st.lists(small, max_size=20))
+def test_lists_of_values_and_lengths(dtype, rows):
+    values = np.array([value for row in rows for value in row], dtype=dtype)
+    found = list_array(values, np.array([len(row) for row in rows], dtype=np.int64))
+    found.validate(full=True)
+    assert found.type == pa.list_(pa.from_numpy_dtype(dtype))
+    assert found.to_pylist() == [np.array(row, dtype).tolist() for row in rows]
+
+
+@given(ragged([*TEXTS, *LISTS], null=True) | numbers().map(one_chunk))
+def test_python_values_become_the_array_that_they_are_of(rows):
+    found = python_to_arrow(rows.to_pylist(), rows.type)
+    found.validate(full=True)
+    assert found.type == rows.type
+    assert repr(found.to_pylist()) == repr(rows.to_pylist())
+
+
+def test_nested_and_other_python_values_become_the_array_that_they_are_of():
+    nested = pa.large_list(pa.list_(pa.string()))
+    for values, kind in (
+        ([[["a", None], None, []], None, []], nested),
+        ([None, datetime.date(2020, 1, 2)], pa.date32()),
+        ([None, {"a": 1}], pa.struct([("a", pa.int8())])),
+    ):
+        found = python_to_arrow(values, kind)
+        found.validate(full=True)
+        assert found.equals(pa.array(values, kind))
+
+
+@given(numbers())
+def test_one_chunk_is_the_whole_column(column):
+    found = one_chunk(column)
+    assert isinstance(found, pa.Array)
+    assert found.type == column.type
+    assert repr(found.to_pylist()) == repr(column.to_pylist())
+
+
+def test_memory_is_shared_where_it_can_be():
+    values = np.arange(10, dtype=np.int32)
+    array = to_arrow(values)
+    assert np.shares_memory(to_numpy(array.slice(3)), values)
+    assert not np.shares_memory(to_numpy(to_arrow(values[::2])), values)
+    content, _ = apart(list_array(values, np.array([4, 6])).slice(1))
+    assert np.shares_memory(to_numpy(content), values)
