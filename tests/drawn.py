@@ -115,7 +115,7 @@ def build(spec: Spec, source: tp.Pipeline | None = None, *, tensors: bool = Fals
     if pipe is None and spec.stream:
         pipe = tp.from_iterable(Numbers(sum(spec.groups)))
     elif pipe is None:
-        pipe = tp.Pipeline([(RowGroups, {"groups": spec.groups})])
+        pipe = tp.Pipeline([RowGroups(list(spec.groups))])
     if spec.skip_rows:
         pipe = pipe.skip(spec.skip_rows)
     if spec.take_rows is not None:

@@ -60,7 +60,7 @@ def items_of(pipe: Pipeline, count: int = ENOUGH) -> list[Any]:
 def test_it_changes_neither_sequence_nor_states(
     spec: Spec, place: int, data: st.DataObject
 ) -> None:
-    plain = build(spec, Pipeline([(KnownGroups, {"groups": list(spec.groups)})]))
+    plain = build(spec, Pipeline([KnownGroups(list(spec.groups))]))
     try:
         expected = sequence(spec, 0, ENOUGH)
     except Starved:

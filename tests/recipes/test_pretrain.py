@@ -93,7 +93,7 @@ def test_it_resumes_exactly(method: Any, tmp_path: Path, texts: list[str]) -> No
 
 
 def test_token_ids_that_are_kept_give_the_same_batches(files: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"length": 128, "batch_size": 2, "num_shards": 2, "epochs": 1}
+    options: dict[str, Any] = {"max_length": 128, "batch_size": 2, "num_shards": 2, "epochs": 1}
     fresh = [digest(batch) for batch in pretrain(files, "bytes", **options)]
     for _ in range(2):
         kept = pretrain(files, "bytes", cache=str(tmp_path / "kept"), **options)

@@ -459,7 +459,7 @@ def test_padding_can_be_looked_at_without_starting_an_epoch() -> None:
 )
 def test_options_that_cannot_be_had_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(tp.ConfigError, match=message):
-        source([1]).pack(**{"length": 8, **options})
+        source([1]).pack(**{"max_length": 8, **options})
 
 
 def test_a_place_where_pack_cannot_stand_is_refused_with_where_it_can() -> None:

@@ -26,7 +26,7 @@ from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
-__all__ = ["Tokenize", "Tokenizes"]
+__all__ = ["Tokenize"]
 
 
 class Tokenizes(RunStage):
