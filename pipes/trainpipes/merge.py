@@ -1,4 +1,8 @@
-"""``merge_states``: one state for all shards from the states of all ranks or workers."""
+"""``merge_states``: one state for all ranks from the states of each rank or worker.
+
+States of a counted pipeline have no cursors: those of ranks are all alike, and those of a DataLoader's
+workers, who take turns, differ in m. States with cursors are put together shard by shard.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,18 @@ _COMMON = ("trainpipes", "epoch", "m", "num_shards", "pipeline")
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """One state that any topology can load, from the states of all ranks, in any order.
 
+    Where batches are counted (nothing filters, packs or mixes rows), one rank's state is that already; of a
+    ``StatefulDataLoader`` with workers, this makes it of theirs.
+
     Args:
         states: of ``Loader``s, of pipelines, or of ``StatefulDataLoader``s, one a rank, saved after
             the same step.
 
     Returns:
-        A state with the cursor of each shard.
+        A state that is whole: with the cursor of each shard, where it has any.
 
     Raises:
-        StateError: the states are of different runs or steps, a shard comes twice, or one is
+        StateError: the states are of different runs or steps, a shard or worker comes twice, or one is
             missing: names them, and the ranks that have them.
     """
     if not isinstance(states, Iterable):
@@ -58,6 +65,10 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     f"{getattr(position, key)}; merge states that one run saved after the same step"
                 )
     _same_pipeline(parts)
+    checked = all(part.has_checksum for part in parts)
+    if not any(position.cursors for position in positions):
+        whole = replace(first, m=_common_m(positions), extra={})
+        return render(whole, parts[0].pipeline, has_checksum=checked)
     m = max(position.m for position in positions)
     owner: dict[int, int] = {}
     for number, position in enumerate(positions):
@@ -76,8 +87,64 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         except StateError as error:
             raise StateError(f"state {owner[shard]}: {error}{_own_ways(positions)}") from None
     whole = replace(first, m=m, cursors=cursors, extra={})
-    checked = all(part.has_checksum for part in parts)
     return render(whole, parts[0].pipeline, has_checksum=checked)
+
+
+def _common_m(positions: list[Position]) -> int:
+    """Where all ranks stand, by states without cursors.
+
+    Raises:
+        StateError: they stand at different steps, or that of a worker is missing.
+    """
+    workers: dict[tuple[int, int], dict[int, int]] = {}
+    found: dict[str, int] = {}
+    for number, position in enumerate(positions):
+        turn = json.loads(position.extra.get("turn", "{}"))
+        if turn.get("num_workers", 1) == 1:
+            found[f"state {number}"] = position.m
+            continue
+        rank = workers.setdefault((turn["origin"], turn["num_workers"]), {})
+        own = rank.setdefault(turn["worker"], position.m)
+        _same_m(f"worker {turn['worker']} of one rank", own, "of another one", position.m)
+    for (origin, count), rank in workers.items():
+        found[f"{count} workers from m = {origin} on"] = _end_of_turns(origin, count, rank)
+    (first, m), *others = found.items()
+    for other, its in others:
+        _same_m(first, m, other, its)
+    return m
+
+
+def _same_m(first: str, m: int, other: str, its: int) -> None:
+    if m != its:
+        raise StateError(
+            f"m: {first} has {m}, {other} has {its}; merge states that one run saved after the same step"
+        )
+
+
+def _end_of_turns(origin: int, count: int, rank: dict[int, int]) -> int:
+    """Where the workers of a rank stand together, by the m of each after its own last batch.
+
+    From ``origin`` on they take turns: worker w has the steps w, w + count, …, each of as many
+    micro-batches as there are ranks.
+    """
+    missing = sorted(set(range(count)) - rank.keys())
+    if missing:
+        raise StateError(
+            f"the states of workers {shown(missing)} of {count} are missing: merge the whole state of the "
+            "StatefulDataLoader"
+        )
+    last, m = max(rank.items(), key=lambda item: item[1])
+    ranks = m - rank[(last - 1) % count]  # the worker before had the step before
+    steps = (m - origin) // max(1, ranks)
+    for worker in range(count):
+        turns = -(-(steps - worker) // count) if steps > worker else 0
+        due = origin + ((turns - 1) * count + worker + 1) * ranks if turns else origin
+        if rank[worker] != due:
+            raise StateError(
+                f"m: worker {worker} of {count} has {rank[worker]}, and by the other workers it has "
+                f"{due}; merge the whole state of a StatefulDataLoader, as it was saved"
+            )
+    return m
 
 
 def _same_pipeline(parts: list[Saved]) -> None:
