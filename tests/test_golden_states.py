@@ -144,6 +144,49 @@ def test_states_of_format_1_go_on_on_other_numbers_of_ranks(
             check_ranks(pipe, run["states"], run["next"])
 
 
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("shards", ["with the shards of its rank", "without shards"])
+def test_a_state_of_format_1_of_any_rank_of_a_counted_pipeline_is_enough(
+    name: str, shards: str, kept: dict[str, Any], tmp_path: Path
+) -> None:
+    pipe = MAKES[name](tmp_path)
+    for run in kept["pipelines"][name]:
+        if len(run["states"]) > run["ranks"]:  # of a DataLoader's workers
+            continue
+        for state in run["states"]:
+            if shards == "without shards":  # as torch.distributed.checkpoint loads it
+                state = {key: value for key, value in state.items() if "shard-" not in key}
+            for ranks in (1, 2, 4):
+                if pipe._runner.plan.num_shards % ranks == 0:
+                    check_ranks(pipe, [state] * ranks, run["next"])
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_a_state_that_was_loaded_is_saved_in_format_2(
+    name: str, kept: dict[str, Any], tmp_path: Path
+) -> None:
+    for run in kept["pipelines"][name]:
+        pipe = MAKES[name](tmp_path)
+        pipe.load_state_dict(tp.merge_states(run["states"]))
+        state = pipe.state_dict()
+        assert state is not None
+        shards = {key for key in state if key.startswith("shard-")}
+        assert state["trainpipes"] == 2
+        assert len(shards) == (0 if name in COUNTED else state["num_shards"])
+        assert following(MAKES[name](tmp_path), state) == run["next"]
+
+
+@pytest.mark.parametrize("name", UNCOUNTED)
+def test_a_state_without_shards_of_a_pipeline_that_is_not_counted_is_refused(
+    name: str, kept: dict[str, Any], tmp_path: Path
+) -> None:
+    for run in kept["pipelines"][name]:
+        state = tp.merge_states(run["states"])
+        bare = {key: value for key, value in state.items() if "shard-" not in key}
+        with pytest.raises(tp.StateError, match="needs the cursors of shards"):
+            MAKES[name](tmp_path).load_state_dict(bare)
+
+
 def check_ranks(pipe: tp.Pipeline, states: list[dict[str, Any]], expected: list[str]) -> None:
     """Load a state in each rank: together they go on as expected, up to where they end together."""
     ranks, m = len(states), states[0]["m"]

@@ -376,9 +376,7 @@ def worker_states(
         pipe = make().distributed(rank=rank, world_size=ranks)
         pipe.load_state_dict(make().state_at(start))
         copies = []
-        for worker in range(
-            workers
-        ):  # each a process, in which the pipeline stands where it was told to
+        for _ in range(workers):  # for each process one that stands where the pipeline was told to
             copy = tp.Pipeline(pipe._steps, pipe._ranks)
             copy._runner.passes, copy._runner.pending = pipe._runner.passes, pipe._runner.pending
             copies.append(copy)

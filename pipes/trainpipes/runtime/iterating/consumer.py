@@ -50,6 +50,7 @@ class Consumer:
         self._origin = origin
         self._stops_at_holes = stops_at_holes
         self._started = False
+        self._over = False  # whether it has said that there are no more items
         self._hands_over = False
         self._last = -1  # the shard that gave the last item
         self._passed: list[int] = []  # shards found to have ended on the way to it
@@ -114,6 +115,7 @@ class Consumer:
                 if self._beforehand is not None:
                     self._beforehand.given()
                 return item
+        self._over = True
         self._end_pass()
         if self._last < 0 and self._start.m == 0:
             warn_if_all_empty(self._plan, self._topology)
@@ -201,7 +203,7 @@ class Consumer:
         of this consumer's own shards. After the last item of a pass it is that of the next one's start,
         unless ``extra`` is given: a worker, which has more to say, cannot know that the others have come to
         the end too, and a node tells of the end."""
-        if extra is None and self._plan.known and self._m >= self._end:
+        if extra is None and self._plan.known and (self._over or self._m >= self._end):
             return self.next_pass_state()
         return self.render(self._m, self.texts(), extra)
 

@@ -59,6 +59,7 @@ class Rounded:
         own = topology.shards(position.m, self._plan.num_shards)
         self._workers = min(num_workers, len(own))
         self._running = {s for s in own if "ended" not in position.cursors.get(s, ())}
+        self._over = False  # whether it has said that there are no more items
         self._messages: Iterator[Message] | None = None
         self._ready: dict[int, tuple[Any, str]] = {}
         self._ended: dict[int, str] = {}
@@ -106,6 +107,7 @@ class Rounded:
             self._last = shard
             self._next += world
             return item
+        self._over = self._next >= self._last_slot
         if self._last < 0 and self._position.m == 0:
             warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
@@ -140,7 +142,7 @@ class Rounded:
         self._end = min(self._end, self._next)
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        if self._plan.known and self._m >= self._last_slot:
+        if self._plan.known and (self._over or self._m >= self._last_slot):
             return self._start.next_pass_state(extra)
         return self.render(self._m, self._texts, extra)
 

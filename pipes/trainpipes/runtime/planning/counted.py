@@ -127,31 +127,20 @@ class Counted(Cut):
 
     def start(self, slot: int, epoch: int, skip: int) -> dict[str, Any]:
         """The state of a chain at the first row of an epoch, or after ``skip`` micro-batches of
-        the slot where that follows by arithmetic (``seekable``): just the state in which reading them
-        would leave it."""
-        if not skip:
-            return {"epoch": epoch, "window": 0, "row": 0}
+        the slot where that follows by arithmetic (``seekable``): at the first row of the next one."""
         layout = self.layout_of(epoch)
-        assert isinstance(layout, Layout)
         span, sharer = slot % layout.num_spans, slot // layout.num_spans
-        start, stop = layout.span(span)
-        length = stop - start
-        if not length:
+        if not skip or not isinstance(layout, Layout) or not layout.num_windows(span):
             return {"epoch": epoch, "window": 0, "row": 0}
-        chunk = skip * layout.sharers + sharer
-        upcoming = layout.chunk_row(span, chunk)
-        last = layout.chunk_row(span, chunk - layout.sharers + 1) - 1
-        if not self.rolling:
-            last = min(last, length - 1)
-        elif self.times is not None:
-            last = min(last, length * self.times - 1)
-        joint = last // length * length  # rows of the epochs before, when rolling
-        window = layout.window_of(span, last - joint)
-        begin, end = layout.window(span, window)
-        epoch += last // length
-        if upcoming - joint < end:
-            return {"epoch": epoch, "window": window, "row": upcoming - joint - begin}
-        return {"epoch": epoch, "window": window + 1, "row": 0}
+        start, stop = layout.span(span)
+        row = layout.chunk_row(span, skip * layout.sharers + sharer)
+        if self.rolling:  # over the epochs' joints
+            passed = row // (stop - start)
+            passed = passed if self.times is None else min(passed, self.times - 1)
+            epoch, row = epoch + passed, row - passed * (stop - start)
+        row = min(row, stop - start)
+        window = layout.window_of(span, row)
+        return {"epoch": epoch, "window": window, "row": row - layout.window(span, window)[0]}
 
     def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
         """The cursor of a shard after ``m`` micro-batches of a pass over all ranks, by arithmetic
