@@ -56,19 +56,14 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         except StateError as error:
             raise StateError(f"state {number}: {error}") from None
     positions = [part.position for part in parts]
-    first = positions[0]
-    for key in ("epoch", "num_shards"):
-        for number, position in enumerate(positions):
-            if getattr(position, key) != getattr(first, key):
-                raise StateError(
-                    f"{key}: state 0 has {getattr(first, key)}, state {number} has "
-                    f"{getattr(position, key)}; merge states that one run saved after the same step"
-                )
+    _same(positions, "epoch")
+    _same(positions, "num_shards")
     _same_pipeline(parts)
-    checked = all(part.has_checksum for part in parts)
+    first, checked = positions[0], all(part.has_checksum for part in parts)
     if not any(position.cursors for position in positions):
-        whole = replace(first, m=_common_m(positions), extra={})
-        return render(whole, parts[0].pipeline, has_checksum=checked)
+        _end_turns(positions)
+        _same(positions, "m")
+        return render(replace(first, extra={}), parts[0].pipeline, has_checksum=checked)
     m = max(position.m for position in positions)
     owner: dict[int, int] = {}
     for number, position in enumerate(positions):
@@ -90,61 +85,55 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return render(whole, parts[0].pipeline, has_checksum=checked)
 
 
-def _common_m(positions: list[Position]) -> int:
-    """Where all ranks stand, by states without cursors.
+def _same(positions: list[Position], key: str) -> None:
+    first = getattr(positions[0], key)
+    for number, position in enumerate(positions):
+        found = getattr(position, key)
+        if found != first:
+            raise StateError(
+                f"{key}: state 0 has {first}, state {number} has {found}; merge states that one run saved "
+                "after the same step"
+            )
+
+
+def _end_turns(positions: list[Position]) -> None:
+    """Let each state of a DataLoader's worker, which has no cursors, stand where its workers stand together.
+
+    From ``origin`` on they take turns: worker w has the steps w, w + num_workers, …, of as many micro-batches
+    each as there are ranks. A worker's m is that after its own last step.
 
     Raises:
-        StateError: they stand at different steps, or that of a worker is missing.
+        StateError: that of a worker is missing, or is of another step.
     """
-    workers: dict[tuple[int, int], dict[int, int]] = {}
-    found: dict[str, int] = {}
-    for number, position in enumerate(positions):
+    loaders: dict[tuple[int, int], list[tuple[int, Position]]] = {}
+    for position in positions:
         turn = json.loads(position.extra.get("turn", "{}"))
-        if turn.get("num_workers", 1) == 1:
-            found[f"state {number}"] = position.m
-            continue
-        rank = workers.setdefault((turn["origin"], turn["num_workers"]), {})
-        own = rank.setdefault(turn["worker"], position.m)
-        _same_m(f"worker {turn['worker']} of one rank", own, "of another one", position.m)
-    for (origin, count), rank in workers.items():
-        found[f"{count} workers from m = {origin} on"] = _end_of_turns(origin, count, rank)
-    (first, m), *others = found.items()
-    for other, its in others:
-        _same_m(first, m, other, its)
-    return m
-
-
-def _same_m(first: str, m: int, other: str, its: int) -> None:
-    if m != its:
-        raise StateError(
-            f"m: {first} has {m}, {other} has {its}; merge states that one run saved after the same step"
-        )
-
-
-def _end_of_turns(origin: int, count: int, rank: dict[int, int]) -> int:
-    """Where the workers of a rank stand together, by the m of each after its own last batch.
-
-    From ``origin`` on they take turns: worker w has the steps w, w + count, …, each of as many
-    micro-batches as there are ranks.
-    """
-    missing = sorted(set(range(count)) - rank.keys())
-    if missing:
-        raise StateError(
-            f"the states of workers {shown(missing)} of {count} are missing: merge the whole state of the "
-            "StatefulDataLoader"
-        )
-    last, m = max(rank.items(), key=lambda item: item[1])
-    ranks = m - rank[(last - 1) % count]  # the worker before had the step before
-    steps = (m - origin) // max(1, ranks)
-    for worker in range(count):
-        turns = -(-(steps - worker) // count) if steps > worker else 0
-        due = origin + ((turns - 1) * count + worker + 1) * ranks if turns else origin
-        if rank[worker] != due:
+        if turn.get("num_workers", 1) > 1:
+            key = turn["origin"], turn["num_workers"]
+            loaders.setdefault(key, []).append((turn["worker"], position))
+    for (origin, count), loader in loaders.items():
+        found = {worker: position.m for worker, position in loader}
+        if len(found) < count:
+            lost = next(worker for worker in range(count) if worker not in found)
             raise StateError(
-                f"m: worker {worker} of {count} has {rank[worker]}, and by the other workers it has "
-                f"{due}; merge the whole state of a StatefulDataLoader, as it was saved"
+                f"the state of worker {lost} of {count} is missing: merge the whole state of the "
+                "StatefulDataLoader"
             )
-    return m
+        last = max(found, key=lambda worker: found[worker])
+        m, ranks = (
+            found[last],
+            found[last] - found[(last - 1) % count],
+        )  # whose step was the one before
+        steps = (m - origin) // max(1, ranks)
+        for worker, position in loader:
+            turns = -(-(steps - worker) // count) if steps > worker else 0
+            due = origin + ((turns - 1) * count + worker + 1) * ranks if turns else origin
+            if position.m != due:
+                raise StateError(
+                    f"m: worker {worker} of {count} has {position.m}, and by the other workers it has {due}; "
+                    "merge the whole state of a StatefulDataLoader, as it was saved"
+                )
+            position.m = m
 
 
 def _same_pipeline(parts: list[Saved]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -15,6 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
 from elastic.ranks import in_worker
+from mutants import bare
 
 
 def rows(shards: int = 12, *, seed: int = 1, count: int = 203, size: int = 4) -> tp.Pipeline:
@@ -452,6 +454,9 @@ def test_the_state_of_one_worker_of_several_is_refused_elsewhere(make: Any) -> N
             subject.load_state_dict(found[0])
     with refused(tp.StateError, "missing"):
         tp.merge_states(found[:1])
+    huge = {"worker": 1, "num_workers": 1 << 61, "origin": 0}
+    with refused(tp.StateError, "missing"):
+        tp.merge_states([{**bare(found[0]), "turn": json.dumps(huge)}])
     resumed = make()
     resumed.load_state_dict(tp.merge_states(found))
     assert next(iter(resumed)) == list(islice(make(), 3))[2]
