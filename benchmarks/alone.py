@@ -76,6 +76,7 @@ def of_state(tiny: bool) -> Figures:
     found = state.measured((64,), 1 if tiny else 5)[64]
     return {
         "bytes of 64": found["bytes"],
+        "bytes, counted": found["bytes, counted"],
         "bytes a shard": found["bytes a shard"],
         "delivered, us": found["delivered batch, us"],
         "us a shard": found["state_dict(), us a shard"],

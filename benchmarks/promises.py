@@ -104,6 +104,8 @@ PROMISES = (
     most("rows off the share after 100,000 draws", 1, alone("mix", "rows off"), where="benchmarks/mix.py"),
     # States.
     most("state of 64 shards, bytes", 16_384, alone("state", "bytes of 64"), where=STATE),
+    most("state of a counted pipeline, bytes", 1024, alone("state", "bytes, counted"),
+         where="docs/resume.md"),
     most("a shard in a checkpoint, about 80 bytes", 90, alone("state", "bytes a shard"),
          where="docs/distributed.md"),
     most("a delivered batch, us", 5, alone("state", "delivered, us"), where=STATE),

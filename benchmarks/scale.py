@@ -126,7 +126,7 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
         starts, order = plan.blocks.order((0,), lambda: plan.block_order(0))
         assert order is not None
     topology = Topology(ranks // 3, ranks)
-    with clock.phase("cursors of a rank's shards"):
+    with clock.phase("state of a rank"):
         state = Consumer(plan, topology, Position(0, 0, shards), 0).state()
     with clock.phase("first windows of a rank"):
         own = [shard % spans for shard in range(topology.rank, shards, ranks)]
@@ -137,17 +137,13 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
     most = peak()
     opened, blocks = files_of(own, layout, starts, order, source.file_of_block)
     middle = spans // 2
-    with_all = {
-        f"shard-{shard:05d}": state[f"shard-{topology.rank:04d}"] for shard in range(shards)
-    }
     return {
         "phases": clock.phases,
         "before": before,
         "peak": most,
         "spans": spans,
         "window rows": int(np.diff(layout.window(middle, 0))[0]),
-        "state of a rank": len(json.dumps(state)),
-        "state of all": len(json.dumps({**state, **with_all})),
+        "state": len(json.dumps(state)),
         "identity": len(identity),
         "files": len(files),
         "opened": opened,
@@ -229,7 +225,7 @@ def report(found: dict[str, Any], ranks: int, workers: int) -> None:
         "ranks, workers, shards": f"{ranks:,}, {workers}, {shards:,}",
         "spans": f"{found['spans']:,}",
         "rows of a window": f"{found['window rows']:,}",
-        "state of one rank, of all": f"{found['state of a rank']:,} bytes, {found['state of all']:,} bytes",
+        "state": f"{found['state']:,} bytes",
         "files, opened by one rank in an epoch": f"{found['files']:,}, {found['opened']:,}",
         "row groups that one rank reads": f"{found['row groups']:,}",
         "all cursors by arithmetic": f"{found['seek']:.2f} s",

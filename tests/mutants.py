@@ -66,11 +66,12 @@ class Wrong(Exception):
 
 
 def bare(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state as earlier versions saved it: without checksums."""
-    return {
+    """A state as the first versions saved it: of format 1, without checksums."""
+    texts = {
         key: unsealed(value)[0] if key.startswith("shard-") or key == "pipeline" else value
         for key, value in state.items()
     }
+    return {**texts, "trainpipes": 1}
 
 
 def mutant(
@@ -102,7 +103,8 @@ def mutant(
     elif kind < 0.22:
         other = rng.choice(others)
         same = [k for k in other if k in changed]
-        for k in rng.sample(same, rng.randint(1, 2)):  # of more, a whole state may be made
+        # Of more, a whole state may be made: where there are no shards, of m and the checksum.
+        for k in rng.sample(same, rng.randint(1, 2) if shards else 1):
             changed[k] = other[k]
     elif kind < 0.32 or not isinstance(value, str):
         pick = rng.random()

@@ -112,6 +112,21 @@ def test_the_new_sequence_is_the_same_on_any_topology(repeat, world):
 
 
 @pytest.mark.parametrize("repeat", ["", "rows", "batches"])
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_the_size_may_change_by_the_state_of_any_one_rank(repeat, world):
+    _, state = state_after(pipeline(8, repeat=repeat), 2 * world)
+    whole = given_by(loaded(state, 5, repeat=repeat), 6 * world)
+    for rank in range(world):
+        ranked = {"repeat": repeat, "rank": rank, "world": world}
+        _, own = state_after(pipeline(8, **ranked), 2)
+        found, later = state_after(loaded(own, 5, **ranked), 3)
+        assert found == whole[rank : 3 * world : world]
+        again = pipeline(5, repeat=repeat)
+        again.load_state_dict(later)
+        assert given_by(again, 3 * world) == whole[3 * world :]
+
+
+@pytest.mark.parametrize("repeat", ["", "rows", "batches"])
 def test_a_changed_run_resumes_without_allowing_anything_more(repeat):
     _, state = state_after(pipeline(8, repeat=repeat), 7)
     whole = given_by(loaded(state, 5, repeat=repeat), 20)

@@ -171,6 +171,8 @@ def test_states_without_checksums_are_merged_into_one_without(folder: Path) -> N
     state = state_of(EVERY["filter"](folder))
     assert tp.merge_states([bare(state)]) == bare(state)
     assert tp.merge_states([state]) == state
+    counted = bare(state_of(EVERY["batch"](folder)))
+    assert tp.merge_states([counted, counted]) == counted
 
 
 def test_parts_of_runs_whose_batch_sizes_differ_are_not_merged(folder: Path) -> None:

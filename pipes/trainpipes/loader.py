@@ -145,7 +145,8 @@ class Loader:
         return Rounded(plan, messages, self.num_workers, topology, start, stops_at_holes)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last batch delivered: integers and strings in a flat dict."""
+        """The state after the last batch delivered: integers and strings in a flat dict. Where batches are
+        counted it is the same on all ranks, else it is that of this rank's shards."""
         state = self._runner.state()
         if state is None:
             raise StateError(
@@ -155,10 +156,14 @@ class Loader:
 
     def gather_state(self, group: Any = None) -> dict[str, Any]:
         """The state of all ranks as one, which any number of ranks can load. A collective: all ranks
-        call it after the same step.
+        call it after the same step. Where batches are counted, each rank's own state is that already, and
+        this compares them.
 
         Args:
             group: a process group; the default one if left out.
+
+        Raises:
+            StateError: ranks stand at different steps.
         """
         if not (dist.is_available() and dist.is_initialized()):
             return merge_states([self.state_dict()])
@@ -173,7 +178,8 @@ class Loader:
         """Let the next iteration go on where ``state`` was taken, on any number of ranks and workers.
 
         Args:
-            state: of this pipeline; of all ranks merged, or of this rank where their number is the same.
+            state: of this pipeline. Where batches are counted, of any rank; else of all ranks merged, or
+                of this rank where their number is the same.
             allow_changes: what may differ from the pipeline that saved it. "batch_size": micro-batches
                 have the new size from here on; each row still comes at most once in this epoch, and a
                 few rows at its end may be left out. "pack_length": packed rows have the new length from

@@ -1,4 +1,8 @@
-"""``merge_states``: one state for all shards from the states of all ranks or workers."""
+"""``merge_states``: one state for all ranks from the states of each rank or worker.
+
+States of a counted pipeline have no cursors: those of ranks are all alike, and those of a DataLoader's
+workers, who take turns, differ in m. States with cursors are put together shard by shard.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,18 @@ _COMMON = ("trainpipes", "epoch", "m", "num_shards", "pipeline")
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """One state that any topology can load, from the states of all ranks, in any order.
 
+    Where batches are counted (nothing filters, packs or mixes rows), one rank's state is that already; of a
+    ``StatefulDataLoader`` with workers, this makes it of theirs.
+
     Args:
         states: of ``Loader``s, of pipelines, or of ``StatefulDataLoader``s, one a rank, saved after
             the same step.
 
     Returns:
-        A state with the cursor of each shard.
+        A state that is whole: with the cursor of each shard, where it has any.
 
     Raises:
-        StateError: the states are of different runs or steps, a shard comes twice, or one is
+        StateError: the states are of different runs or steps, a shard or worker comes twice, or one is
             missing: names them, and the ranks that have them.
     """
     if not isinstance(states, Iterable):
@@ -49,15 +56,14 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         except StateError as error:
             raise StateError(f"state {number}: {error}") from None
     positions = [part.position for part in parts]
-    first = positions[0]
-    for key in ("epoch", "num_shards"):
-        for number, position in enumerate(positions):
-            if getattr(position, key) != getattr(first, key):
-                raise StateError(
-                    f"{key}: state 0 has {getattr(first, key)}, state {number} has "
-                    f"{getattr(position, key)}; merge states that one run saved after the same step"
-                )
+    _same(positions, "epoch")
+    _same(positions, "num_shards")
     _same_pipeline(parts)
+    first, checked = positions[0], all(part.has_checksum for part in parts)
+    if not any(position.cursors for position in positions):
+        _end_turns(positions)
+        _same(positions, "m")
+        return render(replace(first, extra={}), parts[0].pipeline, has_checksum=checked)
     m = max(position.m for position in positions)
     owner: dict[int, int] = {}
     for number, position in enumerate(positions):
@@ -76,8 +82,58 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         except StateError as error:
             raise StateError(f"state {owner[shard]}: {error}{_own_ways(positions)}") from None
     whole = replace(first, m=m, cursors=cursors, extra={})
-    checked = all(part.has_checksum for part in parts)
     return render(whole, parts[0].pipeline, has_checksum=checked)
+
+
+def _same(positions: list[Position], key: str) -> None:
+    first = getattr(positions[0], key)
+    for number, position in enumerate(positions):
+        found = getattr(position, key)
+        if found != first:
+            raise StateError(
+                f"{key}: state 0 has {first}, state {number} has {found}; merge states that one run saved "
+                "after the same step"
+            )
+
+
+def _end_turns(positions: list[Position]) -> None:
+    """Let each state of a DataLoader's worker, which has no cursors, stand where its workers stand together.
+
+    From ``origin`` on they take turns: worker w has the steps w, w + num_workers, …, of as many micro-batches
+    each as there are ranks. A worker's m is that after its own last step.
+
+    Raises:
+        StateError: that of a worker is missing, or is of another step.
+    """
+    loaders: dict[tuple[int, int], list[tuple[int, Position]]] = {}
+    for position in positions:
+        turn = json.loads(position.extra.get("turn", "{}"))
+        if turn.get("num_workers", 1) > 1:
+            key = turn["origin"], turn["num_workers"]
+            loaders.setdefault(key, []).append((turn["worker"], position))
+    for (origin, count), loader in loaders.items():
+        found = {worker: position.m for worker, position in loader}
+        if len(found) < count:
+            lost = next(worker for worker in range(count) if worker not in found)
+            raise StateError(
+                f"the state of worker {lost} of {count} is missing: merge the whole state of the "
+                "StatefulDataLoader"
+            )
+        last = max(found, key=lambda worker: found[worker])
+        m, ranks = (
+            found[last],
+            found[last] - found[(last - 1) % count],
+        )  # whose step was the one before
+        steps = (m - origin) // max(1, ranks)
+        for worker, position in loader:
+            turns = -(-(steps - worker) // count) if steps > worker else 0
+            due = origin + ((turns - 1) * count + worker + 1) * ranks if turns else origin
+            if position.m != due:
+                raise StateError(
+                    f"m: worker {worker} of {count} has {position.m}, and by the other workers it has {due}; "
+                    "merge the whole state of a StatefulDataLoader, as it was saved"
+                )
+            position.m = m
 
 
 def _same_pipeline(parts: list[Saved]) -> None:

@@ -1,20 +1,25 @@
 """The checkpoint format: what a state holds, and whether it fits the pipeline that loads it.
 
     {
-      "trainpipes": 1,               version of this format
+      "trainpipes": 2,               version of this format
       "epoch": 2,                    the pass over the data, from 0
       "m": 1234,                     micro-batches of that pass taken, over all ranks
       "num_shards": 24,
       "pipeline": "{…}",             what the data and the stages were: JSON
       "batch_sizes": "",             sizes in an epoch in which that of batches was changed: JSON
-      "shard-0007": "{…}",           one cursor a shard: JSON
+      "shard-0007": "{…}",           one cursor a shard, of an uncounted pipeline only: JSON
       …
     }
+
+Where each shard of a *counted* pipeline stands follows from m by arithmetic (``Plan.seekable``): its state
+has no cursors, and is whole on every rank. In all others a rank's state has the cursors of its own shards.
 
 Only integers and strings in one flat dict: it passes through JSON, ``torch.load`` with
 ``weights_only=True`` and ``torch.distributed.checkpoint`` as it is, and each shard is a key that
 can be moved to another rank. Each cursor ends with a checksum of its own, and "pipeline" with one of
 itself and of all that is not a cursor.
+
+Format 1 had cursors in all states; its first versions had no checksums. Both load.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from trainpipes.shown import cut, shown
 
 __all__ = ["FORMAT", "BatchSizes", "Position", "Saved", "parse", "read", "render"]
 
-FORMAT = 1
+FORMAT = 2
 
 #: Passes over the data: fewer than this.
 MOST_PASSES = 1 << 31
@@ -100,7 +105,7 @@ class Position:
         epoch: the pass over the data.
         m: micro-batches of that pass taken, over all ranks.
         num_shards: S.
-        cursors: cursor of each shard that the state knows.
+        cursors: cursor of each shard that the state knows; of no use where the pipeline is counted.
         extra: keys of one loader's own, kept as they are.
         sizes: changes of the batch size in the epoch at hand.
         notes: of JSON types, kept with the pipeline's identity and not compared.
@@ -113,6 +118,19 @@ class Position:
     extra: dict[str, Any] = field(default_factory=dict)
     sizes: BatchSizes | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+
+    def require_all_workers(self) -> None:
+        """Raise if this is where one of several workers of a DataLoader stands.
+
+        Raises:
+            StateError: it is; says how to get the others.
+        """
+        turn = json.loads(self.extra.get("turn", "{}"))
+        if turn.get("num_workers", 1) > 1:
+            raise StateError(
+                f"turn: the state of worker {turn['worker']} of {turn['num_workers']} alone: load the "
+                "whole state of the StatefulDataLoader, or trainpipes.merge_states([...]) of all its workers'"
+            )
 
     def require(self, shards: Collection[int]) -> None:
         """Raise unless the cursors of these shards are here, of those that have delivered something.
@@ -221,6 +239,8 @@ def read(state: Any) -> Saved:
             f"{num_shards}, batch_sizes and turn: the state was edited or is damaged, or ranks saved it at "
             "different steps: load it as it was saved, and save on all ranks after the same step"
         )
+    if tag is None and version > 1:
+        raise damaged("it has no checksum")
     if tag is None and len(sizes) > MOST_SIZES:
         raise StateError(
             f"batch_sizes: damaged, got {shown(sizes)}; load the state as it was saved"
@@ -251,7 +271,7 @@ def render(
         position: where a run stands.
         identity: of the pipeline.
         texts: the cursors, sealed with the checksum of ``identity``; those of ``position`` if left out.
-        has_checksum: False for what is made of states that have none: nothing vouches for them.
+        has_checksum: False for what is made of states of format 1 that have none: nothing vouches for them.
     """
     tag = checksum(identity) if has_checksum else None
     if texts is None:
@@ -264,7 +284,7 @@ def render(
         common = tag, position.epoch, position.m, position.num_shards, sizes, turn
         pipeline = sealed(pipeline, tag + checksum(pipeline, *common))
     state: dict[str, Any] = {
-        "trainpipes": FORMAT,
+        "trainpipes": 1 if tag is None else FORMAT,
         "epoch": position.epoch,
         "m": position.m,
         "num_shards": position.num_shards,

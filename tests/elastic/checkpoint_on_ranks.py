@@ -3,7 +3,8 @@
     python -m torch.distributed.run --nproc-per-node 8 checkpoint_on_ranks.py FOLDER
 
 Leaves in the folder, of each rank, what it got: a list of [way, pipeline, epoch, m, digest];
-and what it got in a mesh where pairs of ranks are to get the same.
+what it got in a mesh where pairs of ranks are to get the same, and what it was told when ranks were out
+of step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import faulthandler
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,17 @@ def meshed() -> dict[str, Any]:
     return {"data": mesh.get_local_rank("data"), "given": given, "state": state}
 
 
+def out_of_step() -> str:
+    """What ranks are told that gather a state while one of them is a step ahead."""
+    loader = tp.Loader(PIPELINES["fixed"]())
+    list(islice(loader, 3 if dist.get_rank() == 5 else 2))
+    try:
+        loader.gather_state()
+    except tp.StateError as error:
+        return str(error)
+    return "nothing"
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     faulthandler.dump_traceback_later(100, exit=True)  # a hang fails, and says where
@@ -147,6 +160,7 @@ def main() -> None:
             dist.barrier()  # until it is saved
     write_beside(folder / f"got-{rank}.json", [one for run in runs for one in run.got])
     write_beside(folder / f"meshed-{rank}.json", meshed())
+    write_beside(folder / f"told-{rank}.json", out_of_step())
     dist.barrier()
     dist.destroy_process_group()
 

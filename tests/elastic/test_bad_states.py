@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -15,11 +16,22 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
 from elastic.ranks import in_worker
+from mutants import bare
 
 
 def rows(shards: int = 12, *, seed: int = 1, count: int = 203, size: int = 4) -> tp.Pipeline:
     table = pa.table({"x": list(range(count))})
     return tp.from_arrow(table).sharding_filter(shards).shuffle(20, seed=seed).batch(size)
+
+
+def uncounted() -> tp.Pipeline:
+    """Without an end, so that ranks need not agree on one; a state says where each shard stands."""
+    table = pa.table({"x": list(range(203))})
+    return tp.from_arrow(table).sharding_filter(12).filter(not_40).batch(4).repeat()
+
+
+def not_40(row: dict[str, Any]) -> bool:
+    return bool(row["x"] != 40)
 
 
 def filtered(shards: int = 4) -> tp.Pipeline:
@@ -31,11 +43,13 @@ def over_40(row: dict[str, Any]) -> bool:
     return bool(row["x"] > 40)
 
 
-def states(world: int, steps: int | list[int] = 4, **options: Any) -> list[dict[str, Any]]:
+def states(
+    world: int, steps: int | list[int] = 4, make: Any = rows, **options: Any
+) -> list[dict[str, Any]]:
     """Each rank's state after so many steps."""
     found = []
     for rank in range(world):
-        pipe = rows(**options).distributed(rank=rank, world_size=world)
+        pipe = make(**options).distributed(rank=rank, world_size=world)
         taken = steps if isinstance(steps, int) else steps[rank]
         list(islice(pipe, taken))
         found.append(pipe.state_dict())
@@ -209,7 +223,7 @@ def test_states_of_different_epochs_are_not_merged() -> None:
 
 @pytest.mark.parametrize("again", [[0, 0, 1, 2], [0, 0, 1]])
 def test_a_rank_that_comes_twice_is_named(again: list[int]) -> None:
-    saved = states(3)
+    saved = states(3, make=uncounted)
     with refused(tp.StateError, "shard-0000", "state 0", "state 1", "one state of each rank"):
         tp.merge_states([saved[rank] for rank in again])
 
@@ -227,7 +241,7 @@ def test_a_rank_that_comes_twice_is_named(again: list[int]) -> None:
 def test_a_rank_that_is_missing_is_named_with_its_shards(
     world: int, there: list[int], shards: list[int], ranks: str
 ) -> None:
-    saved = states(world, 1)
+    saved = states(world, 1, uncounted)
     with refused(
         tp.StateError,
         str(shards),
@@ -260,7 +274,23 @@ def test_a_rank_that_is_behind_or_has_not_started_is_named(
         f"{delivered} micro-batches, but m = {m} means {owed}",
         "save on all ranks after the same step",
     ):
+        tp.merge_states(states(3, steps, uncounted))
+
+
+@pytest.mark.parametrize(
+    ("steps", "one", "other"),
+    [([4, 4, 3], "state 0 has 12", "state 2 has 9"), ([0, 1, 1], "state 0 has 0", "state 1 has 3")],
+)
+def test_counted_ranks_that_are_not_at_one_step_are_named(
+    steps: list[int], one: str, other: str
+) -> None:
+    with refused(tp.StateError, f"m: {one}, {other}", "after the same step"):
         tp.merge_states(states(3, steps))
+
+
+def test_any_counted_ranks_state_is_the_state_of_all() -> None:
+    saved = states(3)
+    assert saved[0] == saved[1] == saved[2] == tp.merge_states(saved) == tp.merge_states(saved[1:])
 
 
 def test_no_states_are_not_merged() -> None:
@@ -287,8 +317,8 @@ def test_what_is_no_state_is_not_merged(thing: Any, message: str) -> None:
 # States that do not fit who loads them
 
 
-def load(state: dict[str, Any], rank: int, world: int, **options: Any) -> Any:
-    pipe = rows(**options).distributed(rank=rank, world_size=world)
+def load(state: dict[str, Any], rank: int, world: int, make: Any = rows, **options: Any) -> Any:
+    pipe = make(**options).distributed(rank=rank, world_size=world)
     pipe.load_state_dict(state)
     return next(iter(pipe))
 
@@ -305,7 +335,7 @@ def load(state: dict[str, Any], rank: int, world: int, **options: Any) -> Any:
 def test_a_state_that_lacks_shards_of_a_rank_is_refused_with_the_ways_to_get_them(
     rank: int, world: int, own: list[int], lacking: list[int], workers: int
 ) -> None:
-    loader = tp.Loader(rows().distributed(rank=rank, world_size=world), num_workers=workers)
+    loader = tp.Loader(uncounted().distributed(rank=rank, world_size=world), num_workers=workers)
     with refused(
         tp.StateError,
         str(own),
@@ -314,13 +344,13 @@ def test_a_state_that_lacks_shards_of_a_rank_is_refused_with_the_ways_to_get_the
         "loader.gather_state()",
         "torch.distributed.checkpoint",
     ):
-        loader.load_state_dict(states(3)[0])
+        loader.load_state_dict(states(3, make=uncounted)[0])
 
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_ranks_state_is_enough_for_ranks_that_share_its_shards(rank: int) -> None:
-    saved = states(3)
-    assert load(saved[0], rank, 6) == load(tp.merge_states(saved), rank, 6)
+    saved = states(3, make=uncounted)
+    assert load(saved[0], rank, 6, uncounted) == load(tp.merge_states(saved), rank, 6, uncounted)
 
 
 def test_a_state_of_other_num_shards_is_refused() -> None:
@@ -337,6 +367,50 @@ def test_a_state_whose_m_was_edited_is_refused() -> None:
     state = tp.merge_states(states(3))
     with refused(tp.StateError, "m = 13", "edited", "save on all ranks after the same step"):
         load({**state, "m": 13}, 0, 1)
+
+
+def worker_states(
+    steps: list[int], ranks: int, workers: int, start: int = 0, make: Any = rows
+) -> list[Any]:
+    """States of all workers of some ranks, each after so many batches of its own."""
+    found = []
+    for rank in range(ranks):
+        pipe = make().distributed(rank=rank, world_size=ranks)
+        pipe.load_state_dict(make().state_at(start))
+        copies = []
+        for _ in range(workers):  # for each process one that stands where the pipeline was told to
+            copy = tp.Pipeline(pipe._steps, pipe._ranks)
+            copy._runner.passes, copy._runner.pending = pipe._runner.passes, pipe._runner.pending
+            copies.append(copy)
+        for worker, copy in enumerate(copies):
+            with in_worker(worker, workers, 1000, copy):
+                iterator = iter(copy)
+                list(islice(iterator, steps[worker]))
+                found.append(iterator.state_dict())
+    return found
+
+
+@pytest.mark.parametrize("start", [0, 5])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (1, 3), (2, 2), (2, 3), (3, 4), (3, 1)])
+def test_workers_that_took_turns_merge_into_where_they_stand_together(
+    ranks: int, workers: int, start: int
+) -> None:
+    for steps in range(8):
+        turns = [-(-(steps - worker) // workers) for worker in range(workers)]
+        merged = tp.merge_states(worker_states(turns, ranks, workers, start))
+        assert merged == rows().state_at(start + steps * ranks)
+
+
+@pytest.mark.parametrize(
+    ("steps", "worker"),
+    [([1, 2], 0), ([0, 1], 0), ([3, 1, 1], 1), ([2, 2, 0], 2), ([2, 1, 2], 1)],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_workers_that_did_not_take_turns_are_not_merged(
+    steps: list[int], worker: int, ranks: int
+) -> None:
+    with refused(tp.StateError, "m: worker", "by the other workers", "as it was saved"):
+        tp.merge_states(worker_states(steps, ranks, len(steps)))
 
 
 # States of StatefulDataLoader
@@ -370,6 +444,22 @@ def test_a_stateful_data_loaders_state_past_the_end_of_a_shard_is_refused_elsewh
         tp.StateError, "a shard has ended", "StatefulDataLoader with as many", "trainpipes.Loader"
     ):
         tp.merge_states([state])
+
+
+@pytest.mark.parametrize("make", [rows, uncounted])
+def test_the_state_of_one_worker_of_several_is_refused_elsewhere(make: Any) -> None:
+    found = worker_states([1, 1], 1, 2, make=make)
+    for subject in (make(), tp.Loader(make())):
+        with refused(tp.StateError, "trainpipes.merge_states([...])"):
+            subject.load_state_dict(found[0])
+    with refused(tp.StateError, "missing"):
+        tp.merge_states(found[:1])
+    huge = {"worker": 1, "num_workers": 1 << 61, "origin": 0}
+    with refused(tp.StateError, "missing"):
+        tp.merge_states([{**bare(found[0]), "turn": json.dumps(huge)}])
+    resumed = make()
+    resumed.load_state_dict(tp.merge_states(found))
+    assert next(iter(resumed)) == list(islice(make(), 3))[2]
 
 
 def test_a_workers_state_in_one_of_other_workers_is_refused() -> None:

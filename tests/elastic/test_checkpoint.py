@@ -74,6 +74,13 @@ def test_in_a_mesh_only_the_data_parallel_dimension_counts(eight_ranks: Path) ->
     assert [digest(batch) for batch in pipe] == whole[80:]
 
 
+@pytest.mark.timeout(200)
+def test_ranks_that_gather_a_state_out_of_step_are_all_told(eight_ranks: Path) -> None:
+    told = [json.loads(path.read_text()) for path in eight_ranks.glob("told-*.json")]
+    assert len(told) == 8
+    assert all("m: state 0 has 16, state 5 has 24; merge states" in one for one in told)
+
+
 def rows(batch_size: int = 4) -> tp.Pipeline:
     table = pa.table({"x": list(range(203))})
     return tp.from_arrow(table).sharding_filter(12).shuffle(20, seed=1).batch(batch_size)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import trainpipes as tp
-from elastic.ranks import ENDED, Leg, Reads
+from elastic.ranks import ENDED, Leg, OneProcessLoader, Reads
 from every_stage import ENDLESS, FINITE, public_stages
 from trainpipes.order import divisors
 from trainpipes.testing import digest
@@ -196,3 +196,19 @@ def test_each_rank_of_a_ragged_tail_resumes_with_its_own_state(
             again.load_state_dict(first.state_dict())
             rest = [digest(item) for item in again]
             assert rest == (epochs[0][stop:] or epochs[1])
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_that_have_come_to_the_end_of_a_counted_ragged_tail_stand_at_the_next_epoch(
+    ranks: int, workers: int, folder: Path
+) -> None:
+    pipe = RAGGED["known"](folder)
+    states = []
+    for rank in range(ranks):
+        loader = OneProcessLoader(
+            pipe.distributed(rank=rank, world_size=ranks), num_workers=workers
+        )
+        assert len(list(loader)) in (20 // ranks, 20 // ranks + 1)
+        states.append(loader.state_dict())
+    assert all(state == pipe.state_at(0, epoch=1) for state in states)

@@ -27,7 +27,7 @@ class Consumer:
     Args:
         plan: the pipeline's.
         topology: which consumer this is.
-        position: where to start; its cursors may be those of all shards or of its own.
+        position: where to start; its cursors, if it needs any, may be those of all shards or of its own.
         origin: the micro-batch from which workers took turns; where the run (re)started.
         stops_at_holes: whether it ends before the first micro-batch that is missing; else it passes
             over shards that have ended, and gives all.
@@ -50,6 +50,7 @@ class Consumer:
         self._origin = origin
         self._stops_at_holes = stops_at_holes
         self._started = False
+        self._over = False  # whether it has said that there are no more items
         self._hands_over = False
         self._last = -1  # the shard that gave the last item
         self._passed: list[int] = []  # shards found to have ended on the way to it
@@ -66,7 +67,11 @@ class Consumer:
         self._end = plan.last_slot(topology.world_size, origin)
         self._own = topology.shards(origin, plan.num_shards)
         self._running = set(self._own)
-        position.require(self._own)
+        #: The shards of which a state says where they stand.
+        self._stated: set[int] = set()
+        if not plan.seekable:
+            self._stated = self._own
+            position.require(self._own)
 
     def __next__(self) -> Any:
         if not self._started:
@@ -110,6 +115,7 @@ class Consumer:
                 if self._beforehand is not None:
                     self._beforehand.given()
                 return item
+        self._over = True
         self._end_pass()
         if self._last < 0 and self._start.m == 0:
             warn_if_all_empty(self._plan, self._topology)
@@ -135,7 +141,7 @@ class Consumer:
         if shard not in self._lanes:
             if self._chains is None:
                 self._chains = self._begin()
-            cursor = self._start.cursors.get(shard)
+            cursor = self._plan.cursor(self._start, shard)
             pool = None if self._lanes_alone else self._pool
             ahead = 0 if pool is None else -(-(pool.threads + 1) // len(self._own))
             if self._lanes_alone and self._chains.has_workers:
@@ -181,21 +187,23 @@ class Consumer:
             self._pool.close()
 
     def texts(self) -> dict[int, str]:
-        """The cursor of each of this consumer's shards, as JSON."""
-        for shard in self._own:
+        """The cursor of each of this consumer's shards, as JSON; none where the pipeline is counted."""
+        for shard in self._stated:
             if shard not in self._texts:
                 self._texts[shard] = self._lane(shard).cursor_text()
         return dict(self._texts)
 
     def moved(self) -> dict[int, str]:
         """The cursors of the shard that gave the last item, and of those that ended on the way to it."""
-        return {s: self._lane(s).cursor_text() for s in (*self._passed, self._last)}
+        moved = (*self._passed, self._last) if self._stated else ()
+        return {s: self._lane(s).cursor_text() for s in moved}
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The state after the last item given: of this consumer's own shards. After the last item of
-        a pass it is that of the next one's start, unless ``extra`` is given: a worker, which has more
-        to say, cannot know that the others have come to the end too, and a node tells of the end."""
-        if extra is None and self._plan.known and self._m >= self._end:
+        """The state after the last item given: whole where the pipeline is counted, else with the cursors
+        of this consumer's own shards. After the last item of a pass it is that of the next one's start,
+        unless ``extra`` is given: a worker, which has more to say, cannot know that the others have come to
+        the end too, and a node tells of the end."""
+        if extra is None and self._plan.known and (self._over or self._m >= self._end):
             return self.next_pass_state()
         return self.render(self._m, self.texts(), extra)
 

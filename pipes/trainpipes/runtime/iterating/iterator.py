@@ -125,9 +125,8 @@ class PipelineIterator:
             self._runner.last = current
             self._places = bool(self._runner.plan.place)
         self._items = current
-        epoch = current.epoch
         item = next(current)
-        if current.epoch != epoch:  # there was nothing left of it
+        if current.epoch != current.position.epoch:  # there was nothing left of it
             self._runner.passes.go_on(current.epoch, self._shared)
         self._rest = current.consumer
         return item

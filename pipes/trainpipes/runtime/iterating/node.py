@@ -15,10 +15,10 @@ from trainpipes.runtime.iterating.foreign import FromNode, NodeStream
 from trainpipes.runtime.iterating.one_pass import Pass
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.run import innermost
-from trainpipes.runtime.shards.places import check_places
+from trainpipes.runtime.shards.places import position_of
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.state import Position, parse
+from trainpipes.state import Position
 from trainpipes.topology import Topology, data_parallel
 
 __all__ = ["NodeIterator", "StageNode", "node_of", "start_of"]
@@ -122,9 +122,8 @@ class NodeIterator:
         topology = Topology(rank, world)
         topology.check(plan.num_shards, plan.shard is not None)
         if state is not None:
-            position = parse(state, plan.identity_for(state), plan.num_shards)
-            check_places(plan.resized(position.sizes), position)
-            plan.adopt(position.notes)
+            position = position_of(state, plan)
+            position.require_all_workers()
             if isinstance(plan.source, NodeStream):
                 plan.source.resume(farthest(position), begun=position.m == 0)
             self._pass = Pass(

@@ -57,8 +57,10 @@ class Pass:
         self._threads = threads
         self._topology = topology
         self._rounded = None if rounded is None else WeakMethod(rounded)
-        self.origin = origin
         self.position = position
+        if go_on and self._has_nothing_left(position):
+            position, origin = Position(position.epoch + 1, 0, plan.num_shards), 0
+        self.origin = origin
         #: Whether it has no more items.
         self.ended = False
         #: Whether the iterator that gave its items is no more.
@@ -82,6 +84,14 @@ class Pass:
             return next(self)
         self._may_go_on = False
         return item
+
+    def _has_nothing_left(self, position: Position) -> bool:
+        """Whether it is known that a position within a pass is the end for this rank: all its workers begin
+        the next pass then, also those that are not asked for anything yet."""
+        plan, topology = self._plan.resized(position.sizes), self._topology
+        if not plan.seekable or position.m == 0:
+            return False
+        return topology.first(position.m) >= plan.last_slot(topology.world_size, position.m)
 
     def _other_workers_have_more(self) -> bool:
         """Whether a worker of this rank has something left where this pass started."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -46,7 +45,6 @@ class Rounded:
         stops_at_holes: bool,
     ) -> None:
         self._start_workers = WeakMethod(messages)
-        self._num_workers = num_workers
         self._plan = plan.resized(position.sizes)
         self._topology = topology
         self._position = position
@@ -58,7 +56,10 @@ class Rounded:
         self._passed: list[int] = []  # shards found to have ended on the way to the last batch
         self._next = topology.first(position.m)
         self._end = self._last_slot = self._plan.last_slot(topology.world_size, position.m)
-        self._running = {s for s, text in self._texts.items() if not json.loads(text).get("ended")}
+        own = topology.shards(position.m, self._plan.num_shards)
+        self._workers = min(num_workers, len(own))
+        self._running = {s for s in own if "ended" not in position.cursors.get(s, ())}
+        self._over = False  # whether it has said that there are no more items
         self._messages: Iterator[Message] | None = None
         self._ready: dict[int, tuple[Any, str]] = {}
         self._ended: dict[int, str] = {}
@@ -79,7 +80,8 @@ class Rounded:
         return dict(self._texts)
 
     def moved(self) -> dict[int, str]:
-        return {shard: self._texts[shard] for shard in (*self._passed, self._last)}
+        moved = (*self._passed, self._last) if self._texts else ()
+        return {shard: self._texts[shard] for shard in moved}
 
     def __next__(self) -> Any:
         world = self._topology.world_size
@@ -92,33 +94,38 @@ class Rounded:
             if m not in self._ready:
                 if shard in self._running:
                     self._running.discard(shard)
-                    self._texts[shard] = self._ended[shard]
+                    self._move(shard, self._ended[shard])
                     self._passed.append(shard)
                 if self._stops_at_holes:
                     self._end = m
                     break
                 self._next += world
                 continue
-            item, self._texts[shard] = self._ready.pop(m)
+            item, text = self._ready.pop(m)
+            self._move(shard, text)
             self._m = self._position.m + ((m - self._position.m) // world + 1) * world
             self._last = shard
             self._next += world
             return item
+        self._over = self._next >= self._last_slot
         if self._last < 0 and self._position.m == 0:
             warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
 
+    def _move(self, shard: int, text: str) -> None:
+        if text:
+            self._texts[shard] = text
+
     def _receive(self) -> None:
         """Take in one message: a worker's part of a round."""
         if self._messages is None:
-            workers = min(self._num_workers, len(self._texts))
             ranks = (self._topology.rank, self._topology.world_size)
             start = self._start_workers()
             assert start is not None
             # Schemas that are not known yet are found in the workers: a function that opens a file when it
             # is first called must not do so here, before they are forked.
             position = replace(self._position, notes=self._plan.notes)
-            self._messages = start(position, ranks, workers)
+            self._messages = start(position, ranks, self._workers)
         message = next(self._messages, None)
         if message is None:
             raise RuntimeError("all workers have ended, and not all of their batches have come")
@@ -135,7 +142,7 @@ class Rounded:
         self._end = min(self._end, self._next)
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        if self._plan.known and self._m >= self._last_slot:
+        if self._plan.known and (self._over or self._m >= self._last_slot):
             return self._start.next_pass_state(extra)
         return self.render(self._m, self._texts, extra)
 

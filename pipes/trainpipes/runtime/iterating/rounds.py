@@ -57,8 +57,8 @@ class Message:
     Args:
         slots: numbers m of the batches sent.
         items: the batches; on their way a ``Parcel`` of them.
-        cursors: position of the batch's shard after it, JSON.
-        ended: cursor of each shard that was found to have ended.
+        cursors: position of the batch's shard after it, JSON; empty where the pipeline is counted.
+        ended: cursor of each shard that was found to have ended, or an empty text.
         last: whether this worker has no shard left that has not ended.
         notes: what it knows of the rows' schemas.
     """
@@ -123,7 +123,7 @@ class Rounds(IterableDataset[Message]):
         owners = share_out(shards, plan.layout.num_spans, self._workers)
         own = [s for s in shards if owners[s] == worker]
         chains = Chains(plan, plan.windows(), len(own))
-        lanes = {s: Lane(chains, s, position.epoch, position.cursors.get(s)) for s in own}
+        lanes = {s: Lane(chains, s, position.epoch, plan.cursor(position, s)) for s in own}
         running = set(lanes)
         end = plan.last_slot(world, position.m)
         m = position.m + (rank - position.m) % world

@@ -17,10 +17,10 @@ from trainpipes.runtime.iterating.one_pass import Pass
 from trainpipes.runtime.iterating.passes import Passes
 from trainpipes.runtime.planning.change import adapt
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.shards.places import check_places
+from trainpipes.runtime.shards.places import position_of
 from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
-from trainpipes.state import Position, parse
+from trainpipes.state import Position
 from trainpipes.topology import Topology
 
 __all__ = ["Runner"]
@@ -107,15 +107,15 @@ class Runner:
         return topology
 
     def parse(self, state: Any) -> Position:
-        position = parse(state, self.plan.identity_for(state), self.plan.num_shards)
-        check_places(self.plan.resized(position.sizes), position)
-        self.plan.adopt(position.notes)
-        return position
+        return position_of(state, self.plan)
 
-    def require_shards(self, position: Position) -> None:
-        """Raise unless all shards of this rank are there."""
+    def require_whole(self, position: Position) -> None:
+        """Raise unless a state says all that this rank needs."""
+        if get_worker_info() is not None:
+            return
+        position.require_all_workers()
         rank, world = self.ranks()
-        if get_worker_info() is None and self.plan.num_shards % world == 0:
+        if not self.plan.seekable and self.plan.num_shards % world == 0:
             position.require(Topology(rank, world).shards(position.m, self.plan.num_shards))
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
@@ -129,7 +129,7 @@ class Runner:
     def place(self, state: Mapping[str, Any]) -> int:
         """Let the next pass start at a state, if it fits. Returns the number of this load."""
         position = self.parse(state)
-        self.require_shards(position)
+        self.require_whole(position)
         self._part()
         return self._expect(state, position.epoch, position.m > 0)
 
@@ -231,12 +231,9 @@ class Runner:
                 f"state_at(batches_delivered): an epoch has {int(plan.pass_batches) // world} batches for "
                 f"each of {world} ranks, got {batches}"
             )
-        one = Topology()
-        if plan.seekable:
-            cursors = {s: plan.cursor_at(m, s, epoch) for s in range(plan.num_shards)}
-            return Consumer(plan, one, Position(epoch, m, plan.num_shards, cursors), m).state()
-        walk = Consumer(plan, one, Position(epoch, 0, plan.num_shards), 0)
-        for taken in range(m):
+        walked = 0 if plan.seekable else m
+        walk = Consumer(plan, Topology(), Position(epoch, m - walked, plan.num_shards), m - walked)
+        for taken in range(walked):
             try:
                 next(walk)
             except StopIteration:
@@ -272,5 +269,5 @@ class Runner:
                 "for a plain DataLoader count batches, and use pipe.state_at(batches, epoch=...)"
             )
         start = self.upcoming()
-        # A rank's own shards, also of a state that had all of them.
+        # With cursors of a rank's own shards, also of a state that had all of them.
         return Consumer(self.plan, self.topology(), start, start.m).state()

@@ -129,14 +129,10 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     if not plan.whole:
         return
     position.sizes = sizes = _sizes(position, plan, old)
-    if not plan.seekable:
-        if plan.num_shards == 1 or sizes is None:
-            return
+    if plan.seekable:
+        position.cursors = {}  # which told where the old size had led
+    elif plan.num_shards > 1 and sizes is not None:
         raise _within_epoch(plan, old)
-    resized = plan.resized(sizes)  # where a shard goes on follows from the sizes
-    for shard in position.cursors:
-        cursor = resized.cursor_at(position.m, shard, position.epoch, onward=True)
-        position.cursors[shard] = cursor
 
 
 def _rewindow(position: Position, plan: Plan, old: int) -> None:

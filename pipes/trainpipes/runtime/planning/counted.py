@@ -10,7 +10,7 @@ from typing import Any
 from trainpipes.errors import DataError
 from trainpipes.order import Layout, StreamLayout, count_batches, slots_before
 from trainpipes.runtime.planning.cut import Cut
-from trainpipes.state import BatchSizes
+from trainpipes.state import BatchSizes, Position
 
 __all__ = ["Counted"]
 
@@ -127,46 +127,39 @@ class Counted(Cut):
 
     def start(self, slot: int, epoch: int, skip: int) -> dict[str, Any]:
         """The state of a chain at the first row of an epoch, or after ``skip`` micro-batches of
-        the slot where that follows by arithmetic (``seekable``): just the state in which reading them
-        would leave it."""
-        if not skip:
-            return {"epoch": epoch, "window": 0, "row": 0}
+        the slot where that follows by arithmetic (``seekable``): at the first row of the next one."""
         layout = self.layout_of(epoch)
-        assert isinstance(layout, Layout)
         span, sharer = slot % layout.num_spans, slot // layout.num_spans
-        start, stop = layout.span(span)
-        length = stop - start
-        if not length:
+        if not skip or not isinstance(layout, Layout) or not layout.num_windows(span):
             return {"epoch": epoch, "window": 0, "row": 0}
-        chunk = skip * layout.sharers + sharer
-        upcoming = layout.chunk_row(span, chunk)
-        last = layout.chunk_row(span, chunk - layout.sharers + 1) - 1
-        if not self.rolling:
-            last = min(last, length - 1)
-        elif self.times is not None:
-            last = min(last, length * self.times - 1)
-        joint = last // length * length  # rows of the epochs before, when rolling
-        window = layout.window_of(span, last - joint)
-        begin, end = layout.window(span, window)
-        epoch += last // length
-        if upcoming - joint < end:
-            return {"epoch": epoch, "window": window, "row": upcoming - joint - begin}
-        return {"epoch": epoch, "window": window + 1, "row": 0}
+        start, stop = layout.span(span)
+        row = layout.chunk_row(span, skip * layout.sharers + sharer)
+        if self.rolling:  # over the epochs' joints
+            passed = row // (stop - start)
+            passed = passed if self.times is None else min(passed, self.times - 1)
+            epoch, row = epoch + passed, row - passed * (stop - start)
+        row = min(row, stop - start)
+        window = layout.window_of(span, row)
+        return {"epoch": epoch, "window": window, "row": row - layout.window(span, window)[0]}
 
-    def cursor_at(self, m: int, shard: int, number: int, onward: bool = False) -> dict[str, Any]:
+    def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
         """The cursor of a shard after ``m`` micro-batches of a pass over all ranks, by arithmetic
-        (``seekable`` only): where its last micro-batch left it, or ``onward`` in the epoch of ``m``."""
-        delivered = slots_before(m, shard, self.num_shards)
-        if not onward:
-            m = shard + self.num_shards * (delivered - 1) + 1 if delivered else 0
+        (``seekable`` only): in the epoch of ``m``."""
         first = epoch = self.first_epoch(number)
         passed = m + self.skip_batches
         if self.repeat is not None and not self.rolling and self.epoch_batches:
-            epoch = self.epoch_of(m if onward else max(0, m - 1), first)
+            epoch = self.epoch_of(m, first)
             passed -= self.epoch_start(epoch, first)
         slot = self.slot(shard, epoch, first)
         at = slots_before(passed, slot, self.num_shards)
+        delivered = slots_before(m, shard, self.num_shards)
         return {**self.start(slot, epoch, at), "delivered": delivered, "at": at}
+
+    def cursor(self, position: Position, shard: int) -> dict[str, Any] | None:
+        """Where a shard stands at a position; None for the start of the pass."""
+        if self.seekable:
+            return self.cursor_at(position.m, shard, position.epoch)
+        return position.cursors.get(shard)
 
     def epoch_of(self, m: int, first_epoch: int) -> int:
         """The epoch in which micro-batch ``m`` of a pass lies; the last one for those after it."""
@@ -177,5 +170,6 @@ class Counted(Cut):
 
     @property
     def seekable(self) -> bool:
-        """Whether a micro-batch's first row follows from its number."""
+        """Whether a micro-batch's first row follows from its number: then the pipeline is *counted*, and
+        its states have no cursors."""
         return self.known and isinstance(self.layout, Layout)

@@ -153,7 +153,9 @@ class Lane:
         return cursor
 
     def cursor_text(self) -> str:
-        """``cursor`` as it stands in a state."""
+        """``cursor`` as it stands in a state; empty where the pipeline is counted, and none does."""
+        if self._chains.plan.seekable:
+            return ""
         try:
             return cursor_text(self.cursor(), self._shard, self._chains.plan.tag)
         except TypeError as error:

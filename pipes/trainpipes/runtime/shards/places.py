@@ -1,9 +1,10 @@
-"""Whether the cursors of a state are such as a pipeline's shards leave, and point to where they have led.
+"""Whether a state tells of a place to which its pipeline leads.
 
-A cursor has a level for each stage with a position of its own, the outermost first, with the entries that
-the stage names (``CutStage.cursor_keys``) and "below"; the inner ones are not there at an epoch's start.
-At the bottom are the rows: epoch, window, row, and "stream" where a source goes by a state of its own.
-Those of a mix have a cursor for each source: see ``Mixture.leads``.
+That of a counted pipeline does so by m alone. In all others a cursor has a level for each stage with a
+position of its own, the outermost first, with the entries that the stage names
+(``CutStage.cursor_keys``) and "below"; the inner ones are not there at an epoch's start. At the bottom are the rows: epoch, window, row,
+and "stream" where a source goes by a state of its own. Those of a mix have a cursor for each source: see
+``Mixture.leads``.
 """
 
 from __future__ import annotations
@@ -17,37 +18,38 @@ from trainpipes.runtime.kinds import CutStage
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.source import RowMixture, RowStream
 from trainpipes.shown import shown
-from trainpipes.state import Position
+from trainpipes.state import Position, parse
 
-__all__ = ["check_places", "leads"]
+__all__ = ["leads", "position_of"]
 
 
-def check_places(plan: Plan, position: Position) -> None:
-    """Raise unless the cursors of a state point to where its micro-batches have led, as far as that
-    can be told.
+def position_of(state: Any, plan: Plan) -> Position:
+    """A state as a position of a pipeline, which goes on with what the state knows of its rows.
 
     Raises:
-        StateError: one does not; it was edited or is damaged.
+        StateError: it is no state, is damaged, is of a newer format, or of another pipeline.
     """
+    position = parse(state, plan.identity_for(state), plan.num_shards)
+    if plan.seekable:
+        position.cursors = {}  # which format 1 had, and which follow from m
+    _check(plan.resized(position.sizes), position)
+    plan.adopt(position.notes)
+    return position
+
+
+def _check(plan: Plan, position: Position) -> None:
+    """Raise unless a position is one to which the pipeline leads, as far as that can be told."""
     if not is_count(_last_epoch(plan, position.epoch)):
         raise StateError(
             f"epoch: there is no pass {position.epoch} of this pipeline, whose epochs could not be counted; "
             "the state was edited or is damaged: load it as it was saved"
         )
     _check_sizes(plan, position)
-    stops = [(position.m, False), (position.m, True)]
-    if position.sizes is not None:  # where a change has put a shard that has given nothing since
-        changed = position.sizes.sizes[-1][0] - (0 if plan.rolling else plan.skip_batches)
-        stops.append((position.sizes.start + max(0, changed), True))
+    _check_m(plan, position)
     for shard, cursor in position.cursors.items():
         place = {k: v for k, v in cursor.items() if k not in ("delivered", "ended")}
         good = leads(plan, shard, position.epoch, place)
-        if good and plan.seekable:
-            led = [plan.cursor_at(m, shard, position.epoch, onward) for m, onward in stops]
-            good = any(at.items() <= cursor.items() for at in led)
-        elif good:
-            good = _counts(plan, shard, position.epoch, cursor)
-        if not good:
+        if not (good and _counts(plan, shard, position.epoch, cursor)):
             raise StateError(
                 f"{shard_key(shard)}: {shown(cursor, 200)} is not where {cursor['delivered']} micro-batches "
                 f"of pass {position.epoch} have led; the state was edited or is damaged: load it as "
@@ -76,6 +78,18 @@ def _check_sizes(plan: Plan, position: Position) -> None:
         raise StateError(
             f"batch_sizes: {shown(sizes)} do not lead to micro-batches of {plan.batch_size} rows in pass "
             f"{position.epoch}; the state was edited or is damaged: load it as it was saved"
+        )
+
+
+def _check_m(plan: Plan, position: Position) -> None:
+    if not plan.seekable:
+        return
+    most = plan.pass_batches
+    # Ranks that end at different steps count the last one as a whole.
+    if position.m > (most + plan.num_shards - 1 if plan.ragged else most):
+        raise StateError(
+            f"m: pass {position.epoch} of this pipeline has {most} micro-batches, got m = {position.m}; the "
+            "state was edited or is damaged: load it as it was saved"
         )
 
 
