@@ -210,7 +210,9 @@ CHAINS: dict[str, Make] = {
     "cache of some rows": cached_with_holes,
     "pad_collate": lambda d: (
         sharded(d).select(*NUMBERS).batch(8)
-        .pad_collate(max_length=4, padding_side="left", truncation_side="left", mask={"input_ids": "attention_mask"})
+        .pad_collate(
+            max_length=4, padding_side="left", truncation_side="left", mask={"input_ids": "attention_mask"}
+        )
     ),
     "collate arrow": lambda d: sharded(d).batch(8).collate(everything, format="arrow"),
     "collate numpy": lambda d: (

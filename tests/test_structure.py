@@ -171,7 +171,7 @@ def test_all_stages_can_be_had_as_nodes():
     assert nodes.__all__ == sorted(nodes.__all__)
     stages = {getattr(nodes, name) for name in nodes.__all__}
     named = {"".join(part.title() for part in name.split("_")) for name in public_stages()}
-    assert {stage.__name__ for stage in stages} == named | {"Stage"}
+    assert {stage.__name__ for stage in stages} == named | {"StageNode"}
 
 
 #: Where rows are Python objects, or are to become some: pyarrow may import pandas there.

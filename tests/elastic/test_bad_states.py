@@ -379,7 +379,7 @@ def worker_states(
         pipe.load_state_dict(make().state_at(start))
         copies = []
         for _ in range(workers):  # for each process one that stands where the pipeline was told to
-            copy = tp.Pipeline(pipe._steps, pipe._ranks)
+            copy = tp.Pipeline(pipe.stages, pipe._ranks)
             copy._runner.passes, copy._runner.pending = pipe._runner.passes, pipe._runner.pending
             copies.append(copy)
         for worker, copy in enumerate(copies):

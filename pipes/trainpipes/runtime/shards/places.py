@@ -1,9 +1,9 @@
 """Whether a state tells of a place to which its pipeline leads.
 
 That of a counted pipeline does so by m alone. In all others a cursor has a level for each stage with a
-position of its own, the outermost first, with the entries that the stage names
-(``CutStage.cursor_keys``) and "below"; the inner ones are not there at an epoch's start. At the bottom are the rows: epoch, window, row,
-and "stream" where a source goes by a state of its own. Those of a mix have a cursor for each source: see
+position of its own, the outermost first, with the entries that the stage names (``CutStage.cursor_keys``)
+and "below"; the inner ones are not there at an epoch's start. At the bottom are the rows: epoch, window,
+row, and "stream" where a source goes by a state of its own. Those of a mix have a cursor for each source: see
 ``Mixture.leads``.
 """
 
