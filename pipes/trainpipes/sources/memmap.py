@@ -21,10 +21,10 @@ from trainpipes.runtime.source import Place, Reader
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files import digests
 from trainpipes.sources.memmap_dataset import MemmapDataset, check_options, tensor_rows
-from trainpipes.sources.memmap_format import Array
-from trainpipes.sources.memmap_rows import Ragged
+from trainpipes.sources.memmap_manifest import Array
 from trainpipes.sources.token_rows import TokenRows
 from trainpipes.stages.blame import each
+from trainpipes.stages.pad_columns import Ragged
 
 __all__ = ["FromMemmap"]
 
