@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from trainpipes.errors import DataChangedError
 from trainpipes.order import IntArray
 from trainpipes.sources.memmap_files import MappedRows, mapped
-from trainpipes.sources.memmap_manifest import Array, Column, Manifest, damaged, read_manifest
+from trainpipes.sources.memmap_manifest import Array, Manifest, damaged, read_manifest
 
 __all__ = ["MemmapFolder"]
 
@@ -29,16 +30,14 @@ class MemmapFolder(MappedRows):
     """
 
     def __init__(self, path: str) -> None:
-        while True:
+        while not getattr(self, "_arrays", None):
             self.__setstate__({"path": path, "manifest": read_manifest(path)})
-            try:
-                for number, column in enumerate(self.columns):
-                    self.values(number)
-                    if column.ragged:
-                        self._check_offsets(column, self.offsets(number))
-                return
-            except DataChangedError:  # between its manifest and its files
-                continue
+            with suppress(DataChangedError):  # between its manifest and its files
+                self._map()
+        for number, column in enumerate(self.columns):
+            if column.ragged:
+                file = os.path.join(path, column.offsets_file)
+                _check_offsets(file, self.offsets(number), column.values)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "manifest": self.manifest}
@@ -48,46 +47,47 @@ class MemmapFolder(MappedRows):
         self.manifest: Manifest = state["manifest"]
         self.rows, self.layout = self.manifest.rows, self.manifest.layout
         self.columns = self.manifest.columns
-        self._arrays: dict[str, Array] = {}
+        self._arrays: list[tuple[Array, Array]] = []
 
     def values(self, number: int) -> Array:
-        column = self.columns[number]
-        if column.file not in self._arrays:
-            self._map(column.file, column.dtype, (column.values, *column.shape))
-        return self._arrays[column.file]
+        return (self._arrays or self._map())[number][0]
 
     def offsets(self, number: int) -> IntArray:
-        name = self.columns[number].offsets_file
-        if name not in self._arrays:
-            self._map(name, "int64", (self.rows + 1,))
-        return self._arrays[name]
+        return (self._arrays or self._map())[number][1]
 
-    def _map(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-        path = os.path.join(self.path, name)
+    def _map(self) -> list[tuple[Array, Array]]:
+        none, found = np.empty(0, np.int64), []
         try:
-            self._arrays[name] = mapped(path, dtype, shape, _start(path, np.dtype(dtype), shape))
+            for c in self.columns:
+                values = _npy(os.path.join(self.path, c.file), c.dtype, (c.values, *c.shape))
+                offsets = os.path.join(self.path, c.offsets_file)
+                found.append(
+                    (values, _npy(offsets, "int64", (self.rows + 1,)) if c.ragged else none)
+                )
         finally:  # the files of one that was written anew go after its manifest has
             if read_manifest(self.path) != self.manifest:
                 raise DataChangedError(
                     f"{self.path} was written anew since it was opened: open it again",
                     path=self.path,
                 )
-
-    def _check_offsets(self, column: Column, offsets: IntArray) -> None:
-        bad = [n for n, must in ((0, 0), (self.rows, column.values)) if offsets[n] != must]
-        for start in range(0, self.rows, CHECK_ROWS):
-            part = offsets[start : start + CHECK_ROWS + 1]
-            if not bad and (down := part[1:] < part[:-1]).any():
-                bad = [start + int(np.argmax(down)) + 1]
-        if bad:
-            raise damaged(
-                os.path.join(self.path, column.offsets_file),
-                f"offset {bad[0]} is {offsets[bad[0]]}, and they go up from 0 to {column.values}",
-            )
+        self._arrays = found
+        return found
 
 
-def _start(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """The first byte of the numbers in a ``.npy`` file, which is found to hold just these."""
+def _check_offsets(path: str, offsets: IntArray, values: int) -> None:
+    """Raise unless offsets go up from 0 to the number of values."""
+    bad = [n for n, must in ((0, 0), (len(offsets) - 1, values)) if offsets[n] != must]
+    for start in range(0, len(offsets), CHECK_ROWS):
+        part = offsets[start : start + CHECK_ROWS + 1]
+        if not bad and (down := part[1:] < part[:-1]).any():
+            bad = [start + int(np.argmax(down)) + 1]
+    if bad:
+        raise damaged(path, f"offset {bad[0]} is {offsets[bad[0]]}; they go up from 0 to {values}")
+
+
+def _npy(path: str, name: str, shape: tuple[int, ...]) -> Array:
+    """The array in a ``.npy`` file, which is found to hold just that."""
+    dtype = np.dtype(name)
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             raise damaged(path, "it is a link or a folder, and must be a file")
@@ -109,4 +109,4 @@ def _start(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     if size != (whole := start + dtype.itemsize * math.prod(shape)):
         what = "has grown" if size > whole else "was cut short"
         raise damaged(path, f"it {what}: it has {size:,} bytes of {whole:,}")
-    return start
+    return mapped(path, dtype, shape, start)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from trainpipes.errors import DataError
 from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.rows.row_types import as_array
-from trainpipes.sources.memmap_manifest import DTYPES, Array, Layout
+from trainpipes.sources.memmap_manifest import Array, Layout
 from trainpipes.stages.pad_columns import BadCell, Opaque, Ragged, of_arrow
 
 __all__ = ["BLOCK_BYTES", "Part", "bad_row", "of_arrays", "of_batch", "of_batches", "of_rows"]
@@ -20,6 +20,8 @@ __all__ = ["BLOCK_BYTES", "Part", "bad_row", "of_arrays", "of_batch", "of_batche
 #: Bytes and rows of a block, about.
 BLOCK_BYTES = 4 << 20
 BLOCK_ROWS = 1024
+#: NumPy's letters of the dtypes that columns can hold.
+CHARS = "?bBhHiIlLqQefd"
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ NO_NUMBERS = (
 
 
 def _numbers(array: Array, name: str, kind: Any, row: int) -> Array:
-    if array.dtype.newbyteorder("=").name not in DTYPES:
+    if array.dtype.char not in CHARS:
         raise bad_row(row, name, NO_NUMBERS.format(kind))
     return array
 
