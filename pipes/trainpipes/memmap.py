@@ -12,14 +12,14 @@ import torch
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.map_dataset import runs_of
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.progress import Progress
-from trainpipes.runtime.shards.chains import Chains
 from trainpipes.shown import shown
 from trainpipes.sources.memmap_dataset import MemmapDataset
 from trainpipes.sources.memmap_manifest import DTYPES
-from trainpipes.sources.memmap_old import OldFile
+from trainpipes.sources.memmap_old import parts_of_old
 from trainpipes.sources.memmap_rows import Part, of_arrays, of_batch, of_batches, of_rows
 from trainpipes.sources.memmap_writer import write_parts
 
@@ -88,14 +88,8 @@ def write_memmap(
     if rows is not None and length is not None and rows != length:
         raise ConfigError(f"write_memmap(length={length:,}) got a source of {rows:,} rows")
     rows = length if rows is None else rows
-    write_parts(
-        path,
-        _shown(_named(parts, names), rows),
-        rows=rows,
-        dtypes=_dtypes(dtype),
-        ragged=ragged,
-        overwrite=overwrite,
-    )
+    shown_parts = _shown(_named(parts, names), rows)
+    write_parts(path, shown_parts, rows, _dtypes(dtype), ragged, overwrite)
     return MemmapDataset(path)
 
 
@@ -113,10 +107,8 @@ def convert(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> MemmapD
         ConfigError: something is there.
         UnreadableError: the file is no memory map of one file, or is damaged.
     """
-    file = OldFile(os.path.abspath(old))
-    file.verify()
     os.makedirs(os.path.dirname(os.path.abspath(new)), exist_ok=True)
-    write_parts(new, file.parts())
+    write_parts(new, parts_of_old(os.path.abspath(old)))
     return MemmapDataset(new)
 
 
@@ -191,28 +183,20 @@ def _of_pipeline(pipe: Pipeline) -> tuple[int | None, Iterator[Part]]:
 
 def _of_runs(plan: Plan) -> Iterator[Part]:
     row = 0
-    chains = Chains(plan, plan.windows())
-    opened = chains.open(0, 0, plan.start(0, 0, 0), 0)
-    while True:
-        try:
-            run = chains.finish(opened.next_run())
-        except StopIteration:
-            return
+    for run in runs_of(plan):
         data = run.block.data
         yield from of_rows(data, first=row) if isinstance(data, list) else [of_batch(data, row)]
         row += len(run)
 
 
-def _named(parts: Iterator[Part], names: Sequence[str] | None) -> Iterator[Part]:
+def _named(parts: Iterable[Part], names: Sequence[str] | None) -> Iterator[Part]:
     for part in parts:
-        if names is not None:
-            if len(names) != len(part.names) or part.layout == "dict":
-                raise ConfigError(
-                    f"write_memmap(names) is for rows without names, one for each column: got {names} for "
-                    f"columns {', '.join(part.names)}"
-                )
-            part = Part("dict", tuple(names), part.columns)
-        yield part
+        if names is not None and (len(names) != len(part.names) or part.layout == "dict"):
+            raise ConfigError(
+                f"write_memmap(names) is for rows without names, one for each column: got {names} for "
+                f"columns {', '.join(part.names)}"
+            )
+        yield part if names is None else Part("dict", tuple(names), part.columns)
 
 
 def _shown(parts: Iterator[Part], rows: int | None) -> Iterator[Part]:

@@ -584,7 +584,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a file above": (column(2, file="../elsewhere.npy"), "no file of its folder"),
     "a file by its whole path": (column(2, file="/etc/passwd"), "no file of its folder"),
     "a folder": (column(2, file=".."), "no file of its folder"),
-    "offsets above": (column(0, offsets_file="../x/tokens.offsets.npy"), "no file of its folder"),
     "a file of another column": (column(2, file="image.npy"), "two of one name or file"),
     "a file that is a number": (column(2, file=7), "manifest.json"),
 }  # fmt: skip
@@ -824,7 +823,7 @@ def test_a_bare_file_that_grows_is_noticed(tmp_path):
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "x")
     data = tp.read_memmap(tmp_path / "x", dtype="uint16", length=10)
     np.arange(200, dtype=np.uint16).tofile(tmp_path / "x")
-    with pytest.raises(tp.DataChangedError, match="had 200 bytes"):
+    with pytest.raises(tp.DataChangedError, match="has grown"):
         data[0]
 
 

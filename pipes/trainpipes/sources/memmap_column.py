@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,67 +18,63 @@ __all__ = ["ColumnWriter"]
 
 
 class NpyWriter:
-    """A new ``.npy`` file, which ``files`` closes; its header is written again when its length is known."""
+    """A new ``.npy`` file; its header is written again when its length is known."""
 
-    def __init__(self, path: Path, files: ExitStack, dtype: Any, shape: tuple[int, ...]) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.rows = self.crc32 = 0
-        self._file = files.enter_context(path.open("xb"))
-        self._header = {
-            "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
-            "fortran_order": False,
-        }
-        self._shape = shape
-        self._write_header()
-
-    def _write_header(self) -> None:
-        # NumPy leaves room for a longer shape, so that the header's size stays the same.
-        header = {**self._header, "shape": (self.rows, *self._shape)}
-        np.lib.format.write_array_header_1_0(self._file, header)
+        self._path, self._descr, self._shape = path, np.lib.format.dtype_to_descr(dtype), shape
+        path.touch(exist_ok=False)
+        self.finish(sync=False)
 
     def write(self, array: Array) -> None:
         array = np.ascontiguousarray(array)
         data: Any = array.reshape(-1).view(np.uint8)
-        self._file.write(data)
+        with self._path.open("ab") as file:
+            file.write(data)
         self.crc32 = crc32_of(array, self.crc32)
         self.rows += len(array)
 
-    def finish(self) -> None:
-        self._file.seek(0)
-        self._write_header()
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def finish(self, sync: bool = True) -> None:
+        """Write the header. NumPy leaves room for a longer shape, so that its size stays the same."""
+        shape = self.rows, *self._shape
+        with self._path.open("r+b") as file:
+            header = {"descr": self._descr, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
 
 
 class ColumnWriter:
     """A column; of a ragged one, dtype and shape are those of the first row that is not empty.
 
     Args:
-        folder, files: where its files will be, and what closes them.
+        folder: where its files will be.
+        stem: what their names begin with.
         name: of the column.
-        stem: what the names of its files begin with.
         ragged: whether each row has a length of its own.
         dtype: that the user named; None for that of the values.
     """
 
     def __init__(
-        self, folder: Path, files: ExitStack, name: str, stem: str, ragged: bool, dtype: Any
+        self, folder: Path, stem: str, name: str, ragged: bool, dtype: np.dtype[Any] | None
     ) -> None:
-        self._folder, self._files, self._dtype = folder, files, dtype
+        self._folder, self._dtype = folder, dtype
         self._column = Column(name, "", (), ragged, file=f"{stem}.npy")
         self._first = np.empty(0)
         self._values: NpyWriter | None = None
         self._offsets: NpyWriter | None = None
         if ragged:
-            self._column = replace(self._column, offsets_file=f"{stem}.offsets.npy")
-            self._offsets = NpyWriter(folder / self._column.offsets_file, files, np.int64, ())
+            self._offsets = NpyWriter(folder / self._column.offsets_file, np.dtype(np.int64), ())
             self._offsets.write(np.zeros(1, np.int64))
 
     def write(self, given: Array | Ragged, row: int) -> None:
         """Append rows, of which the first has that number."""
         rows = self._checked(given, row)
-        if not (self._offsets and self._offsets.rows > 1):
-            self._first = rows.values
-        start = self._values.rows if self._values else 0
+        if self._offsets:
+            start = self._values.rows if self._values else 0
+            self._first = rows.values if self._offsets.rows == 1 else self._first
+            self._offsets.write(start + np.cumsum(rows.lengths, dtype=np.int64))
         if len(rows.values) or not self._offsets:
             into = self._values or self._open(rows.values)
             if len(rows.values) and rows.values.shape[1:] != self._column.shape:
@@ -87,8 +82,6 @@ class ColumnWriter:
                 what = f"has shape {shape}, and the rows before it make it {self._column}"
                 raise bad_row(row, self._column.name, what)
             into.write(self._cast(rows, row))
-        if self._offsets:
-            self._offsets.write(start + np.cumsum(rows.lengths, dtype=np.int64))
 
     def _checked(self, given: Array | Ragged, row: int) -> Ragged:
         """Rows as those before them."""
@@ -112,11 +105,9 @@ class ColumnWriter:
         return Ragged(given.reshape(count * length, *rest), np.full(count, length, np.int64))
 
     def _open(self, values: Array) -> NpyWriter:
-        dtype = np.dtype(self._dtype or values.dtype).name
-        self._column = replace(self._column, dtype=dtype, shape=values.shape[1:])
-        self._values = NpyWriter(
-            self._folder / self._column.file, self._files, dtype, self._column.shape
-        )
+        dtype = (self._dtype or values.dtype).newbyteorder("=")
+        self._column = replace(self._column, dtype=dtype.name, shape=values.shape[1:])
+        self._values = NpyWriter(self._folder / self._column.file, dtype, values.shape[1:])
         return self._values
 
     def _cast(self, rows: Ragged, row: int) -> Array:
@@ -149,10 +140,8 @@ class ColumnWriter:
         """Write what was not known before."""
         values = self._values or self._open(self._first)
         values.finish()
-        offsets_crc32 = 0
+        found = replace(self._column, values=values.rows, crc32=values.crc32)
         if self._offsets:
             self._offsets.finish()
-            offsets_crc32 = self._offsets.crc32
-        return replace(
-            self._column, values=values.rows, crc32=values.crc32, offsets_crc32=offsets_crc32
-        )
+            found = replace(found, offsets_crc32=self._offsets.crc32)
+        return found

@@ -13,14 +13,14 @@ import torch
 from torch.utils.data import Dataset
 
 from trainpipes.checks import whole_number
-from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors import ConfigError, DataChangedError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.source import Place
 from trainpipes.shown import shown
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.listing import is_local
-from trainpipes.sources.memmap_files import BareFile, MappedRows, stretches
-from trainpipes.sources.memmap_folder import MemmapFolder
+from trainpipes.sources.memmap_files import MappedRows, open_bare, stretches
+from trainpipes.sources.memmap_folder import open_folder
 from trainpipes.sources.memmap_manifest import MANIFEST, Array, Column, read_manifest, refuse_file
 from trainpipes.sources.token_rows import TokenRows
 from trainpipes.stages.pad_columns import Ragged, of_arrow
@@ -83,41 +83,57 @@ class MemmapDataset(Dataset[Any]):
         self.labels = labels
         self.bare = dtype is not None
         self.paths, self._folder = _found(path, self.bare)
-        kind, width = self.options["dtype"], length or 0
-        self.files: list[MappedRows] = [
-            BareFile(one, kind, width, int(labels)) if self.bare else MemmapFolder(one)
-            for one in self.paths
-        ]
-        self.layout = self.files[0].layout
-        self.chosen = self._choose(columns)
-        self.firsts = np.cumsum([0, *(file.rows for file in self.files)], dtype=np.int64)
-        if verify:
-            self.verify()
-
-    def _choose(self, columns: Sequence[str] | None) -> list[int]:
-        first = self.files[0]
-        kinds = [str(column) for column in first.columns]
-        for file in self.files[1:]:
-            if [str(column) for column in file.columns] != kinds or file.layout != first.layout:
+        self._files = self._open()
+        self._known = [(file.rows, file.columns) for file in self._files]
+        first, *others = self._files
+        names, kinds = [c.name for c in first.columns], [*map(str, first.columns)]
+        for file in others:
+            if [*map(str, file.columns)] != kinds or file.layout != first.layout:
                 raise SchemaError(
                     f"{file.path} has columns {', '.join(map(str, file.columns))}, and {first.path} has "
                     f"{', '.join(kinds)}: files that are read together have the same",
                     path=file.path,
                 )
-        names = [column.name for column in first.columns]
-        if columns is None:
-            return list(range(len(names)))
-        if missing := [name for name in columns if name not in names]:
+        if missing := [name for name in columns or () if name not in names]:
             raise SchemaError(
                 f"{first.path} has no column {missing[0]!r}; it has {', '.join(names)}",
                 path=first.path,
             )
-        return [names.index(name) for name in columns]
+        self.layout = first.layout
+        self.chosen = [names.index(name) for name in columns or names]
+        self.firsts = np.cumsum([0, *(file.rows for file in self._files)], dtype=np.int64)
+        if verify:
+            self.verify()
+        if self.bare:  # which is looked at again when it is read: it may have grown
+            self._files = []
+
+    def _open(self) -> list[MappedRows]:
+        kind, length = self.options["dtype"], self.options["length"]
+        if self.bare:
+            return [open_bare(path, kind, length, int(self.labels)) for path in self.paths]
+        return [open_folder(path) for path in self.paths]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_files": []}
+
+    @property
+    def files(self) -> list[MappedRows]:
+        """What is mapped; a copy that was pickled maps it when it is read."""
+        if not self._files:
+            found = self._open()
+            for file, known in zip(found, self._known, strict=True):
+                if (file.rows, file.columns) != known:
+                    raise DataChangedError(
+                        f"{file.path} was written anew, or has grown, since it was opened: open it again",
+                        path=file.path,
+                    )
+            self._files = found
+        return self._files
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """The columns as they lie in the first file."""
-        return tuple(self.files[0].columns[n] for n in self.chosen)
+        return tuple(self._known[0][1][n] for n in self.chosen)
 
     @property
     def row_bytes(self) -> float:
@@ -203,7 +219,7 @@ class MemmapDataset(Dataset[Any]):
                 f"column({name!r}) is of a single file with that column; there are {len(self.files)} files "
                 f"with {', '.join(c.name for c in self.columns)}"
             )
-        return self.files[0].values(number)
+        return self.files[0].values[number]
 
     def verify(self) -> None:
         """Compare all data with its checksums; raises UnreadableError, which names what differs."""

@@ -5,73 +5,49 @@ from __future__ import annotations
 import math
 import os
 import stat
-from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
-from trainpipes.errors import DataChangedError
+from trainpipes.errors import UnreadableError
 from trainpipes.order import IntArray
 from trainpipes.sources.memmap_files import MappedRows, mapped
 from trainpipes.sources.memmap_manifest import Array, Manifest, damaged, read_manifest
 
-__all__ = ["MemmapFolder"]
+__all__ = ["open_folder"]
 
 #: Offsets that are compared in one step.
 CHECK_ROWS = 1 << 20
 
 
-class MemmapFolder(MappedRows):
-    """Rows of a folder. Opening it maps all columns, and reads headers and offsets; one that arrives pickled
-    is mapped when it is read.
+def open_folder(path: str) -> MappedRows:
+    """Map all columns of a memory map. Headers and offsets are read.
 
     Raises:
         UnreadableError: the manifest is damaged, or a file is missing or not what the manifest says.
     """
-
-    def __init__(self, path: str) -> None:
-        while not getattr(self, "_arrays", None):
-            self.__setstate__({"path": path, "manifest": read_manifest(path)})
-            with suppress(DataChangedError):  # between its manifest and its files
-                self._map()
-        for number, column in enumerate(self.columns):
-            if column.ragged:
-                file = os.path.join(path, column.offsets_file)
-                _check_offsets(file, self.offsets(number), column.values)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "manifest": self.manifest}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path = state["path"]
-        self.manifest: Manifest = state["manifest"]
-        self.rows, self.layout = self.manifest.rows, self.manifest.layout
-        self.columns = self.manifest.columns
-        self._arrays: list[tuple[Array, Array]] = []
-
-    def values(self, number: int) -> Array:
-        return (self._arrays or self._map())[number][0]
-
-    def offsets(self, number: int) -> IntArray:
-        return (self._arrays or self._map())[number][1]
-
-    def _map(self) -> list[tuple[Array, Array]]:
-        none, found = np.empty(0, np.int64), []
+    while True:
+        manifest = read_manifest(path)
         try:
-            for c in self.columns:
-                values = _npy(os.path.join(self.path, c.file), c.dtype, (c.values, *c.shape))
-                offsets = os.path.join(self.path, c.offsets_file)
-                found.append(
-                    (values, _npy(offsets, "int64", (self.rows + 1,)) if c.ragged else none)
-                )
-        finally:  # the files of one that was written anew go after its manifest has
-            if read_manifest(self.path) != self.manifest:
-                raise DataChangedError(
-                    f"{self.path} was written anew since it was opened: open it again",
-                    path=self.path,
-                )
-        self._arrays = found
-        return found
+            return _opened(path, manifest)
+        except UnreadableError:  # its files go after its manifest where it is written anew
+            if read_manifest(path) == manifest:
+                raise
+
+
+def _opened(path: str, manifest: Manifest) -> MappedRows:
+    values, offsets, total = [], [], 0
+    for c in manifest.columns:
+        values.append(_npy(os.path.join(path, c.file), c.dtype, (c.values, *c.shape)))
+        offsets.append(np.empty(0, np.int64))
+        if c.ragged:
+            file = os.path.join(path, c.offsets_file)
+            offsets[-1] = _npy(file, "int64", (manifest.rows + 1,))
+            _check_offsets(file, offsets[-1], c.values)
+        total += values[-1].nbytes + 8 * manifest.rows * c.ragged
+    row_bytes = total / max(1, manifest.rows)
+    return MappedRows(
+        path, manifest.rows, manifest.layout, manifest.columns, values, offsets, row_bytes
+    )
 
 
 def _check_offsets(path: str, offsets: IntArray, values: int) -> None:

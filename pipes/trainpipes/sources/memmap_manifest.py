@@ -55,7 +55,7 @@ class Column:
         ragged: whether each row has a length of its own.
         values: numbers of ``shape`` in all: rows, or the rows' lengths added up.
         crc32, offsets_crc32: of the bytes of its values, and of its offsets if it is ragged.
-        file, offsets_file: where they are.
+        file: name of the file of its values.
     """
 
     name: str
@@ -66,12 +66,16 @@ class Column:
     crc32: int = 0
     offsets_crc32: int = 0
     file: str = ""
-    offsets_file: str = ""
 
     @property
     def value_bytes(self) -> int:
         """Bytes of one number of ``shape``."""
         return np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+    @property
+    def offsets_file(self) -> str:
+        """Name of the file of its offsets, if it is ragged."""
+        return f"{self.file.removesuffix('.npy')}.offsets.npy"
 
     def __str__(self) -> str:
         shape = ["L"] * self.ragged + [str(n) for n in self.shape]

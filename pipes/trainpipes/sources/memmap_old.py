@@ -17,52 +17,49 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainpipes.errors import UnreadableError
-from trainpipes.order import IntArray
 from trainpipes.sources.memmap_files import MappedRows, mapped
-from trainpipes.sources.memmap_manifest import OLD_MAGIC, Array, Column, damaged
+from trainpipes.sources.memmap_manifest import OLD_MAGIC, Column, damaged
 from trainpipes.sources.memmap_rows import BLOCK_BYTES, Part
 
-__all__ = ["OldFile"]
+__all__ = ["parts_of_old"]
 
 
-class OldFile(MappedRows):
-    """Rows of such a file.
+def parts_of_old(path: str) -> Iterator[Part]:
+    """The rows of such a file, which is found to be what was written.
 
     Raises:
-        UnreadableError: it is none, or damaged.
+        UnreadableError: it is not, or is no such file.
     """
-
-    def __init__(self, path: str) -> None:
-        with open(path, "rb") as file:
-            prefix, self._size = file.read(24), os.fstat(file.fileno()).st_size
-            end = min(int.from_bytes(prefix[8:16], "little"), self._size)
-            text = file.read(max(0, end - 24)).rstrip(b" ")
-        if not prefix.startswith(OLD_MAGIC):
-            raise UnreadableError(
-                f"convert(old) is a memory map in one file, and {path} starts with {prefix[:8]!r}",
-                path=path,
-            )
-        if not text or zlib.crc32(text) != int.from_bytes(prefix[16:20], "little"):
-            raise damaged(path, "the checksum of its header differs")
-        header = json.loads(text)
-        if header["size"] != self._size:
-            raise damaged(path, f"it has {self._size:,} bytes of {header['size']:,}")
-        self.path, self.rows, self.layout = path, header["rows"], header["layout"]
-        self._at = [(c.pop("offset"), c.pop("offsets_at")) for c in header["columns"]]
-        self.columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in header["columns"])
-
-    def values(self, number: int) -> Array:
-        column = self.columns[number]
-        dtype, shape = np.dtype(column.dtype).newbyteorder("<"), (column.values, *column.shape)
-        return mapped(self.path, dtype, shape, self._at[number][0])
-
-    def offsets(self, number: int) -> IntArray:
-        return mapped(self.path, "<i8", (self.rows + 1,), self._at[number][1])
-
-    def parts(self) -> Iterator[Part]:
-        """The rows, a few megabytes at a time."""
-        names, columns = tuple(c.name for c in self.columns), range(len(self.columns))
-        step = max(1, BLOCK_BYTES * self.rows // self._size)
-        for start in range(0, max(1, self.rows), step):
-            stop = min(start + step, self.rows)
-            yield Part(self.layout, names, tuple(self.slice(n, start, stop) for n in columns))
+    with open(path, "rb") as file:
+        prefix, size = file.read(24), os.fstat(file.fileno()).st_size
+        end = min(int.from_bytes(prefix[8:16], "little"), size)
+        text = file.read(max(0, end - 24)).rstrip(b" ")
+    if not prefix.startswith(OLD_MAGIC):
+        raise UnreadableError(
+            f"convert(old) is a memory map in one file, and {path} starts with {prefix[:8]!r}",
+            path=path,
+        )
+    if not text or zlib.crc32(text) != int.from_bytes(prefix[16:20], "little"):
+        raise damaged(path, "the checksum of its header differs")
+    header = json.loads(text)
+    if header["size"] != size:
+        raise damaged(path, f"it has {size:,} bytes of {header['size']:,}")
+    rows, columns, values, offsets = header["rows"], [], [], []
+    for found in header["columns"]:
+        at, offsets_at, shape = (
+            found.pop("offset"),
+            found.pop("offsets_at"),
+            tuple(found.pop("shape")),
+        )
+        column = Column(**found, shape=shape)
+        dtype = np.dtype(column.dtype).newbyteorder("<")
+        values.append(mapped(path, dtype, (column.values, *shape), at))
+        offsets.append(mapped(path, "<i8", ((rows + 1) * column.ragged,), offsets_at))
+        columns.append(column)
+    old = MappedRows(path, rows, header["layout"], tuple(columns), values, offsets, 0.0)
+    old.verify()
+    step = max(1, BLOCK_BYTES * rows // size)
+    for start in range(0, max(1, rows), step):
+        stop = min(start + step, rows)
+        some = tuple(old.slice(number, start, stop) for number in range(len(columns)))
+        yield Part(old.layout, tuple(column.name for column in columns), some)

@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,12 @@ from trainpipes.stages.pad_columns import Ragged
 
 __all__ = ["write_parts"]
 
-Dtypes = Mapping[str, np.dtype[Any]] | np.dtype[Any] | None
-
 
 def write_parts(
     path: str | os.PathLike[str],
     parts: Iterable[Part],
     rows: int | None = None,
-    dtypes: Dtypes = None,
+    dtypes: Mapping[str, np.dtype[Any]] | np.dtype[Any] | None = None,
     ragged: Collection[str] = (),
     overwrite: bool = False,
 ) -> None:
@@ -48,49 +46,43 @@ def write_parts(
     beside = target.with_name(f".{target.name}.{token}.part")
     try:
         beside.mkdir()
-        with ExitStack() as files:
-            manifest = _written(beside, files, parts, rows, dtypes, ragged)
+        first: Part | None = None
+        columns: list[ColumnWriter] = []
+        row = 0
+        for part in parts:
+            if first is None:
+                first, columns = part, _columns(beside, part, dtypes, ragged)
+            if (part.layout, part.names) != (first.layout, first.names):
+                raise DataError(
+                    f"write_memmap(): row {row} has columns {', '.join(part.names)}, and those before it "
+                    f"{', '.join(first.names)}: all rows have the same columns",
+                    row=row,
+                )
+            for column, given in zip(columns, part.columns, strict=True):
+                column.write(given, row)
+            row += len(part)
+            if rows is not None and row > rows:
+                raise DataError(
+                    f"write_memmap(length={rows:,}): there are more rows than that; leave length out, or end "
+                    "the rows there"
+                )
+        if first is None:
+            raise DataError(
+                "write_memmap(): there are no rows, and so no columns; arrays of 0 rows have some"
+            )
+        if rows is not None and row != rows:
+            raise DataError(f"write_memmap(length={rows:,}): the rows ended after {row:,}")
+        manifest = Manifest(row, first.layout, tuple(column.finish() for column in columns))
         _put(beside, target, manifest, overwrite, token)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _written(
-    folder: Path, files: ExitStack, parts: Iterable[Part], rows: int | None, dtypes: Dtypes,
+def _columns(
+    folder: Path,
+    part: Part,
+    dtypes: Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
     ragged: Collection[str],
-) -> Manifest:  # fmt: skip
-    """What a folder holds once all parts are written to it."""
-    first: Part | None = None
-    columns: list[ColumnWriter] = []
-    row = 0
-    for part in parts:
-        if first is None:
-            first, columns = part, _opened(folder, files, part, dtypes, ragged)
-        if (part.layout, part.names) != (first.layout, first.names):
-            raise DataError(
-                f"write_memmap(): row {row} has columns {', '.join(part.names)}, and those before it "
-                f"{', '.join(first.names)}: all rows have the same columns",
-                row=row,
-            )
-        for column, given in zip(columns, part.columns, strict=True):
-            column.write(given, row)
-        row += len(part)
-        if rows is not None and row > rows:
-            raise DataError(
-                f"write_memmap(length={rows:,}): there are more rows than that; leave length out, or end "
-                "the rows there"
-            )
-    if first is None:
-        raise DataError(
-            "write_memmap(): there are no rows, and so no columns; arrays of 0 rows have some"
-        )
-    if rows is not None and row != rows:
-        raise DataError(f"write_memmap(length={rows:,}): the rows ended after {row:,}")
-    return Manifest(row, first.layout, tuple(column.finish() for column in columns))
-
-
-def _opened(
-    folder: Path, files: ExitStack, part: Part, dtypes: Dtypes, ragged: Collection[str]
 ) -> list[ColumnWriter]:
     """The columns of which this is the first part."""
     names = part.names
@@ -107,8 +99,8 @@ def _opened(
             f"write_memmap(): column {names[many.index(True)]!r} is ragged, and such columns need names: "
             "give rows that are dicts, or pass names=[...]"
         )
-    columns = zip(names, _stems(names), many, map(asked.get, names), strict=True)
-    return [ColumnWriter(folder, files, *column) for column in columns]
+    columns = zip(_stems(names), names, many, map(asked.get, names), strict=True)
+    return [ColumnWriter(folder, *column) for column in columns]
 
 
 def _stems(names: Sequence[str]) -> list[str]:
@@ -151,12 +143,7 @@ def _put(beside: Path, target: Path, manifest: Manifest, overwrite: bool, token:
             os.rename(beside, target)
             os.fsync(parent)
             return
-        columns = [
-            replace(
-                c, file=f"{token}-{c.file}", offsets_file=f"{token}-{c.offsets_file}" * c.ragged
-            )
-            for c in manifest.columns
-        ]
+        columns = (replace(column, file=f"{token}-{column.file}") for column in manifest.columns)
         new = replace(manifest, columns=tuple(columns))
         for before, after in zip(manifest.files, new.files, strict=True):
             os.rename(beside / before, target / after)
