@@ -257,13 +257,13 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
                 f"only files of this machine can be mapped into memory, got {name}: copy it here first"
             )
     if not bare:
-        folders = [os.path.dirname(name) for name in names if os.path.basename(name) == MANIFEST]
+        folders = {os.path.dirname(name): 0 for name in names if os.path.basename(name) == MANIFEST}
         for name in names:
             if (folder := os.path.dirname(name)) not in folders:
                 if name.endswith(".npy"):
                     read_manifest(folder)
                 refuse_file(name)
-        names = folders
+        names = list(folders)
     within = os.path.commonpath([os.path.dirname(name) for name in names])
     return names, one if os.path.isdir(one) else within
 
