@@ -140,27 +140,23 @@ def _parts(
     if isinstance(source, pa.Table | pa.RecordBatch):
         table = pa.table(source)
         return table.num_rows, of_batches(table.to_batches(max_chunksize=8192) or [table])
-    arrays = source.values() if isinstance(source, Mapping) else source
-    if not isinstance(source, Mapping | tuple):
-        arrays = [source]
+    several = source.values() if isinstance(source, Mapping) else source
+    arrays = list(several) if isinstance(source, Mapping | tuple) else [source]
     if arrays and all(isinstance(a, np.ndarray | torch.Tensor) for a in arrays):
         return of_arrays(source)
-    if isinstance(source, Mapping):
-        raise ConfigError(
-            "write_memmap(source): a dict holds arrays or tensors [N, ...], got "
-            f"{ {k: type(v).__name__ for k, v in source.items()} }"
-        )
     if callable(source) and not isinstance(source, Iterable):
         source = source()
-    if not isinstance(source, Iterable) and hasattr(source, "__getitem__"):
-        if not hasattr(source, "__len__"):
-            raise ConfigError(f"write_memmap(source): {type(source).__name__} has no len()")
-        dataset = source
-        return len(dataset), of_rows((dataset[n] for n in range(len(dataset))), ragged)
-    if not isinstance(source, Iterable) or isinstance(source, str | bytes):
+    listed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    if listed and not isinstance(source, Iterable):
+        dataset, rows = source, len(source)
+        return rows, of_rows((dataset[n] for n in range(rows)), ragged)
+    if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
+        kinds = sorted({type(array).__name__ for array in arrays})
+        of = f" of {', '.join(kinds)}" * isinstance(source, Mapping)
         raise ConfigError(
-            "write_memmap(source) takes arrays, a table, an iterable of rows, a function that returns one, "
-            f"a map-style dataset or a Pipeline, got {type(source).__name__}"
+            "write_memmap(source) takes arrays or tensors [N, ...] (one, a tuple, a dict), a table, "
+            "an iterable of rows, a function that returns one, a map-style dataset or a Pipeline, got "
+            f"{type(source).__name__}{of}"
         )
     return None, of_batches(source) if batched else of_rows(source, ragged)
 

@@ -468,6 +468,7 @@ BAD_OPTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no dtype": (np.zeros(2), {"dtype": "strange"}, "dtype of NumPy"),
     "complex numbers": (np.zeros(2, complex), {}, "complex128"),
     "a string": ("abc", {}, "got str"),
+    "a dict of nothing": ({}, {}, "got dict"),
     "names of rows that have some": ([{"a": 1}], {"names": ["b"]}, "without names"),
     "too few names": ([(1, 2)], {"names": ["b"]}, "one for each column"),
     "ragged numbers": ([{"a": 1}], {"ragged": ["a"]}, "single number"),
@@ -541,15 +542,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a short header": (cut_short("image.npy", 100), "no header of a .npy file"),
     "an empty file": (cut_short("n.npy", 0), "no header of a .npy file"),
     "more bytes": (cut_short("n.npy", 999), "has grown"),
-    "another shape": (written("image.npy", np.zeros((50, 3, 2), np.uint8)), r"it holds uint8\[50, 3, 2\]"),
-    "fewer rows": (written("n.npy", np.zeros(49, int)), r"int64\[49\], and by the manifest int64\[50\]"),
-    "another dtype": (written("n.npy", np.zeros(50)), r"it holds float64\[50\], .* int64\[50\]"),
+    "another shape": (written("image.npy", np.zeros((50, 3, 2), np.uint8)), r"it holds \|u1\[50, 3, 2\]"),
+    "fewer rows": (written("n.npy", np.zeros(49, int)), r"<i8\[49\], and by the manifest <i8\[50\]"),
+    "another dtype": (written("n.npy", np.zeros(50)), r"it holds <f8\[50\], .* <i8\[50\]"),
     "another byte order": (written("n.npy", np.zeros(50, ">i8")), "it holds >i8"),
     "Fortran's order": (
         written("image.npy", np.asfortranarray(np.zeros((50, 2, 3), np.uint8))), "in Fortran's order"
     ),
-    "objects": (written("n.npy", np.array([{}] * 50)), "it holds object"),
-    "records": (written("n.npy", np.zeros(50, [("a", "i8")])), "it holds "),
+    "objects": (written("n.npy", np.array([{}] * 50)), r"it holds \|O"),
+    "records": (written("n.npy", np.zeros(50, [("a", "i8")])), "no header"),
     "an archive": (written("n.npy", b"PK\3\4" + bytes(600)), "no header"),
     "a pickle": (written("n.npy", pickle.dumps(np.zeros(50))), "no header"),
     "another version of .npy": (written("n.npy", saved(np.zeros(50, int), version=(2, 0))), "n.npy "),
@@ -562,7 +563,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "offsets that begin late": (written("tokens.offsets.npy", np.r_[1, OFFSETS[1:]]), "offset 0 is 1"),
     "offsets below 0": (written("tokens.offsets.npy", np.r_[0, -5, OFFSETS[2:]]), "offset 1 is -5"),
     "offsets outside": (written("tokens.offsets.npy", np.r_[OFFSETS[:-1], 10**9]), "offset 50 is 1000000000"),
-    "more offsets": (written("tokens.offsets.npy", np.r_[OFFSETS, OFFSETS[-1]]), r"int64\[52\]"),
+    "more offsets": (written("tokens.offsets.npy", np.r_[OFFSETS, OFFSETS[-1]]), r"<i8\[52\]"),
     "no JSON": (written("manifest.json", b"{"), "manifest.json .*no manifest"),
     "no text": (written("manifest.json", b"\xff\xfe"), "manifest.json .*no manifest"),
     "deep JSON": (written("manifest.json", b"[" * 100_000), "manifest.json .*no manifest"),
@@ -577,9 +578,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a column twice": (changed(lambda m: m["columns"].append(m["columns"][0])), "two of one name"),
     "a column too many": (column(0, color="red"), "color"),
     "another layout": (changed(lambda m: m.update(layout="list")), "rows are 'list'"),
-    "a count more": (column(0, values=151), "holds int64.147., and by the manifest int64.151"),
+    "a count more": (column(0, values=151), "holds <i8.147., and by the manifest <i8.151"),
     "a shape below 0": (column(1, shape=[-2, 3]), "no integer of 0"),
-    "a huge shape": (column(1, shape=[2**62, 2**62]), "it holds uint8"),
+    "a huge shape": (column(1, shape=[2**62, 2**62]), r"it holds \|u1"),
     "a dtype of objects": (column(2, dtype="object"), "there is no column"),
     "a file above": (column(2, file="../elsewhere.npy"), "no file of its folder"),
     "a file by its whole path": (column(2, file="/etc/passwd"), "no file of its folder"),
@@ -688,7 +689,6 @@ def test_several_files_are_one_after_the_other(tmp_path):
     pipe = tp.from_memmap(tmp_path / "part-*.memmap")
     assert [row["k"] for row in pipe] == expected
     assert sorted(row["k"] for row in pipe.shuffle(scope="global")) == expected
-    assert data.place(6) == type(data.place(0))(str(tmp_path / "part-2.memmap"), None, 1)
 
 
 def test_files_with_other_columns_are_refused_together(tmp_path):

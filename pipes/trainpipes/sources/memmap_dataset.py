@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, DataChangedError, SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.source import Place
 from trainpipes.shown import shown
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.listing import is_local
@@ -225,11 +224,6 @@ class MemmapDataset(Dataset[Any]):
         """Compare all data with its checksums; raises UnreadableError, which names what differs."""
         for file in self.files:
             file.verify()
-
-    def place(self, row: int) -> Place:
-        """The file that a row is in, and the row within it."""
-        file = int(np.searchsorted(self.firsts, row, side="right")) - 1
-        return Place(self.paths[file], row=row - int(self.firsts[file]))
 
     def relative_names(self) -> list[str]:
         """Names of the files below the folder that was asked for; none for a single file."""

@@ -8,7 +8,7 @@ import os
 import sys
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -24,13 +24,14 @@ CHECK_BYTES = 16 << 20
 UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
-def mapped(path: str, dtype: Any, shape: tuple[int, ...], start: int = 0, step: int = 0) -> Array:
-    """An array in a file, from byte ``start`` on; ``step`` bytes from row to row where that is not a row's
-    size. A plain array: rows of a ``np.memmap`` cost more than twice as much."""
+def mapped(
+    file: BinaryIO, dtype: Any, shape: tuple[int, ...], start: int = 0, step: int = 0
+) -> Array:
+    """An array in an open file, from byte ``start`` on; ``step`` bytes from row to row, if not a row's size.
+    A plain array: rows of a ``np.memmap`` cost more than twice as much."""
     if 0 in shape:
         return np.empty(shape, dtype)
-    with open(path, "rb") as file:
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **UNTRACKED)
+    whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **UNTRACKED)
     return np.ndarray(
         shape, dtype, whole, start, (step, np.dtype(dtype).itemsize) if step else None
     )
@@ -138,6 +139,8 @@ def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
     stored = np.dtype(dtype).newbyteorder("<")
     with open(path, "rb") as file:
         magic, size = file.read(8), os.fstat(file.fileno()).st_size
+        rows = max(0, size // stored.itemsize - more) // length
+        values = mapped(file, stored, (rows, length + more), step=length * stored.itemsize)
     if magic.startswith((OLD_MAGIC, b"\x93NUMPY")):
         raise UnreadableError(
             f"{path} is no file of bare numbers: it says itself what it holds. A memory map is read without "
@@ -151,7 +154,6 @@ def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
             "with",
             path=path,
         )
-    rows, step = max(0, numbers - more) // length, length * stored.itemsize
     column = Column("input_ids", dtype, (length + more,), False, numbers)
-    values = mapped(path, stored, (rows, length + more), step=step)
-    return BareRows(path, rows, "dict", (column,), [values], [], float(step))
+    row_bytes = float(length * stored.itemsize)
+    return BareRows(path, rows, "dict", (column,), [values], [], row_bytes)

@@ -13,6 +13,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import numpy as np
 
@@ -31,9 +32,19 @@ def parts_of_old(path: str) -> Iterator[Part]:
         UnreadableError: it is not, or is no such file.
     """
     with open(path, "rb") as file:
-        prefix, size = file.read(24), os.fstat(file.fileno()).st_size
-        end = min(int.from_bytes(prefix[8:16], "little"), size)
-        text = file.read(max(0, end - 24)).rstrip(b" ")
+        old = _opened(path, file, os.fstat(file.fileno()).st_size)
+    old.verify()
+    names, columns = tuple(column.name for column in old.columns), range(len(old.columns))
+    step = max(1, BLOCK_BYTES // max(1, int(old.row_bytes)))
+    for start in range(0, max(1, old.rows), step):
+        stop = min(start + step, old.rows)
+        yield Part(old.layout, names, tuple(old.slice(n, start, stop) for n in columns))
+
+
+def _opened(path: str, file: BinaryIO, size: int) -> MappedRows:
+    prefix = file.read(24)
+    end = min(int.from_bytes(prefix[8:16], "little"), size)
+    text = file.read(max(0, end - 24)).rstrip(b" ")
     if not prefix.startswith(OLD_MAGIC):
         raise UnreadableError(
             f"convert(old) is a memory map in one file, and {path} starts with {prefix[:8]!r}",
@@ -46,20 +57,10 @@ def parts_of_old(path: str) -> Iterator[Part]:
         raise damaged(path, f"it has {size:,} bytes of {header['size']:,}")
     rows, columns, values, offsets = header["rows"], [], [], []
     for found in header["columns"]:
-        at, offsets_at, shape = (
-            found.pop("offset"),
-            found.pop("offsets_at"),
-            tuple(found.pop("shape")),
-        )
-        column = Column(**found, shape=shape)
-        dtype = np.dtype(column.dtype).newbyteorder("<")
-        values.append(mapped(path, dtype, (column.values, *shape), at))
-        offsets.append(mapped(path, "<i8", ((rows + 1) * column.ragged,), offsets_at))
-        columns.append(column)
-    old = MappedRows(path, rows, header["layout"], tuple(columns), values, offsets, 0.0)
-    old.verify()
-    step = max(1, BLOCK_BYTES * rows // size)
-    for start in range(0, max(1, rows), step):
-        stop = min(start + step, rows)
-        some = tuple(old.slice(number, start, stop) for number in range(len(columns)))
-        yield Part(old.layout, tuple(column.name for column in columns), some)
+        at, offsets_at = found.pop("offset"), found.pop("offsets_at")
+        columns.append(c := Column(**{**found, "shape": tuple(found["shape"])}))
+        dtype = np.dtype(c.dtype).newbyteorder("<")
+        values.append(mapped(file, dtype, (c.values, *c.shape), at))
+        offsets.append(mapped(file, "<i8", ((rows + 1) * c.ragged,), offsets_at))
+    row_bytes = size / max(1, rows)
+    return MappedRows(path, rows, header["layout"], tuple(columns), values, offsets, row_bytes)
