@@ -100,6 +100,7 @@ class MemmapDataset(Dataset[Any]):
             )
         self.layout = first.layout
         self.chosen = [names.index(name) for name in columns or names]
+        self.columns: tuple[Column, ...] = tuple(first.columns[number] for number in self.chosen)
         self.firsts = np.cumsum([0, *(file.rows for file in self._files)], dtype=np.int64)
         if verify:
             self.verify()
@@ -128,11 +129,6 @@ class MemmapDataset(Dataset[Any]):
                     )
             self._files = found
         return self._files
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The columns as they lie in the first file."""
-        return tuple(self._known[0][1][n] for n in self.chosen)
 
     @property
     def row_bytes(self) -> float:
@@ -212,13 +208,13 @@ class MemmapDataset(Dataset[Any]):
     def column(self, name: str) -> Array:
         """All values of a column of a single file as they lie in it, read-only: ``[rows, ...]``; of a
         ragged one ``[values, ...]``."""
-        number = next((n for n in self.chosen if self.files[0].columns[n].name == name), None)
-        if number is None or len(self.files) > 1:
+        files, names = self.files, [column.name for column in self.columns]
+        if name not in names or len(files) > 1:
             raise SchemaError(
-                f"column({name!r}) is of a single file with that column; there are {len(self.files)} files "
-                f"with {', '.join(c.name for c in self.columns)}"
+                f"column({name!r}) is of a single file with that column; there are {len(files)} files with "
+                f"{', '.join(names)}"
             )
-        return self.files[0].values[number]
+        return files[0].values[self.chosen[names.index(name)]]
 
     def verify(self) -> None:
         """Compare all data with its checksums; raises UnreadableError, which names what differs."""
