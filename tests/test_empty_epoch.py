@@ -14,9 +14,8 @@ import pytest
 from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
+from trainpipes.nodes import Filter, FromArrow
 from trainpipes.runtime.warn_once import _warned
-from trainpipes.sources.arrow import FromArrow
-from trainpipes.stages.filter import Filter
 
 
 @pytest.fixture(autouse=True)

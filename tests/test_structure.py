@@ -179,7 +179,6 @@ PYTHON_ROWS = {
     "runtime/rows/columns.py",
     "runtime/rows/row_schema.py",
     "runtime/rows/row_types.py",
-    "sources/memmap.py",
     "stages/row_hash.py",
 }
 MAKERS = {"array", "scalar", "repeat", "infer_type"}

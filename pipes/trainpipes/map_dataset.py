@@ -30,7 +30,7 @@ from trainpipes.runtime.shards.chains import Chains
 from trainpipes.runtime.shards.lane import say_where
 from trainpipes.runtime.source import RowSource
 
-__all__ = ["MapDataset", "to_map_dataset"]
+__all__ = ["MapDataset", "runs_of", "to_map_dataset"]
 
 ASKER = "to_map_dataset()"
 #: Seconds between two looks at what another process makes, and how long one looks.
@@ -211,7 +211,7 @@ def _write(plan: Plan, target: Path, about: dict[str, Any] | None) -> None:
 
     def tables() -> Iterator[pa.Table]:
         try:
-            for run in _runs(plan):
+            for run in runs_of(plan):
                 yield _decoded(table_of(run.block.data, ASKER))
         except Exception as error:
             failed.append(error)
@@ -251,7 +251,7 @@ def _decoded(table: pa.Table) -> pa.Table:
     return table
 
 
-def _runs(plan: Plan) -> Iterator[Run]:
+def runs_of(plan: Plan) -> Iterator[Run]:
     """The rows of one epoch, run by run, shard after shard."""
     chains = Chains(plan, plan.windows())
     for shard in range(plan.num_shards):

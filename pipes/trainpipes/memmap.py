@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,20 @@ import torch
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.map_dataset import runs_of
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.progress import Progress
-from trainpipes.runtime.rows.block import TensorRows
-from trainpipes.runtime.shards.chains import Chains
 from trainpipes.shown import shown
 from trainpipes.sources.memmap_dataset import MemmapDataset
-from trainpipes.sources.memmap_rows import Part, of_arrays, of_rows, of_table, of_tensors
+from trainpipes.sources.memmap_manifest import DTYPES
+from trainpipes.sources.memmap_old import parts_of_old
+from trainpipes.sources.memmap_rows import Part, of_arrays, of_batch, of_batches, of_rows
 from trainpipes.sources.memmap_writer import write_parts
 
-__all__ = ["read_memmap", "write_memmap"]
+__all__ = ["convert", "read_memmap", "write_memmap"]
+
+read_memmap = MemmapDataset
 
 
 def write_memmap(
@@ -36,14 +39,14 @@ def write_memmap(
     batched: bool = False,
     overwrite: bool = False,
 ) -> MemmapDataset:
-    """Write rows of numbers to a file that ``read_memmap`` maps into memory.
+    """Write rows of numbers to a folder of ``.npy`` files that ``read_memmap`` maps into memory.
 
-    The file is written beside its place and renamed: there is a whole file or none, and one that was
-    there stays until then. Memory stays at a few megabytes whatever the source's size, and temporary
-    files take the disk space of all columns but the widest.
+    It is written beside its place and renamed: there is a whole one or none. One that was there stays
+    until then, and whoever has it open goes on with it. Memory stays at a few megabytes whatever the source's
+    size.
 
     Args:
-        path: the file.
+        path: the folder.
         source: one of
             - arrays or tensors ``[N, ...]``: a dict, a tuple or one;
             - a ``pyarrow.Table``; its list columns are ragged;
@@ -58,13 +61,13 @@ def write_memmap(
         ragged: names of columns whose rows are arrays of different lengths, if the first few thousand
             rows do not show it.
         batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
-        overwrite: whether a file that is there may be replaced.
+        overwrite: whether a memory map that is there may be replaced.
 
     Returns:
-        The file, opened.
+        The memory map, opened.
 
     Raises:
-        ConfigError: the file is there; a name or dtype is for a column that is not.
+        ConfigError: something is there; a name or dtype is for a column that is not.
         DataError: a row does not fit those before it, holds no numbers, or there are more rows or
             fewer than ``length``.
 
@@ -85,40 +88,28 @@ def write_memmap(
     if rows is not None and length is not None and rows != length:
         raise ConfigError(f"write_memmap(length={length:,}) got a source of {rows:,} rows")
     rows = length if rows is None else rows
-    write_parts(
-        os.path.abspath(path),
-        _shown(_named(parts, names), rows),
-        rows=rows,
-        dtypes=_dtypes(dtype),
-        ragged=ragged,
-        overwrite=overwrite,
-    )
+    shown_parts = _shown(_named(parts, names), rows)
+    write_parts(path, shown_parts, rows, _dtypes(dtype), ragged, overwrite)
     return MemmapDataset(path)
 
 
-def read_memmap(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    *,
-    columns: Sequence[str] | None = None,
-    transform: Callable[[Any], Any] | None = None,
-    version: str | None = None,
-    dtype: Any = None,
-    length: int | None = None,
-    labels: bool = False,
-    verify: bool = False,
-) -> MemmapDataset:
-    """Open files of ``write_memmap``, or of bare numbers, as a map-style dataset. See ``MemmapDataset``.
+def convert(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> MemmapDataset:
+    """Write a memory map of older releases, which was one file, as a folder.
 
-    >>> import numpy as np, pathlib, tempfile, trainpipes as tp
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "tokens.bin"
-    >>> np.arange(10, dtype=np.uint16).tofile(path)
-    >>> tp.read_memmap(path, dtype="uint16", length=4, labels=True)[1]
-    {'input_ids': tensor([4, 5, 6, 7]), 'labels': tensor([5, 6, 7, 8])}
+    All of it is held against its checksums. States that were saved over the file load with the folder; if
+    they are of several files, each folder needs the name that its file had.
+
+    Args:
+        old: the file. It stays.
+        new: the folder; the one that it is in is made if it is not there.
+
+    Raises:
+        ConfigError: something is there.
+        UnreadableError: the file is no memory map of one file, or is damaged.
     """
-    return MemmapDataset(
-        path, columns=columns, transform=transform, version=version, dtype=dtype, length=length,
-        labels=labels, verify=verify,
-    )  # fmt: skip
+    os.makedirs(os.path.dirname(os.path.abspath(new)), exist_ok=True)
+    write_parts(new, parts_of_old(os.path.abspath(old)))
+    return MemmapDataset(new)
 
 
 def _dtypes(dtype: Any) -> Any:
@@ -128,13 +119,16 @@ def _dtypes(dtype: Any) -> Any:
         return None if dtype is None else _dtype(dtype)
     except TypeError as error:
         raise ConfigError(
-            "write_memmap(dtype) is a dtype of NumPy or torch, or a dict of them by column, got "
-            f"{shown(dtype)}"
+            "write_memmap(dtype) is a dtype of NumPy or torch (bool, integers, floats of up to 64 bits), or "
+            f"a dict of them by column, got {shown(dtype)}"
         ) from error
 
 
 def _dtype(dtype: Any) -> np.dtype[Any]:
-    return np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
+    found = np.dtype(str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype)
+    if (found := found.newbyteorder("=")).name not in DTYPES:
+        raise TypeError
+    return found
 
 
 def _parts(
@@ -145,37 +139,26 @@ def _parts(
         return _of_pipeline(source)
     if isinstance(source, pa.Table | pa.RecordBatch):
         table = pa.table(source)
-        return table.num_rows, _of_tables(table)
-    arrays = source.values() if isinstance(source, Mapping) else source
-    if not isinstance(source, Mapping | tuple):
-        arrays = [source]
+        return table.num_rows, of_batches(table.to_batches(max_chunksize=8192) or [table])
+    several = source.values() if isinstance(source, Mapping) else source
+    arrays = list(several) if isinstance(source, Mapping | tuple) else [source]
     if arrays and all(isinstance(a, np.ndarray | torch.Tensor) for a in arrays):
         return of_arrays(source)
-    if isinstance(source, Mapping):
-        raise ConfigError(
-            "write_memmap(source): a dict holds arrays or tensors [N, ...], got "
-            f"{ {k: type(v).__name__ for k, v in source.items()} }"
-        )
     if callable(source) and not isinstance(source, Iterable):
         source = source()
-    if not isinstance(source, Iterable) and hasattr(source, "__getitem__"):
-        if not hasattr(source, "__len__"):
-            raise ConfigError(f"write_memmap(source): {type(source).__name__} has no len()")
-        dataset = source
-        return len(dataset), of_rows((dataset[n] for n in range(len(dataset))), ragged)
-    if not isinstance(source, Iterable) or isinstance(source, str | bytes):
+    listed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    if listed and not isinstance(source, Iterable):
+        dataset, rows = source, len(source)
+        return rows, of_rows((dataset[n] for n in range(rows)), ragged)
+    if not isinstance(source, Iterable) or isinstance(source, str | bytes | Mapping):
+        kinds = sorted({type(array).__name__ for array in arrays})
+        of = f" of {', '.join(kinds)}" * isinstance(source, Mapping)
         raise ConfigError(
-            "write_memmap(source) takes arrays, a table, an iterable of rows, a function that returns one, "
-            f"a map-style dataset or a Pipeline, got {type(source).__name__}"
+            "write_memmap(source) takes arrays or tensors [N, ...] (one, a tuple, a dict), a table, "
+            "an iterable of rows, a function that returns one, a map-style dataset or a Pipeline, got "
+            f"{type(source).__name__}{of}"
         )
-    return None, of_rows(source, ragged, batched)
-
-
-def _of_tables(table: pa.Table) -> Iterator[Part]:
-    row = 0
-    for batch in table.to_batches(max_chunksize=8192) or [table]:
-        yield of_table(pa.table(batch), row)
-        row += batch.num_rows
+    return None, of_batches(source) if batched else of_rows(source, ragged)
 
 
 def _of_pipeline(pipe: Pipeline) -> tuple[int | None, Iterator[Part]]:
@@ -186,7 +169,7 @@ def _of_pipeline(pipe: Pipeline) -> tuple[int | None, Iterator[Part]]:
         raise ConfigError(f"write_memmap() writes one epoch: leave out {plan.repeat}")
     if any(stage.role == "finish" for stage in plan.after):
         batches = (tuple(item) if isinstance(item, list) else item for item in whole)
-        return None, of_rows(batches, batched=True)
+        return None, of_batches(batches)
     if plan.batch is not None:
         return None, of_rows(row for batch in whole for row in batch)
     rows = plan.epoch_rows if plan.known else None
@@ -195,33 +178,20 @@ def _of_pipeline(pipe: Pipeline) -> tuple[int | None, Iterator[Part]]:
 
 def _of_runs(plan: Plan) -> Iterator[Part]:
     row = 0
-    chains = Chains(plan, plan.windows())
-    opened = chains.open(0, 0, plan.start(0, 0, 0), 0)
-    while True:
-        try:
-            run = chains.finish(opened.next_run())
-        except StopIteration:
-            return
+    for run in runs_of(plan):
         data = run.block.data
-        if isinstance(data, pa.Table):
-            yield of_table(data, row)
-        elif isinstance(data, TensorRows):
-            yield of_tensors(data)
-        else:
-            yield from of_rows(data)
+        yield from of_rows(data, first=row) if isinstance(data, list) else [of_batch(data, row)]
         row += len(run)
 
 
-def _named(parts: Iterator[Part], names: Sequence[str] | None) -> Iterator[Part]:
+def _named(parts: Iterable[Part], names: Sequence[str] | None) -> Iterator[Part]:
     for part in parts:
-        if names is not None:
-            if len(names) != len(part.names) or part.layout == "dict":
-                raise ConfigError(
-                    f"write_memmap(names) is for rows without names, one for each column: got {names} for "
-                    f"columns {', '.join(part.names)}"
-                )
-            part = Part("dict", tuple(names), part.columns)
-        yield part
+        if names is not None and (len(names) != len(part.names) or part.layout == "dict"):
+            raise ConfigError(
+                f"write_memmap(names) is for rows without names, one for each column: got {names} for "
+                f"columns {', '.join(part.names)}"
+            )
+        yield part if names is None else Part("dict", tuple(names), part.columns)
 
 
 def _shown(parts: Iterator[Part], rows: int | None) -> Iterator[Part]:

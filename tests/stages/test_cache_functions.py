@@ -19,9 +19,9 @@ import torch
 
 import trainpipes as tp
 from trainpipes import ConfigError, Pipeline
-from trainpipes.nodes import Map
 from trainpipes.runtime.caching.address import stages_key
 from trainpipes.runtime.kinds import TableStage
+from trainpipes.stages.map import Map
 
 
 @pytest.fixture(autouse=True)
@@ -359,7 +359,7 @@ SCRIPT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import user
-from trainpipes.nodes import Map
+from trainpipes.stages.map import Map
 from trainpipes.runtime.caching.address import stages_key
 for name in user.names:
     print(json.dumps(stages_key([Map(fn=getattr(user, name))], "test")))

@@ -27,6 +27,7 @@ from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.sources import arrow
 from trainpipes.stages.batch import Batch as BatchStage
+from trainpipes.stages.pack import Pack as PackStage
 from trainpipes.testing import check_resume, digest
 
 METHODS = ("best_fit", "first_fit", "concat")
@@ -180,8 +181,8 @@ def test_positions_do_not_keep_what_is_passed(method: Any) -> None:
             base = {"epoch": 0, "window": self.number}
             return Run(Block(table, np.arange(5)), Cursors.counting(base, np.arange(6)))
 
-    opened = Pack(7, method=method, window=8).open(lambda state: Below(), {})
-    batched = BatchStage(batch_size=3).begin(lambda state: opened, {})
+    opened = PackStage(7, method=method, window=8).open(lambda state: Below(), {})
+    batched = BatchStage(batch_size=3).open(lambda state: opened, {})
     runs: list[RunSource] = [opened, batched]
     for _ in range(300):
         assert max(len(source.next_run().cursors.bases) for source in runs) < 20

@@ -184,7 +184,7 @@ def test_nodes_place_batches_too() -> None:
 
     from trainpipes.nodes import Batch, Collate, FromTensors
 
-    node = To(Collate(Batch(FromTensors(tensors=(torch.arange(4),)), 2)), "meta")
+    node = node_of(To)(Collate(Batch(FromTensors(tensors=(torch.arange(4),)), 2)), "meta")
     assert all(batch[0].device.type == "meta" for batch in NodeLoader(node))
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.amount import amount
+from trainpipes.arrays import one_chunk, to_arrow
 from trainpipes.order import IntArray
 from trainpipes.runtime.blame import each
 from trainpipes.runtime.kinds import RunStage, Source
@@ -23,9 +24,9 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import Place
 from trainpipes.sources.files import digests
 from trainpipes.sources.memmap_dataset import MemmapDataset, check_options, tensor_rows
-from trainpipes.sources.memmap_format import Array
-from trainpipes.sources.memmap_rows import Ragged
+from trainpipes.sources.memmap_manifest import Array
 from trainpipes.sources.token_rows import TokenRows
+from trainpipes.stages.pad_columns import Ragged
 
 __all__ = ["FromMemmap"]
 
@@ -162,8 +163,8 @@ class MemmapSource(RandomAccessSource):
         if not isinstance(column, Ragged):
             return column
         offsets = np.concatenate([[0], np.cumsum(column.lengths)]).astype(self._offset)
-        values = from_columns({"": column.values}, self).column(0).combine_chunks()
-        return self._list.from_arrays(pa.array(offsets), values)
+        values = one_chunk(from_columns({"": column.values}, self).column(0))
+        return self._list.from_arrays(to_arrow(offsets), values)
 
     def will_need(self, start: int, stop: int) -> None:
         dataset = self._dataset

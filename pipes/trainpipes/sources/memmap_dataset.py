@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch.utils.data import Dataset
 
 from trainpipes.checks import whole_number
-from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors import ConfigError, DataChangedError, SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.source import Place
 from trainpipes.shown import shown
 from trainpipes.sources.files import ListFiles
 from trainpipes.sources.listing import is_local
-from trainpipes.sources.memmap_files import BareFile, HeadedFile, MappedFile, stretches
-from trainpipes.sources.memmap_format import Array, Column
-from trainpipes.sources.memmap_rows import Ragged
-from trainpipes.stages.pad_columns import Ragged as RaggedColumn
-from trainpipes.stages.pad_columns import of_arrow
+from trainpipes.sources.memmap_files import MappedRows, open_bare, stretches
+from trainpipes.sources.memmap_folder import open_folder
+from trainpipes.sources.memmap_manifest import MANIFEST, Array, Column, read_manifest, refuse_file
+from trainpipes.sources.token_rows import TokenRows
+from trainpipes.stages.pad_columns import Ragged, of_arrow
 
-__all__ = ["MemmapDataset", "check_options", "tensor_rows", "widened"]
+__all__ = ["MemmapDataset", "check_options", "tensor_rows"]
 
 #: What files of token ids hold.
 BARE_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
@@ -36,12 +35,13 @@ class MemmapDataset(Dataset[Any]):
 
     ``ds[i]`` is a row: a dict of tensors, or a tuple of them where ``write_memmap`` was given no names;
     ``ds[i:j]`` and ``ds[array]`` are several, each column stacked to ``[rows, ...]`` and a ragged one
-    a list of tensors. All are copies, so that they may be changed. Opening costs the headers; what is
-    read stays in the page cache, once for all processes. Pickled, it is its paths and headers.
+    a list of tensors. All are copies, so that they may be changed. Opening reads headers, and the offsets of
+    ragged columns, 8 bytes a row; what is read stays in the page cache, once for all processes. Pickled, it
+    is its paths and manifests.
 
     Args:
-        path: a file of ``write_memmap``; a folder, a glob or a list of such files, one after the
-            other.
+        path: a folder of ``write_memmap``; a folder that holds such folders, a glob or a list of them, one
+            after the other. With ``dtype``, files.
         columns: names of columns; None for all.
         transform: function of a row, applied when it is read; ``ds[i:j]`` is then a list.
         version: names the function in checkpoints instead of its module and name.
@@ -55,8 +55,14 @@ class MemmapDataset(Dataset[Any]):
 
     Raises:
         MissingFilesError: there is no such file.
-        UnreadableError: it is no file of ``write_memmap``, was cut short, or is damaged.
-        SchemaError: a column is not there, or two files have not the same.
+        UnreadableError: it is no folder of ``write_memmap``, is damaged, or lacks a part.
+        SchemaError: a column is not there, or two memory maps have not the same.
+
+    >>> import pathlib, tempfile, trainpipes as tp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "tokens.bin"
+    >>> np.arange(10, dtype=np.uint16).tofile(path)
+    >>> tp.read_memmap(path, dtype="uint16", length=4, labels=True)[1]
+    {'input_ids': tensor([4, 5, 6, 7]), 'labels': tensor([5, 6, 7, 8])}
     """
 
     def __init__(
@@ -74,46 +80,55 @@ class MemmapDataset(Dataset[Any]):
         self.options = check_options(path, columns, transform, version, dtype, length, labels)
         self.transform = transform
         self.labels = labels
-        self.paths, self._folder = _listed(path)
-        bare = self.options["dtype"]
-        self.files: list[MappedFile] = []
-        for one in self.paths:
-            if bare is None:
-                self.files.append(HeadedFile(one))
-            else:
-                assert length is not None
-                self.files.append(BareFile(one, bare, length, int(labels), "input_ids"))
-        self.bare = bare is not None
-        self.layout = self.files[0].layout
-        self.chosen = self._choose(columns)
-        self.firsts = np.cumsum([0, *(file.rows for file in self.files)], dtype=np.int64)
-        if verify:
-            self.verify()
-
-    def _choose(self, columns: Sequence[str] | None) -> list[int]:
-        first = self.files[0]
-        kinds = [str(column) for column in first.columns]
-        for file in self.files[1:]:
-            if [str(column) for column in file.columns] != kinds or file.layout != first.layout:
+        self.bare = dtype is not None
+        self.paths, self._folder = _found(path, self.bare)
+        self._files = self._open()
+        self._known = [(file.rows, file.columns) for file in self._files]
+        first, *others = self._files
+        names, kinds = [c.name for c in first.columns], [*map(str, first.columns)]
+        for file in others:
+            if [*map(str, file.columns)] != kinds or file.layout != first.layout:
                 raise SchemaError(
                     f"{file.path} has columns {', '.join(map(str, file.columns))}, and {first.path} has "
                     f"{', '.join(kinds)}: files that are read together have the same",
                     path=file.path,
                 )
-        names = [column.name for column in first.columns]
-        if columns is None:
-            return list(range(len(names)))
-        if missing := [name for name in columns if name not in names]:
+        if missing := [name for name in columns or () if name not in names]:
             raise SchemaError(
                 f"{first.path} has no column {missing[0]!r}; it has {', '.join(names)}",
                 path=first.path,
             )
-        return [names.index(name) for name in columns]
+        self.layout = first.layout
+        self.chosen = [names.index(name) for name in columns or names]
+        self.columns: tuple[Column, ...] = tuple(first.columns[number] for number in self.chosen)
+        self.firsts = np.cumsum([0, *(file.rows for file in self._files)], dtype=np.int64)
+        if verify:
+            self.verify()
+        if self.bare:  # which is looked at again when it is read: it may have grown
+            self._files = []
+
+    def _open(self) -> list[MappedRows]:
+        kind, length = self.options["dtype"], self.options["length"]
+        if self.bare:
+            return [open_bare(path, kind, length, int(self.labels)) for path in self.paths]
+        return [open_folder(path) for path in self.paths]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_files": []}
 
     @property
-    def columns(self) -> tuple[Column, ...]:
-        """The columns as they lie in the first file."""
-        return tuple(self.files[0].columns[n] for n in self.chosen)
+    def files(self) -> list[MappedRows]:
+        """What is mapped; a copy that was pickled maps it when it is read."""
+        if not self._files:
+            found = self._open()
+            for file, known in zip(found, self._known, strict=True):
+                if (file.rows, file.columns) != known:
+                    raise DataChangedError(
+                        f"{file.path} was written anew, or has grown, since it was opened: open it again",
+                        path=file.path,
+                    )
+            self._files = found
+        return self._files
 
     @property
     def row_bytes(self) -> float:
@@ -134,7 +149,7 @@ class MemmapDataset(Dataset[Any]):
             found = self._checked(np.asarray(index))
         if self.transform is not None:
             return self._rows(found)
-        return self._named([_many(column) for column in self.gather(found)])
+        return self._named(self._columns(found))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         return self._rows(self._checked(np.asarray(indices)))
@@ -153,7 +168,7 @@ class MemmapDataset(Dataset[Any]):
         return np.where(index < 0, index + rows, index)
 
     def _rows(self, index: IntArray) -> list[Any]:
-        columns = [_each(column) for column in self.gather(index)]
+        columns = self._columns(index)
         rows = [self._named(list(row)) for row in zip(*columns, strict=True)]
         return rows if self.transform is None else [self.transform(row) for row in rows]
 
@@ -164,54 +179,47 @@ class MemmapDataset(Dataset[Any]):
             return tuple(values)
         return {c.name: value for c, value in zip(self.columns, values, strict=True)}
 
-    def gather(self, index: IntArray) -> list[Array | Ragged]:
-        """The rows at ``index`` as columns, copied; of bare files widened to int64."""
+    def _columns(self, index: IntArray) -> list[Any]:
+        """The rows at ``index``: a tensor for each column, of a ragged one a tensor for each row."""
         found = [self.column_at(number, index) for number in self.chosen]
         if self.bare:
             assert isinstance(found[0], np.ndarray)
-            return list(widened(found[0], self.labels))
-        return found
+            return list(TokenRows(found[0], self.labels).tensors)
+        return [_tensors(column) for column in found]
 
     def column_at(self, number: int, index: IntArray) -> Array | Ragged:
         """The rows at ``index`` of a column as it is stored, copied."""
-        if len(self.files) == 1:
+        if len(self.files) == 1 or not len(index):
             return self.files[0].take(number, index)
         which = np.searchsorted(self.firsts, index, side="right") - 1
-        order = np.argsort(which, kind="stable")
-        parts: list[Array | Ragged] = []
-        for file in np.unique(which).tolist():
-            own = index[order][which[order] == file]
-            parts.append(self.files[file].take(number, own - self.firsts[file]))
-        if not parts:
-            return self.files[0].take(number, index)
-        back = np.empty_like(order)
+        order, back = np.argsort(which, kind="stable"), np.empty_like(which)
         back[order] = np.arange(len(order))
-        return _reordered(parts, back)
+        parts = [
+            self.files[n].take(number, index[order][which[order] == n] - self.firsts[n])
+            for n in np.unique(which).tolist()
+        ]
+        ragged = [part for part in parts if isinstance(part, Ragged)]
+        if not ragged:
+            return np.concatenate([part for part in parts if not isinstance(part, Ragged)])[back]
+        lengths = np.concatenate([part.lengths for part in ragged])
+        starts, values = np.cumsum(lengths) - lengths, np.concatenate([r.values for r in ragged])
+        return Ragged(stretches(values, starts[back], lengths[back]), lengths[back])
 
     def column(self, name: str) -> Array:
         """All values of a column of a single file as they lie in it, read-only: ``[rows, ...]``; of a
         ragged one ``[values, ...]``."""
-        number = next((n for n in self.chosen if self.files[0].columns[n].name == name), None)
-        if number is None or len(self.files) > 1:
+        files, names = self.files, [column.name for column in self.columns]
+        if name not in names or len(files) > 1:
             raise SchemaError(
-                f"column({name!r}) is of a single file with that column; there are {len(self.files)} files "
-                f"with {', '.join(c.name for c in self.columns)}"
+                f"column({name!r}) is of a single file with that column; there are {len(files)} files with "
+                f"{', '.join(names)}"
             )
-        return self.files[0].values(number)
+        return files[0].values[self.chosen[names.index(name)]]
 
     def verify(self) -> None:
-        """Compare all data with the checksums of its headers.
-
-        Raises:
-            UnreadableError: names the file and column that differ.
-        """
+        """Compare all data with its checksums; raises UnreadableError, which names what differs."""
         for file in self.files:
             file.verify()
-
-    def place(self, row: int) -> Place:
-        """The file that a row is in, and the row within it."""
-        file = int(np.searchsorted(self.firsts, row, side="right")) - 1
-        return Place(self.paths[file], row=row - int(self.firsts[file]))
 
     def relative_names(self) -> list[str]:
         """Names of the files below the folder that was asked for; none for a single file."""
@@ -225,20 +233,29 @@ class MemmapDataset(Dataset[Any]):
         return f"MemmapDataset({what!r}, {len(self):,} rows of {', '.join(map(str, self.columns))})"
 
 
-def _listed(path: Any) -> tuple[list[str], str]:
-    """The files, and the folder that their names are told from."""
-    if isinstance(path, str | os.PathLike) and os.path.isfile(path):
-        whole = os.path.abspath(path)
-        return [whole], os.path.dirname(whole)
-    found = ListFiles(urls=path, suffix="").files()
-    remote = [n for k, n in enumerate(found.names) if not is_local(found.system(k))]
-    if remote:
-        raise ConfigError(
-            f"only files of this machine can be mapped into memory, got {remote[0]}: copy it here first"
-        )
-    one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else None
-    folder = one if one is not None and os.path.isdir(one) else None
-    return found.names, folder or os.path.commonpath([os.path.dirname(n) for n in found.names])
+def _found(path: Any, bare: bool) -> tuple[list[str], str]:
+    """Memory maps or bare files, and the folder that their names are told from. No file beside memory maps is
+    passed over: it may be of one whose manifest is missing."""
+    one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
+    if one and os.path.isfile(one if bare else os.path.join(one, MANIFEST)):
+        return [one], os.path.dirname(one)
+    listed = ListFiles(urls=path, suffix="").files()
+    names = listed.names
+    for number, name in enumerate(names):
+        if not is_local(listed.system(number)):
+            raise ConfigError(
+                f"only files of this machine can be mapped into memory, got {name}: copy it here first"
+            )
+    if not bare:
+        folders = {os.path.dirname(name): 0 for name in names if os.path.basename(name) == MANIFEST}
+        for name in names:
+            if (folder := os.path.dirname(name)) not in folders:
+                if name.endswith(".npy"):
+                    read_manifest(folder)
+                refuse_file(name)
+        names = list(folders)
+    within = os.path.commonpath([os.path.dirname(name) for name in names])
+    return names, one if os.path.isdir(one) else within
 
 
 def check_options(
@@ -255,28 +272,24 @@ def check_options(
         raise ConfigError(
             f"read_memmap(columns) is a list of names, or None for all, got {shown(columns)}"
         )
-    if dtype is None:
-        if length is not None or labels:
-            raise ConfigError(
-                "read_memmap(length, labels) are for files of bare numbers: give their dtype, such as "
-                f'"uint16"; got length={length!r}, labels={labels!r}'
-            )
-    else:
-        try:
+    if dtype is None and (length is not None or labels):
+        raise ConfigError(
+            "read_memmap(length, labels) are for files of bare numbers: give their dtype, such as "
+            f'"uint16"; got length={length!r}, labels={labels!r}'
+        )
+    if dtype is not None:
+        with suppress(TypeError):
             dtype = np.dtype(dtype).name
-        except TypeError:
-            dtype = repr(dtype)
         if dtype not in BARE_DTYPES:
             raise ConfigError(
                 f"read_memmap(dtype) is what a file of token ids holds, {', '.join(BARE_DTYPES)}; got "
-                f"{dtype}"
+                f"{shown(dtype)}"
             )
-        if length is None or columns is not None:
+        if columns is not None:
             raise ConfigError(
-                "read_memmap(dtype=...) cuts a file of bare numbers in rows: give length=, the numbers in "
-                f"a row, and no columns; got length={length!r}, columns={columns!r}"
+                f"read_memmap(dtype=...) reads bare numbers, which have no columns; got {columns!r}"
             )
-        whole_number(length, 1, "read_memmap(length)", "numbers in a row")
+        whole_number(length, 1, "read_memmap(length)", "numbers in a row of a file of bare numbers")
     if isinstance(path, str | os.PathLike):
         path = os.fspath(path)
     elif isinstance(path, list | tuple):
@@ -294,44 +307,16 @@ def check_options(
     }
 
 
-def widened(rows: Array, labels: bool) -> tuple[npt.NDArray[np.int64], ...]:
-    """Token ids as int64, and the ones after them."""
-    if not labels:
-        return (rows.astype(np.int64),)
-    return rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
-
-
-def _reordered(parts: list[Array | Ragged], order: IntArray) -> Array | Ragged:
-    """Rows of several parts together, in another order."""
-    even = [part for part in parts if not isinstance(part, Ragged)]
-    if even:
-        return np.concatenate(even)[order]
-    ragged = [part for part in parts if isinstance(part, Ragged)]
-    lengths = np.concatenate([part.lengths for part in ragged])
-    starts = np.cumsum(lengths) - lengths
-    values = np.concatenate([part.values for part in ragged])
-    return Ragged(stretches(values, starts[order], lengths[order]), lengths[order])
-
-
-def _each(column: Array | Ragged) -> list[torch.Tensor]:
-    """A tensor for each row; of the copy at hand."""
+def _tensors(column: Array | Ragged) -> Any:
+    """A column that is a copy as a tensor; a ragged one as a tensor for each row."""
     if not isinstance(column, Ragged):
-        return list(torch.from_numpy(np.ascontiguousarray(column)))
+        return torch.from_numpy(np.ascontiguousarray(column))
     cells = np.split(column.values, np.cumsum(column.lengths))[:-1]
     return [torch.from_numpy(np.array(cell)) for cell in cells]
-
-
-def _many(column: Array | Ragged) -> Any:
-    if isinstance(column, Ragged):
-        return _each(column)
-    return torch.from_numpy(np.ascontiguousarray(column))
 
 
 def tensor_rows(table: pa.Table) -> list[dict[str, torch.Tensor]]:
     """Rows of a table as dicts of tensors."""
     found = (of_arrow(table.column(name), name) for name in table.column_names)
-    columns = [
-        Ragged(c.values, c.lengths) if isinstance(c, RaggedColumn) else c.values for c in found
-    ]
-    cells = [_each(c if isinstance(c, Ragged) else np.array(c)) for c in columns]
-    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*cells, strict=True)]
+    columns = [_tensors(c if isinstance(c, Ragged) else np.array(c.values)) for c in found]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]

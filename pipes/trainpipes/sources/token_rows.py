@@ -10,7 +10,7 @@ import torch
 
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import TensorRows
-from trainpipes.sources.memmap_format import Array
+from trainpipes.sources.memmap_manifest import Array
 
 __all__ = ["TokenRows"]
 
