@@ -60,48 +60,6 @@ from trainpipes.stages import (
     truncate,
 )
 
-__all__ = [
-    "AddLabels",
-    "Batch",
-    "BucketByLength",
-    "Cache",
-    "ChatTemplate",
-    "Collate",
-    "Concat",
-    "Draw",
-    "Enumerate",
-    "Filter",
-    "FlatMap",
-    "FromArrow",
-    "FromDataset",
-    "FromIterable",
-    "FromMemmap",
-    "FromTensors",
-    "ListFiles",
-    "Map",
-    "MapBatches",
-    "MaskTokens",
-    "Mix",
-    "Pack",
-    "PadCollate",
-    "Pin",
-    "ReadParquet",
-    "Rename",
-    "Repeat",
-    "Sample",
-    "Select",
-    "ShardingFilter",
-    "Shuffle",
-    "Skip",
-    "Split",
-    "StageNode",
-    "Take",
-    "To",
-    "Tokenize",
-    "Truncate",
-    "Unbatch",
-]
-
 AddLabels = node_of(add_labels.AddLabels)
 Batch = node_of(batch.Batch)
 BucketByLength = node_of(bucket_by_length.BucketByLength)
@@ -140,3 +98,5 @@ To = node_of(to.To)
 Tokenize = node_of(tokenize.Tokenize)
 Truncate = node_of(truncate.Truncate)
 Unbatch = node_of(flat_map.Unbatch)
+
+__all__ = [name for name, value in sorted(vars().items()) if isinstance(value, type(StageNode))]

@@ -13,6 +13,7 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.naming import nearest
 from trainpipes.rectangles import PadSide
+from trainpipes.runtime.stage import spelt
 from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
 
@@ -91,20 +92,12 @@ def numpy_dtype(dtype: Any, asker: str) -> np.dtype[Any]:
 
 def respelt(options: Mapping[str, Any], asker: str) -> dict[str, Any]:
     """Options by the names, and with the sides, that they have now."""
-    found: dict[str, Any] = {}
-    for given, value in options.items():
-        name = _NOW.get(given, given)
-        if name != given:
-            if name in options:
-                raise ConfigError(
-                    f"{asker}({name}) was called {given!r} before, and is given by both names"
-                )
-            warn_once(f"{asker}({given}=...) is called {name!r} now: write {name}=")
-        if name in _BEFORE and isinstance(value, str) and value in _SIDES:
-            side = _SIDES[value]
-            warn_once(f"{asker}({name}={value!r}) is {side!r} now: write {name}={side!r}")
-            value = side
-        found[name] = value
+    found = spelt(asker, _NOW, options)
+    for name in _BEFORE:
+        if found.get(name) in ("post", "pre"):
+            side = _SIDES[found[name]]
+            warn_once(f"{asker}({name}={found[name]!r}) is {side!r} now: write {name}={side!r}")
+            found[name] = side
     return found
 
 
