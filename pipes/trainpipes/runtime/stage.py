@@ -12,8 +12,19 @@ import functools
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, dataclass_transform
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +34,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.naming import nearest
 from trainpipes.runtime.rows.row_types import written
 from trainpipes.runtime.warn_once import warn_once
+from trainpipes.shown import shown
 
 __all__ = ["Role", "Stage", "identify", "option", "same", "spelt"]
 
@@ -78,6 +90,7 @@ class Stage:
             function of the user's; others say so.
         share: the part of the rows that it lets through on average, where that is known beforehand.
         per_row: whether it calls Python for each row, so that it is given few at a time.
+        versioned: an option with a function, which a state knows by ``version`` where that is given.
         free: options that change how the stage runs and not what comes out of it.
         by_row: whether what becomes of a row depends on its number, too, as random choices do.
         by_place: whether it depends on where the row is from.
@@ -92,6 +105,7 @@ class Stage:
 
     role: ClassVar[Role] = "rows"
     thread_safe: ClassVar[bool] = False
+    versioned: ClassVar[str | None] = None
     free: ClassVar[frozenset[str]] = frozenset()
     keeps_rows = True
     share: ClassVar[float | None] = None
@@ -113,10 +127,21 @@ class Stage:
 
     def __post_init__(self) -> None:
         self._set(**{name: _copied(value) for name, value in self.options.items()})
+        for name, allowed in _allowed(type(self)).items():
+            value = getattr(self, name)
+            if not any(type(value) is type(one) and value == one for one in allowed):
+                said = [
+                    f'"{one}"' if isinstance(one, str) else str(one)
+                    for one in allowed
+                    if one is not None
+                ]
+                ways = f"{', '.join(said[:-1])} or {said[-1]}"
+                raise ConfigError(f"{self.name}({name}) is {ways}, got {shown(value)}")
         self.check()
 
     def check(self) -> None:
-        """Raise ConfigError unless the options are what they must be."""
+        """Raise ConfigError unless the options are what they must be. Those that are declared as ``bool`` or
+        ``Literal`` are looked at before."""
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         """This stage as it is above others, first one first: what it takes from them, such as a tokenizer's
@@ -179,6 +204,8 @@ class Stage:
             value = identify(getattr(self, field.name))
             if field.name not in self.free and value is not None:
                 found[field.metadata.get("key") or field.name] = value
+        if self.versioned is not None and found.pop("version", None) is not None:
+            found[self.versioned] = f"version {vars(self)['version']}"
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,6 +223,42 @@ class Stage:
                 continue
             shown.append(f"{field.name}={show(value)}" if field.kw_only else show(value))
         return f"{self.name}({', '.join(shown)})"
+
+
+def either(values: Sequence[Any]) -> str:
+    """``"a", "b" or "c"``; None goes without saying."""
+    *first, last = [
+        f'"{one}"' if isinstance(one, str) else str(one) for one in values if one is not None
+    ]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+@functools.cache
+def _allowed(kind: Any) -> dict[str, tuple[Any, ...]]:
+    """The values that options may have, of those that are declared as ``bool`` or ``Literal``."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for field in dataclasses.fields(kind):
+        owner = next(
+            base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {})
+        )
+        declared: Any = field.type
+        if isinstance(declared, str):
+            try:
+                declared = eval(declared, vars(sys.modules[owner.__module__]))
+            except (
+                NameError,
+                TypeError,
+                AttributeError,
+            ):  # of types that are not there when it runs
+                continue
+        union = get_origin(declared) in (Union, UnionType)
+        parts = get_args(declared) if union else (declared,)
+        if declared is bool:
+            found[field.name] = (True, False)
+        elif all(part is NoneType or get_origin(part) is Literal for part in parts):
+            values = [value for part in parts for value in get_args(part) or (None,)]
+            found[field.name] = tuple(values)
+    return found
 
 
 def is_ours(kind: type) -> bool:

@@ -39,6 +39,7 @@ class FromArrow(Source):
     """
 
     has_blocks = True
+    free = frozenset({"table"})
     random_access = True
 
     table: pa.Table
@@ -60,9 +61,6 @@ class FromArrow(Source):
 
     def open(self) -> ArrowSource:
         return ArrowSource(self.table)
-
-    def identity(self) -> dict[str, Any]:
-        return {"stage": self.name}
 
     def __repr__(self) -> str:
         return f"from_arrow({self.table.num_rows} rows of {', '.join(self.table.column_names)})"

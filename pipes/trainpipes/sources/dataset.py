@@ -155,9 +155,7 @@ class Fetch(RunStage):
     def __post_init__(self) -> None:
         """The dataset is not copied."""
 
-    @property
-    def runs_user_code(self) -> bool:
-        return True
+    runs_user_code = True
 
     def process(self, run: Run) -> Run:
         keys = run.block.data

@@ -40,6 +40,7 @@ class FromIterable(Source):
     """
 
     makes_objects = True
+    free = frozenset({"factory", "version", "schema"})
 
     factory: Callable[[], Iterable[Any]] | Iterable[Any]
     _: KW_ONLY
@@ -70,12 +71,7 @@ class FromIterable(Source):
     def open(self) -> IterableStream:
         return IterableStream(self.factory, self.version)
 
-    @property
-    def runs_user_code(self) -> bool:
-        return True
-
-    def identity(self) -> dict[str, Any]:
-        return {"stage": self.name}
+    runs_user_code = True
 
     def __repr__(self) -> str:
         text = super().__repr__()

@@ -55,6 +55,7 @@ class FromMemmap(Source):
 
     random_access = True
     free = frozenset({"path"})
+    versioned = "transform"
 
     path: Any
     _: KW_ONLY
@@ -79,12 +80,6 @@ class FromMemmap(Source):
         if self.dtype is None and self.transform is None:
             return None
         return Unpack(self.labels, self.transform)
-
-    def identity(self) -> dict[str, Any]:
-        identity = super().identity()
-        if (version := identity.pop("version", None)) is not None:
-            identity["transform"] = f"version {version}"
-        return identity
 
 
 class Unpack(RunStage):

@@ -125,9 +125,6 @@ class Mix(Source):
             if not isinstance(name, str) or not name:
                 raise ConfigError(f"mix(sources): names are strings, got {shown(name)}")
             _check_source(name, pipeline, self.stop)
-        _one_of("by", self.by, ("rows", "tokens"))
-        _one_of("stop", self.stop, ("all_exhausted", "first_exhausted", "repeat"))
-        _one_of("interpolation", self.interpolation, ("constant", "linear"))
         column_name(self.tokens, "mix(tokens)")
         if self.column is not None:
             column_name(self.column, "mix(column)")
@@ -354,13 +351,6 @@ class Mix(Source):
             if field.name != "sources" and getattr(self, field.name) != field.default
         ]
         return f"mix({', '.join(['{' + ', '.join(shown) + '}', *said])})"
-
-
-def _one_of(option: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigError(
-            f"mix({option}) is one of {', '.join(map(repr, known))}, got {shown(value)}"
-        )
 
 
 def _limits(repetitions: Any, names: Sequence[str]) -> dict[str, int | None]:

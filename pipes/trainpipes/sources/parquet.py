@@ -90,10 +90,6 @@ class ReadParquet(Source):
         if names is not None and len(set(names)) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise ConfigError(f"read_parquet(columns) names {twice!r} twice, got {names}")
-        if self.errors not in ("strict", "replace"):
-            raise ConfigError(
-                f'read_parquet(errors) is "strict" or "replace", got {shown(self.errors)}'
-            )
         self._set(
             columns=names,
             storage_options=checked_options(self.storage_options),

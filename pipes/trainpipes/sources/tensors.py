@@ -45,6 +45,7 @@ class FromTensors(Source):
     """
 
     random_access = True
+    free = frozenset({"tensors", "names"})
 
     tensors: tuple[Any, ...]
     names: tuple[str, ...] | None = None
@@ -72,9 +73,6 @@ class FromTensors(Source):
 
     def open(self) -> TensorSource:
         return TensorSource(self._rows)
-
-    def identity(self) -> dict[str, Any]:
-        return {"stage": self.name}
 
     def __repr__(self) -> str:
         shapes = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in self.tensors]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.checks import column_name, flag, whole_number
+from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import CutStage, OpenBelow
 from trainpipes.runtime.run import Run, RunSource
@@ -81,7 +81,6 @@ class Batch(CutStage):
             )
         else:
             _ = self.budget
-        flag(self.drop_last, "batch(drop_last)")
         if self.column is not None:
             column_name(self.column, "batch(column)")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.checks import column_name, flag, several, whole_number
+from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray, permutation
 from trainpipes.runtime.kinds import CutStage, OpenBelow
@@ -101,7 +101,6 @@ class BucketByLength(CutStage):
             whole_number(self.batch_size, 1, f"{name}(batch_size)", "rows in a micro-batch")
             if self.max_rows is not None or self.oversize is not None:
                 raise ConfigError(f"{name}(max_rows, oversize) go with max_tokens, got none")
-        flag(self.drop_last, f"{name}(drop_last)")
         if self.boundaries is not None and self.num_buckets is not None:
             raise ConfigError(
                 f"{name}() takes boundaries or num_buckets, got {shown(self.boundaries)} and "

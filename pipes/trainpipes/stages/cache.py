@@ -6,7 +6,7 @@ import os
 from dataclasses import KW_ONLY
 
 from trainpipes.cache import folder
-from trainpipes.checks import flag, whole_number
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
@@ -78,7 +78,6 @@ class Cache(RunStage):
             whole_number(self.max_bytes, 1, "cache(max_bytes)", "bytes of rows in the folder")
         if self.version is not None and not isinstance(self.version, str):
             raise ConfigError(f"cache(version) is text, got {shown(self.version)}")
-        flag(self.enabled, "cache(enabled)")
         if path is not None:
             self._set(path=os.fspath(path))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.checks import flag, whole_number
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.naming import need_columns
 from trainpipes.runtime.blame import blame
@@ -66,7 +66,6 @@ class ChatTemplate(Tokenizes):
             raise ConfigError(
                 f"chat_template(column) is the name of a column, got {shown(self.column)}"
             )
-        flag(self.labels, "chat_template(labels)")
         if self.max_length is not None:
             whole_number(self.max_length, 1, "chat_template(max_length)", "tokens of a row")
         if self.template is not None and not isinstance(self.template, str):

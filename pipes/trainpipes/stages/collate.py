@@ -21,7 +21,6 @@ from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.columns import columns_as
-from trainpipes.stages.map import named
 
 __all__ = ["Collate"]
 
@@ -49,6 +48,7 @@ class Collate(RunStage):
     """
 
     role = "finish"
+    versioned = "fn"
 
     fn: Callable[[Any], Any] | None = None
     _: KW_ONLY
@@ -60,17 +60,10 @@ class Collate(RunStage):
             raise ConfigError(
                 f"collate(fn) takes a function of a list of rows, got {shown(self.fn)}"
             )
-        if self.format not in ("rows", "arrow", "numpy", "torch"):
-            raise ConfigError(
-                f'format is "rows", "arrow", "numpy" or "torch", got {shown(self.format)}'
-            )
 
     @property
     def needs_columns(self) -> bool:  # type: ignore[override]
         return self.format != "rows"
-
-    def identity(self) -> dict[str, Any]:
-        return named(super().identity(), self.version)
 
     def process(self, run: Run) -> Run:
         if run.items is not None:

@@ -20,7 +20,6 @@ from trainpipes.runtime.kinds import CutStage, OpenBelow
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource, round_of
 from trainpipes.shown import shown
-from trainpipes.stages.map import named
 
 __all__ = ["FlatMap", "Unbatch"]
 
@@ -73,6 +72,7 @@ class FlatMap(_Several):
     ['a', 'b', 'c']
     """
 
+    versioned = "fn"
     free = frozenset({"schema"})
 
     fn: Callable[[Any], Iterable[Any]]
@@ -84,9 +84,6 @@ class FlatMap(_Several):
         if not callable(self.fn):
             raise ConfigError(f"flat_map(fn) takes a function of one row, got {shown(self.fn)}")
         checked_schema(self.schema, "flat_map(schema)")
-
-    def identity(self) -> dict[str, Any]:
-        return named(super().identity(), self.version)
 
     def rows_of(self, row: Any) -> Iterable[Any]:
         found = self.fn(row)

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY
 from multiprocessing import get_all_start_methods
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 from weakref import finalize
 
 import pyarrow as pa
 
-from trainpipes.checks import checked_schema, flag, whole_number
+from trainpipes.checks import checked_schema, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import random_key
 from trainpipes.runtime.blame import blame
@@ -83,6 +83,7 @@ class Map(RunStage):
 
     per_row = True
     makes_objects = True
+    versioned = "fn"
     free = frozenset({"num_workers", "method", "start_method", "schema"})
 
     fn: Callable[..., Any]
@@ -98,13 +99,10 @@ class Map(RunStage):
     def check(self) -> None:
         if not callable(self.fn):
             raise ConfigError(f"map(fn) takes a function of one row, got {shown(self.fn)}")
-        flag(self.rng, "map(rng)")
         whole_number(self.seed, None, "map(seed)", "of the generators that rng=True gives")
         whole_number(
             self.num_workers, 0, "map(num_workers)", "threads or processes that call the function"
         )
-        if self.method not in get_args(Kind):
-            raise ConfigError(f'map(method) is "thread" or "process", got {shown(self.method)}')
         there = get_all_start_methods()
         if self.start_method is not None and self.start_method not in there:
             raise ConfigError(
@@ -121,7 +119,10 @@ class Map(RunStage):
         return self.rng
 
     def identity(self) -> dict[str, Any]:
-        return named(super().identity(), self.version)
+        found = super().identity()
+        if not self.rng:  # a seed that nothing is drawn with
+            del found["rng"], found["seed"]
+        return found
 
     _turn = 0  # which one it is of several alike
 
@@ -220,17 +221,6 @@ class Calls:
                 )
                 finalize(self, self._hands.close).atexit = False
             return self._hands
-
-
-def named(identity: dict[str, Any], version: str | None) -> dict[str, Any]:
-    """The identity of a stage that calls a function, in which ``version``, if given, stands for that; without
-    a seed that nothing is drawn with."""
-    if version is not None:
-        identity["fn"] = f"version {version}"
-        identity.pop("version")
-    if not identity.get("rng", True):
-        del identity["rng"], identity["seed"]
-    return identity
 
 
 def key_of(stage: Stage, turn: int) -> RowKey:

@@ -18,7 +18,6 @@ from trainpipes.runtime.rows.columns import from_columns, untyped_columns
 from trainpipes.runtime.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.columns import columns_as
-from trainpipes.stages.map import named
 
 __all__ = ["Format", "MapBatches"]
 
@@ -56,6 +55,7 @@ class MapBatches(RunStage):
 
     needs_columns = True
     finds_types = True
+    versioned = "fn"
 
     fn: Callable[[Any], Any]
     _: KW_ONLY
@@ -65,11 +65,6 @@ class MapBatches(RunStage):
     def check(self) -> None:
         if not callable(self.fn):
             raise ConfigError(f"map_batches(fn) takes a function of columns, got {shown(self.fn)}")
-        if self.format not in ("arrow", "numpy", "torch"):
-            raise ConfigError(f'format is "arrow", "numpy" or "torch", got {shown(self.format)}')
-
-    def identity(self) -> dict[str, Any]:
-        return named(super().identity(), self.version)
 
     def process(self, run: Run) -> Run:
         if run.items is not None:

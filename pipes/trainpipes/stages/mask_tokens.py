@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes.arrays import list_array
-from trainpipes.checks import flag, several, whole_number
+from trainpipes.checks import several, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray, random_key
@@ -106,7 +106,6 @@ class MaskTokens(RunStage):
                 "mask_tokens(random, keep) are parts of the chosen tokens, at most 1 together, got "
                 f"{self.random} and {self.keep}"
             )
-        flag(self.whole_words, "mask_tokens(whole_words)")
         if not isinstance(self.column, str):
             raise ConfigError(
                 f"mask_tokens(column) is the name of a column, got {shown(self.column)}"

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -124,12 +124,6 @@ class Pack(CutStage):
             whole_number(self.max_documents, 1, "pack(max_documents)", "documents in a row at most")
         if self.pad_id is not None:
             whole_number(self.pad_id, 0, "pack(pad_id)", "a token id")
-        for name, kind in (("method", Method), ("overlong", Overlong)):
-            value = self.options[name]
-            if value not in get_args(kind):
-                raise ConfigError(
-                    f"pack({name}) is one of {', '.join(map(repr, get_args(kind)))}; got {shown(value)}"
-                )
         column_name(self.column, "pack(column)")
         if isinstance(self.along, str):
             raise ConfigError(f"pack(along) is a list of column names, got {shown(self.along)}")

@@ -6,9 +6,7 @@ from dataclasses import KW_ONLY
 from typing import Literal
 
 from trainpipes.checks import whole_number
-from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import PlanStage
-from trainpipes.shown import shown
 
 __all__ = ["ShardingFilter"]
 
@@ -48,15 +46,3 @@ class ShardingFilter(PlanStage):
         whole_number(
             self.num_shards, 1, "sharding_filter(num_shards)", "logical shards", most=2**20
         )
-        if self.split not in ("spans", "stride"):
-            raise ConfigError(
-                f'sharding_filter(split) is "spans" or "stride", got {shown(self.split)}'
-            )
-        if self.tail not in ("even", "ragged"):
-            raise ConfigError(
-                f'sharding_filter(tail) is "even" or "ragged", got {shown(self.tail)}'
-            )
-        if self.balance not in ("rows", "bytes"):
-            raise ConfigError(
-                f'sharding_filter(balance) is "rows" or "bytes", got {shown(self.balance)}'
-            )

@@ -10,7 +10,6 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import PlanStage
 from trainpipes.samplers import RandomSampler
-from trainpipes.shown import shown
 
 __all__ = ["Shuffle", "whole_number"]
 
@@ -58,8 +57,6 @@ class Shuffle(PlanStage):
         whole_number(self.buffer_size, 1, "shuffle(buffer_size)", "rows to mix with each other")
         whole_number(self.seed, None, "shuffle(seed)", "a seed")
         whole_number(self.max_bytes, 1, "shuffle(max_bytes)", "bytes for all windows")
-        if self.scope not in (None, "buffer", "global"):
-            raise ConfigError(f'shuffle(scope) is "buffer" or "global", got {shown(self.scope)}')
         if self.scope == "buffer":
             self._set(scope=None)  # states were saved before there was a choice
         elif self.scope == "global" and (self.buffer_size, self.max_bytes) != (40_960, 1 << 30):

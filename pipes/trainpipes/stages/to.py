@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trainpipes.checks import flag, whole_number
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import PlaceStage
 from trainpipes.runtime.made_once import made_once
@@ -60,7 +60,6 @@ class To(PlaceStage):
             raise ConfigError(
                 f'to(device) is a device such as "cuda" or "cuda:1", got {shown(self.device)}'
             ) from error
-        flag(self.non_blocking, "to(non_blocking)")
         whole_number(self.depth, 0, "to(depth)", "batches whose copies are begun ahead")
 
     @property

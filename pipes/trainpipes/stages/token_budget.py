@@ -7,11 +7,10 @@ from typing import Literal, NoReturn
 import numpy as np
 
 from trainpipes.checks import whole_number
-from trainpipes.errors import ConfigError, DataError
+from trainpipes.errors import DataError
 from trainpipes.order import IntArray
 from trainpipes.runtime.blame import blame
 from trainpipes.runtime.stage import Stage
-from trainpipes.shown import shown
 
 __all__ = ["Budget", "Oversize"]
 
@@ -37,8 +36,6 @@ class Budget:
         whole_number(max_tokens, 1, f"{name}(max_tokens)", "rows x longest row of a micro-batch")
         if max_rows is not None:
             whole_number(max_rows, 1, f"{name}(max_rows)", "rows in a micro-batch at most")
-        if oversize not in (None, "error", "alone"):
-            raise ConfigError(f'{name}(oversize) is "error" or "alone", got {shown(oversize)}')
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.alone = oversize == "alone"

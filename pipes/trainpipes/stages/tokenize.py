@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainpipes.checks import flag, whole_number
+from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.runtime.blame import blame
 from trainpipes.runtime.kinds import RunStage
@@ -162,17 +162,10 @@ class Tokenize(Tokenizes):
     def check(self) -> None:
         if self.max_length is not None:
             whole_number(self.max_length, 1, "tokenize(max_length)", "tokens in a sequence")
-        if self.truncation_side not in ("right", "left"):
-            raise ConfigError(
-                f'tokenize(truncation_side) is "right" or "left", got {shown(self.truncation_side)}'
-            )
         if not isinstance(self.eos, bool | str):
             whole_number(
                 self.eos, 0, "tokenize(eos)", "True, False, a token or its id", most=2**31 - 1
             )
-        flag(self.pair, "tokenize(pair)")
-        flag(self.add_special_tokens, "tokenize(add_special_tokens)")
-        flag(self.keep_text, "tokenize(keep_text)")
         if self.template is not None and not isinstance(self.template, str):
             raise ConfigError(f"tokenize(template) is a text, got {shown(self.template, 60)}")
         _ = self._template, self._outputs, self._labelled  # raises for what does not fit

@@ -11,12 +11,10 @@ import numpy as np
 from trainpipes.arrays import list_array
 from trainpipes.byte_rows import cut_rows
 from trainpipes.checks import column_names, whole_number
-from trainpipes.errors import ConfigError
 from trainpipes.naming import need_columns
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import option
-from trainpipes.shown import shown
 from trainpipes.stages.ragged_column import row_table
 from trainpipes.stages.token_columns import numbers_of
 
@@ -64,10 +62,6 @@ class Truncate(RunStage):
         )
         if self.columns is not None:
             column_names(self.columns, "truncate(columns)")
-        if self.truncation_side not in ("right", "left"):
-            raise ConfigError(
-                f'truncate(truncation_side) is "right" or "left", got {shown(self.truncation_side)}'
-            )
 
     def process(self, run: Run) -> Run:
         block, table = row_table(run, self)

@@ -39,8 +39,6 @@ def load(tokenizer: Any, engine: str = "auto") -> Engine:
     """
     if isinstance(tokenizer, Engine):
         return tokenizer
-    if engine not in ("auto", "tokenizers"):
-        raise ConfigError(f'tokenize(engine) is "auto" or "tokenizers", got {shown(engine)}')
     fast = engine == "auto"
     if isinstance(tokenizer, str | os.PathLike):
         return _from_text(tokenizer, fast)

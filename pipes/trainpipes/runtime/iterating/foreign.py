@@ -53,9 +53,7 @@ class FromNode(Source):
 
     node: BaseNode[Any]
 
-    @property
-    def runs_user_code(self) -> bool:
-        return True
+    runs_user_code = True
 
     def open(self) -> NodeStream:
         return NodeStream(self.node)

@@ -33,15 +33,12 @@ class AsColumns(RunStage):
     """
 
     per_row = True
+    thread_safe = True
 
     asker: str
     schema: pa.Schema | None = None
     may_stay: bool = False
     key: str = ""
-
-    @property
-    def runs_user_code(self) -> bool:
-        return False
 
     def identity(self) -> dict[str, Any]:
         return {"stage": self.name, "schema": None if self.schema is None else written(self.schema)}
