@@ -14,6 +14,7 @@ __all__ = [
     "checked_schema",
     "column_name",
     "column_names",
+    "flag",
     "several",
     "whole_number",
 ]
@@ -57,6 +58,17 @@ def checked_schema(value: Any, option: str) -> pa.Schema | None:
         )
     if len(set(value.names)) < len(value.names):
         raise ConfigError(f"{option} names each column once, got {value.names}")
+    return value
+
+
+def flag(value: Any, option: str) -> bool:
+    """``value``, True or False; raises otherwise.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{option} is True or False, got {shown(value)}")
     return value
 
 

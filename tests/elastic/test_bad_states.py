@@ -401,6 +401,13 @@ def test_workers_that_took_turns_merge_into_where_they_stand_together(
         assert merged == rows().state_at(start + steps * ranks)
 
 
+def test_workers_that_start_where_too_little_is_left_for_their_ranks_all_begin_the_next_epoch() -> (
+    None
+):
+    merged = tp.merge_states(worker_states([1, 0], 2, 2, start=50))
+    assert merged == rows().state_at(2, epoch=1)
+
+
 @pytest.mark.parametrize(
     ("steps", "worker"),
     [([1, 2], 0), ([0, 1], 0), ([3, 1, 1], 1), ([2, 2, 0], 2), ([2, 1, 2], 1)],

@@ -130,13 +130,7 @@ class Stage:
         for name, allowed in _allowed(type(self)).items():
             value = getattr(self, name)
             if not any(type(value) is type(one) and value == one for one in allowed):
-                said = [
-                    f'"{one}"' if isinstance(one, str) else str(one)
-                    for one in allowed
-                    if one is not None
-                ]
-                ways = f"{', '.join(said[:-1])} or {said[-1]}"
-                raise ConfigError(f"{self.name}({name}) is {ways}, got {shown(value)}")
+                raise ConfigError(f"{self.name}({name}) is {either(allowed)}, got {shown(value)}")
         self.check()
 
     def check(self) -> None:
@@ -227,10 +221,8 @@ class Stage:
 
 def either(values: Sequence[Any]) -> str:
     """``"a", "b" or "c"``; None goes without saying."""
-    *first, last = [
-        f'"{one}"' if isinstance(one, str) else str(one) for one in values if one is not None
-    ]
-    return f"{', '.join(first)} or {last}" if first else last
+    said = [f'"{one}"' if isinstance(one, str) else str(one) for one in values if one is not None]
+    return f"{', '.join(said[:-1])} or {said[-1]}"
 
 
 @functools.cache

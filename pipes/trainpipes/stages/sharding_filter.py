@@ -17,8 +17,8 @@ class ShardingFilter(PlanStage):
     In and out: rows. Micro-batch m of the one global sequence belongs to shard
     ``m % num_shards``; rank r of R takes every m with ``m % R == r``. So the sequence is the same
     on any number of ranks that divides ``num_shards``, and a state saved on one can be resumed on
-    another. Cursor: one for each shard. Costs nothing; large data is read by each rank in its
-    own part only. Stands anywhere before ``batch``.
+    another. Cursor: one for each shard, unless batches are counted. Costs nothing; large data is read
+    by each rank in its own part only. Stands anywhere before ``batch``.
 
     Args:
         num_shards: S, logical shards. A number with many divisors fits many world sizes: 24, 48,
