@@ -31,13 +31,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import trainpipes as tp
 from drawn import rows_of, table_of_rows, write_parquet
 from map_functions import slow_to_send
-from trainpipes.sources.arrow import FromArrow
-from trainpipes.sources.files import ListFiles
-from trainpipes.sources.parquet import ReadParquet
-from trainpipes.stages.batch import Batch
-from trainpipes.stages.map import Map
-from trainpipes.stages.sharding_filter import ShardingFilter
-from trainpipes.stages.shuffle import Shuffle
+from trainpipes.nodes import Batch, FromArrow, ListFiles, Map, ReadParquet, ShardingFilter, Shuffle
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 

@@ -127,7 +127,8 @@ class Stage:
 
     def __post_init__(self) -> None:
         self._set(**{name: _copied(value) for name, value in self.options.items()})
-        for name, allowed in _allowed(type(self)).items():
+        kind: Any = type(self)
+        for name, allowed in _allowed(kind).items():
             value = getattr(self, name)
             if not any(type(value) is type(one) and value == one for one in allowed):
                 raise ConfigError(f"{self.name}({name}) is {either(allowed)}, got {shown(value)}")
