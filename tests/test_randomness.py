@@ -23,9 +23,7 @@ from torchdata.nodes import Loader as NodeLoader
 import trainpipes as tp
 from drawn import build, rows_of, table_of_rows
 from oracle import Spec, sequence
-from trainpipes.sources.arrow import FromArrow
-from trainpipes.stages.batch import Batch
-from trainpipes.stages.shuffle import Shuffle
+from trainpipes.nodes import Batch, FromArrow, Shuffle
 
 SPEC = Spec((40, 7, 0, 53), num_shards=4, buffer_size=15, seed=2, batch_size=8)
 WRITE = "TRAINPIPES_WRITE_GOLDEN"  # set it to write the golden files anew
