@@ -67,7 +67,7 @@ def no_processes_left() -> Iterator[None]:
     yield
     gc.collect()  # exceptions keep what raised them
     left = [process for process in _workers() if process not in before]
-    _, alive = psutil.wait_procs(left, timeout=5)
+    _, alive = psutil.wait_procs(left, timeout=20)
     assert not [" ".join(process.cmdline()) for process in alive]
 
 

@@ -188,7 +188,8 @@ PAIRS = {"text": "input_ids", "answer": "target_ids"}
 #: Pipelines that end. The name says which stage it is for.
 FINITE: dict[str, Make] = {
     "list_files": lambda f: (
-        tp.list_files(sorted(map(str, Path(files(f)).parent.glob("*.parquet")))).sharding_filter(4).shuffle(seed=1)
+        tp.list_files(sorted(map(str, Path(files(f)).parent.glob("*.parquet"))))
+        .sharding_filter(4).shuffle(seed=1)
     ),
     "list_files / read": lambda f: tp.list_files(files(f)).shuffle(seed=1).read_parquet().batch(8),
     "read_parquet": lambda f: rows(f).batch(5),
