@@ -100,7 +100,8 @@ class Stage:
             into below it.
         takes_objects: of one that does, whether it also takes rows of which Arrow can't make columns.
         makes_objects: whether rows that come out are Python objects.
-        plan: that it is part of, once it is.
+        asks_plan: whether it asks the plan that it is part of; as one does that is ``by_place``.
+        plan: that it is part of, once it is, if it asks.
     """
 
     role: ClassVar[Role] = "rows"
@@ -112,6 +113,7 @@ class Stage:
     per_row = False
     by_row = False
     by_place: ClassVar[bool] = False
+    asks_plan: ClassVar[bool] = False
     finds_types = False
     by_epoch = False
     needs_columns = False

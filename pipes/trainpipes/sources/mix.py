@@ -102,6 +102,7 @@ class Mix(Source):
     """
 
     mixes = True
+    asks_plan = True
 
     sources: Mapping[str, Any]
     _: KW_ONLY

@@ -183,7 +183,7 @@ class Calls:
     """
 
     def __init__(self, stage: Map, key: RowKey | None) -> None:
-        self._stage = stage
+        self._stage = stage.fresh()  # workers end with the stage, which nothing here is to keep
         self._call = RowCall(stage.fn, key, str(stage))
         self._hands: Hands | None = None
         self._lock = threading.Lock()

@@ -55,6 +55,7 @@ class MapBatches(RunStage):
 
     needs_columns = True
     finds_types = True
+    asks_plan = True
     versioned = "fn"
 
     fn: Callable[[Any], Any]

@@ -21,6 +21,7 @@ class _Counted(CutStage):
     and the rows' state at the start of the run in hand."""
 
     cursor_keys = ("passed", "row")
+    asks_plan = True
 
     count: int
 

@@ -33,6 +33,7 @@ class AsColumns(RunStage):
     """
 
     per_row = True
+    asks_plan = True
     thread_safe = True
 
     asker: str

@@ -60,7 +60,8 @@ class Cut(Arranged):
         vars(self).update(vars(arrange(self.stages)))
         self.schemas = schemas or Schemas()
         for stage in [*self.stages, *self.before, *self.after]:
-            vars(stage)["plan"] = self
+            if stage.by_place or stage.asks_plan:
+                vars(stage)["plan"] = self
             if isinstance(stage, AsColumns) and stage.schema is not None:
                 self.schemas.give(stage.key, stage.schema)
         self._source = source
