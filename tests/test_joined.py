@@ -1,6 +1,5 @@
 """Tables joined in memory of large pages are what Arrow joins."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 from weakref import ref
@@ -11,7 +10,6 @@ import pytest
 from trainpipes import SchemaError
 from trainpipes.runtime.rows import joined
 from trainpipes.runtime.rows.block import join_payloads
-from trainpipes.runtime.rows.large_memory import LargeMemory
 
 COLUMNS: dict[str, Any] = {
     "ints": pa.array(range(50), pa.int16()),
@@ -35,9 +33,9 @@ COLUMNS: dict[str, Any] = {
 }
 
 
-def joined_tables(tables: list[pa.Table], memory: LargeMemory | None = None) -> pa.Table:
+def joined_tables(tables: list[pa.Table]) -> pa.Table:
     # One row more than there is, or the last table would be kept as it is.
-    joining = joined.Joining(sum(map(len, tables)) + 1, memory or LargeMemory())
+    joining = joined.Joining(sum(map(len, tables)) + 1)
     for table in tables:
         joining.add(table)
     return joining.table()
@@ -80,7 +78,7 @@ def test_parts_may_be_more_than_expected_and_turn_out_otherwise(
         pa.table({"x": pa.array([None, [5]], pa.list_(pa.int64())), "y": pa.array([6, None])}),
         pa.table({"x": pa.array([[8]] * 9, pa.list_(pa.int64())), "y": pa.array([3] * 9)}),
     ]
-    joining = joined.Joining(rows, LargeMemory())
+    joining = joined.Joining(rows)
     for part in parts:
         joining.add(part)
     assert joining.table().equals(pa.concat_tables(parts))
@@ -101,61 +99,3 @@ def test_a_part_is_let_go_before_the_next_is_taken(monkeypatch: pytest.MonkeyPat
             del table
 
     assert len(join_payloads(parts(), 300)) == 300
-
-
-class TestLargeMemory:
-    def test_is_given_out_again_when_nothing_looks_into_it(self) -> None:
-        memory = LargeMemory()
-        first = memory.take(5_000_000)
-        first[:] = 7
-        view = first.view("<i8")[10:20]
-        place = first.ctypes.data
-        del first
-        other = memory.take(5_000_000)
-        assert other.ctypes.data != place  # a view keeps it
-        assert (view == view[0]).all()
-        del view
-        again = memory.take(4_500_000)
-        assert again.ctypes.data == place
-        assert len(again) == 4_500_000
-
-    def test_a_piece_much_too_large_is_not_taken(self) -> None:
-        memory = LargeMemory()
-        place = memory.take(40_000_000).ctypes.data
-        small = memory.take(5_000_000)
-        assert small.ctypes.data != place
-        assert memory.take(30_000_000).ctypes.data == place
-
-    def test_outlives_what_gave_it(self) -> None:
-        memory = LargeMemory()
-        found = memory.take(5_000_000)
-        found[:] = 3
-        del memory
-        assert int(found.sum()) == 15_000_000
-        del found
-
-    def test_arrow_keeps_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(joined, "LARGE", 0)
-        memory = LargeMemory()
-        table = pa.table({"a": range(1000)})
-        found = joined_tables([table, table], memory)
-        column = found.column("a").chunk(0)[5:]
-        del found
-        memory.take(16_000)[:] = 255
-        assert column.to_pylist() == [*range(5, 1000), *range(1000)]
-
-    def test_pieces_of_all_sizes_do_not_pile_up(self) -> None:
-        memory = LargeMemory()
-        for size in range(1, 60):
-            memory.take(size * 1_000_000)[:1] = 1
-        assert len(memory._free) <= 10
-
-    def test_a_forked_child_writes_into_its_own(self) -> None:
-        found = LargeMemory().take(5_000_000)
-        found[:] = 3
-        child = os.fork()
-        if not child:
-            found[:] = 4
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert int(found.max()) == 3

@@ -7,6 +7,7 @@ from the start, and a resume skips.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.rows.block import Payload, TensorRows, join_payloads
+from trainpipes.shown import shown
 
 __all__ = [
     "LooksAhead",
@@ -27,6 +30,9 @@ __all__ = [
     "RowSource",
     "RowStream",
     "StreamReader",
+    "checked_source",
+    "read_full",
+    "read_rows",
 ]
 
 
@@ -67,6 +73,78 @@ class LooksAhead(Protocol):
     def expect(self, blocks: Sequence[int]) -> None:
         """Say which blocks will be read next, in order."""
         ...
+
+
+def checked_source(source: Any, asker: object) -> RowSource | RowStream:
+    """What a source's stage has opened, if it is of the user's own: raises unless it is one.
+
+    Raises:
+        ConfigError: it is none, its lengths are no counts, or its fingerprint is not of JSON types.
+    """
+    if not isinstance(source, RowSource | RowStream):
+        raise ConfigError(
+            f"{asker}: open() returns a RowSource or a RowStream, got {type(source).__name__}"
+        )
+    if type(source).__module__.split(".")[0] == "trainpipes":
+        return source
+    if isinstance(source, RowSource):
+        lengths = np.asarray(getattr(source, "lengths", None))
+        good = lengths.ndim == 1 and (lengths.dtype.kind in "iu" or not len(lengths))
+        if not good or (lengths < 0).any() or float(lengths.sum(dtype=np.float64)) >= 2**62:
+            raise ConfigError(
+                f"{asker}: {type(source).__name__}.lengths are the rows of each block, integers of 0 or more "
+                f"in an array [blocks], got {shown(lengths.tolist())}"
+            )
+        source.lengths = lengths.astype(np.int64)
+    try:
+        json.dumps(source.fingerprint())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{asker}: {type(source).__name__}.fingerprint() is a dict of texts, numbers and lists of these, "
+            f"which a state keeps as JSON: {error}; write int(...) around NumPy's numbers"
+        ) from error
+    return source
+
+
+def read_rows(source: RowSource, reader: Reader, block: int, start: int, stop: int) -> Payload:
+    """Rows ``start`` to ``stop`` of a block, which are found to be as many.
+
+    Raises:
+        DataError: the source gives others; names it and the block.
+    """
+    data = reader.read(block, start, stop)
+    good = isinstance(data, pa.Table | list | TensorRows)
+    if not good or len(data) != stop - start:
+        got = f"{len(data):,} rows" if good else f"{type(data).__name__}"
+        raise DataError(
+            f"{type(source).__name__}.read({block}, {start}, {stop}) returns the {stop - start:,} rows of a "
+            f"block from {start} on, as a pyarrow.Table or a list, got {got}"
+        )
+    return data
+
+
+def read_full(reader: StreamReader, rows: int) -> Payload | None:
+    """The next rows of a stream: fewer at its end only, None past it.
+
+    Raises:
+        DataError: the stream gives something else; names it.
+    """
+    parts: list[Payload] = []
+    while rows:
+        data = reader.read(rows)
+        if data is None:
+            break
+        if not isinstance(data, pa.Table | list | TensorRows) or len(data) > rows:
+            got = f"{len(data):,}" if isinstance(data, pa.Table | list) else type(data).__name__
+            raise DataError(
+                f"{type(reader).__name__}.read({rows}) returns at most {rows:,} rows, as a pyarrow.Table "
+                f"or a list, or None at the end, got {got}"
+            )
+        parts.append(data)
+        rows -= len(data)
+        if not len(data):
+            break
+    return join_payloads(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
 class RowSource(ABC):

@@ -32,6 +32,7 @@ import torch
 
 from trainpipes.errors import ConfigError
 from trainpipes.naming import nearest
+from trainpipes.runtime.rows.content import table_digest, tensor_digest
 from trainpipes.runtime.rows.row_types import written
 from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
@@ -56,7 +57,7 @@ Role = Literal[
 ]
 
 #: What classes had when a stage was a node with an ``__init__`` of its own.
-_BEFORE = ("__init__", "begin", "bind", "open_source")
+_BEFORE = ("__init__", "__post_init__", "begin", "bind", "open_source")
 
 
 def option(
@@ -125,6 +126,8 @@ class Stage:
         super().__init_subclass__(**given)
         refuse_old(cls)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        cls.free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
+        check_class(cls)
         cls.__init__ = _spelt(cls.__init__)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
@@ -135,6 +138,12 @@ class Stage:
             if not any(type(value) is type(one) and value == one for one in allowed):
                 raise ConfigError(f"{self.name}({name}) is {either(allowed)}, got {shown(value)}")
         self.check()
+        lost = [name for name in vars(self).keys() - self.options.keys() if not made(self, name)]
+        if lost and not is_ours(kind):
+            raise ConfigError(
+                f"{self.name}: check() sets {lost[0]!r}, and a stage keeps its options only: list it as a "
+                "field, or make it where it is needed"
+            )
 
     def check(self) -> None:
         """Raise ConfigError unless the options are what they must be. Those that are declared as ``bool`` or
@@ -271,6 +280,9 @@ def _copied(value: Any) -> Any:
 def _spelt(init: Callable[..., None]) -> Callable[..., None]:
     """A stage's ``__init__`` that knows older names of options, and says which names there are."""
 
+    signature = inspect.signature(init)
+    plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:]]
+
     @functools.wraps(init)
     def __init__(self: Stage, *args: Any, **options: Any) -> None:
         known = {field.name: field.metadata.get("was") for field in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -282,6 +294,11 @@ def _spelt(init: Callable[..., None]) -> Callable[..., None]:
                     f"{self.name}() has no option {name!r}{nearest(name, list(known))}; it takes "
                     f"{', '.join(known) or 'none'}"
                 )
+        try:
+            signature.bind(self, *args, **options)
+        except TypeError as error:
+            shown = f"{self.name}{inspect.Signature(plain)}"
+            raise TypeError(f"{self.name}(): {error}; it is {shown}") from None
         init(self, *args, **options)
 
     return __init__
@@ -314,6 +331,8 @@ def refuse_old(kind: type[Stage]) -> None:
     found = [name for name in _BEFORE if name in vars(kind)]
     if "process" in vars(kind) and Stage in kind.__bases__:
         found.append("process")
+    if Stage in kind.__bases__:
+        found.append("nothing that says how it is carried out")
     if is_ours(kind) or not found:
         return
     parameters = list(
@@ -328,10 +347,34 @@ def refuse_old(kind: type[Stage]) -> None:
             lines.append(f"    {parameter.name}: {'object' if said == '_empty' else said}{default}")
     lines.append("    def apply(self, row): ...")
     raise ConfigError(
-        f"{kind.__name__} defines {', '.join(found)}(), and a stage is a dataclass of its options now: leave "
+        f"{kind.__name__} defines {', '.join(found)}, and a stage is a dataclass of its options now: leave "
         "them out, list the options as fields, and define apply() of a RowStage, TableStage or BatchStage:\n"
         + "\n".join(lines)
     )
+
+
+def made(stage: Stage, name: str) -> bool:
+    """Whether an attribute is made of the options, as a ``cached_property`` is."""
+    return hasattr(inspect.getattr_static(type(stage), name, None), "__get__")
+
+
+def check_class(kind: type[Stage]) -> None:
+    """Raise for a class of the user's whose options have names that mean something else."""
+    if is_ours(kind):
+        return
+    bases: list[Any] = [base for base in kind.__mro__ if is_ours(base) and base is not Stage]
+    known = {field.name for base in bases for field in dataclasses.fields(base)}
+    ours = {name for base in (*bases, Stage) for name in vars(base)} - known
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in sorted(names & ours):
+        raise ConfigError(
+            f"{kind.__name__}: every stage has {name!r}, so that an option needs another name; to set it for "
+            f"the class, leave its type out: {name} = ..."
+        )
+    for name in sorted(kind.free - names):
+        raise ConfigError(
+            f"{kind.__name__}: free is a frozenset of options, and there is no {name!r}"
+        )
 
 
 def same(a: Any, b: Any) -> bool:
@@ -384,8 +427,17 @@ def identify(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
-        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
+        content = np.ascontiguousarray(value).tobytes()
+        if value.dtype.hasobject:  # else by where its objects lie in memory
+            content = repr(value.tolist()).encode()
+        digest = hashlib.sha256(content).hexdigest()[:16]
         return f"{value.dtype}{list(value.shape)}:{digest}"
+    if isinstance(value, torch.Tensor) and value.numel() > 1000:  # its text leaves some out
+        return f"{value.dtype}{list(value.shape)}:{tensor_digest(value)[:16]}"
+    if isinstance(value, pa.Table):
+        return f"table[{len(value)}]:{table_digest(value)[:16]}"
+    if isinstance(value, Stage):
+        return value.identity()
     if hasattr(value, "fingerprint"):
         return json.loads(json.dumps(value.fingerprint()))
     qualified = getattr(value, "__qualname__", None)

@@ -30,7 +30,7 @@ from trainpipes.runtime.caching.file_lock import FileLock
 from trainpipes.runtime.caching.holes import with_holes
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.joined import joined_tables
-from trainpipes.runtime.source import LooksAhead, Reader, RowSource
+from trainpipes.runtime.source import LooksAhead, Reader, RowSource, read_rows
 from trainpipes.runtime.stage import Stage
 from trainpipes.runtime.warn_once import warn_once
 
@@ -324,7 +324,7 @@ class CachedBlocks:
         tables, numbers = [], []
         for low in range(start, stop, step):
             high = min(stop, low + step)
-            data = reader.read(block, low, high)
+            data = read_rows(self.source, reader, block, low, high)
             ids = np.arange(first + low, first + high, dtype=np.int64)
             with self._working if self._alone else nullcontext():
                 rows = self._apply(Block(data, ids))

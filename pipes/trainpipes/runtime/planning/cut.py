@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray, Layout, StreamLayout, even_cuts, permutation
 from trainpipes.runtime.planning.arrange import Arranged, arrange
 from trainpipes.runtime.planning.as_columns import AsColumns
@@ -18,7 +19,7 @@ from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.reading.numbered import DRAWN_ROWS, RowOrder, drawn_rows
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.source import RowMixture, RowSource, RowStream
+from trainpipes.runtime.source import RowMixture, RowSource, RowStream, checked_source
 from trainpipes.runtime.stage import Stage
 from trainpipes.state import BatchSizes
 
@@ -106,9 +107,13 @@ class Cut(Arranged):
     def source(self) -> RowSource | RowStream:
         if self._source is None:
             reader: Any = self.stages[len(self.file_stages)]
-            self._source = (
-                reader.open_files(self.file_stages) if self.file_stages else reader.open()
-            )
+            opened = reader.open_files(self.file_stages) if self.file_stages else reader.open()
+            self._source = checked_source(opened, reader)
+            if self.drawn is not None and not isinstance(opened, RandomAccessSource):
+                raise ConfigError(
+                    f"{self.shuffle} reads rows by number, and {reader} opens a {type(opened).__name__}, "
+                    "which cannot: leave random_access out, and shuffle within a buffer"
+                )
             self._join_schemas()
         return self._source
 

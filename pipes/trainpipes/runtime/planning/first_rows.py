@@ -21,7 +21,7 @@ from trainpipes.runtime.rows.block import Block, payload_bytes
 from trainpipes.runtime.rows.row_schema import SchemaFinder, UnfitRow
 from trainpipes.runtime.rows.row_types import NoColumn, is_open, unite, written
 from trainpipes.runtime.run import Cursors, Run, RunSource
-from trainpipes.runtime.source import RowMixture, RowSource, RowStream
+from trainpipes.runtime.source import RowMixture, RowSource, RowStream, read_full, read_rows
 from trainpipes.runtime.stage import Stage
 
 __all__ = ["Unfit", "find_schema"]
@@ -203,14 +203,17 @@ class _FirstRows:
             begin = int(begins[block])
             for start in range(begin, begin + rows, STEP):
                 stop = min(start + STEP, begin + rows, start + MOST_ROWS - self.rows)
-                yield self._reader.read(block, start, stop), int(firsts[block]) + start
+                yield (
+                    read_rows(source, self._reader, block, start, stop),
+                    int(firsts[block]) + start,
+                )
 
     def _of_stream(self, source: RowStream) -> Generator[tuple[Any, int], None, None]:
         self._reader = source.open(0, None)
         row, stop = 0, self._plan.stop_rows
         while stop is None or row < stop:
             wanted = STEP if row >= self._plan.skip_rows else min(STEP, self._plan.skip_rows - row)
-            data = self._reader.read(wanted if stop is None else min(wanted, stop - row))
+            data = read_full(self._reader, wanted if stop is None else min(wanted, stop - row))
             if data is None:
                 return
             row += len(data)

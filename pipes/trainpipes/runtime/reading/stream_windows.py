@@ -10,7 +10,7 @@ import numpy as np
 from trainpipes.order import permutation
 from trainpipes.runtime.reading.windows import Before, Held, Window
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.runtime.source import RowStream, StreamReader, read_full
 
 __all__ = ["StreamWindows"]
 
@@ -114,27 +114,30 @@ class StreamWindows:
         at = state if self._stream.seekable else {}
         current = _Pass(self._stream.open(epoch, at or None))
         if not window:
-            current.start = current.reader.state()
+            current.start = self._state(current)
         if at and window:  # the state of an epoch's start is from before the rows to pass over
             current.next, current.row = window, self._skip + window * self._rows
         while current.row < self._skip and not current.ended:
-            data = current.reader.read(min(self._rows, self._skip - current.row))
+            data = read_full(current.reader, min(self._rows, self._skip - current.row))
             current.ended = data is None
             current.row += 0 if data is None else len(data)
         self._passes[epoch] = current
         return current
 
+    def _state(self, current: _Pass) -> dict[str, Any]:
+        return current.reader.state() if self._stream.seekable else {}
+
     def _cut(self, epoch: int, current: _Pass) -> Window | None:
         wanted = 1 if self._seed is None else 2
         while not current.ended and len(current.ahead) < wanted:
             left = math.inf if self._stop is None else max(0, self._stop - current.row)
-            data = current.reader.read(int(min(self._rows, left))) if left else None
+            data = read_full(current.reader, int(min(self._rows, left))) if left else None
             if data is None or len(data) < self._rows:
                 current.ended = True
             if data is not None and len(data):
                 ids = np.arange(current.row, current.row + len(data), dtype=np.int64)
                 current.row += len(data)
-                current.ahead.append((Block(data, ids, epoch=epoch), current.reader.state()))
+                current.ahead.append((Block(data, ids, epoch=epoch), self._state(current)))
         if not current.ahead:
             return None
         rows, after = current.ahead.pop(0)

@@ -22,10 +22,9 @@ from trainpipes.runtime.caching.cached import CachedBlocks, CachedReader
 from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.rows.block import Block, join_payloads, payload_bytes
-from trainpipes.runtime.rows.large_memory import LargeMemory
 from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Cursors, Run
-from trainpipes.runtime.source import LooksAhead, Reader, RowSource
+from trainpipes.runtime.source import LooksAhead, Reader, RowSource, read_rows
 
 __all__ = [
     "Before",
@@ -196,7 +195,6 @@ class ListedWindows:
         self._spans: dict[int, Held] = {}
         self._span_of: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._memory = LargeMemory()
 
     def expect(self, user: int, epoch: int, span: int, window: int) -> None:
         held = self._held(user, span)
@@ -308,9 +306,10 @@ class ListedWindows:
             firsts = self._blocks.firsts
             if isinstance(held.reader, LooksAhead):
                 held.reader.expect([block for block, _, _ in wanted])
-            parts = (held.reader.read(*stretch) for stretch in wanted)
+            reader, source = held.reader, self._source
+            parts = (read_rows(source, reader, *stretch) for stretch in wanted)
             ids = [np.arange(firsts[b] + low, firsts[b] + high) for b, low, high in wanted]
-            data = join_payloads(parts, stop - start, self._memory)
+            data = join_payloads(parts, stop - start)
             read = Block(data, np.concatenate(ids), epoch=epoch)
             rows = self._before(read)
         if self._seed is None:

@@ -8,5 +8,4 @@ arrow_rows    rows of Python objects as Arrow
 content       digests of tables and tensors
 same_columns  rows of several sources that must have the same columns
 joined        tables joined
-large_memory  large pieces of memory that are used again
 """

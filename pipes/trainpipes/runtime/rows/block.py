@@ -22,7 +22,6 @@ from trainpipes.arrays import to_arrow
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.rows.joined import Joining
-from trainpipes.runtime.rows.large_memory import LargeMemory
 from trainpipes.runtime.rows.late_items import late_if_small
 from trainpipes.runtime.rows.lone_copy import copied, gathered
 
@@ -246,16 +245,12 @@ def slice_payload(data: Payload, start: int, stop: int) -> Payload:
     return data.slice(start, stop - start)
 
 
-def join_payloads(
-    parts: Iterable[Payload], rows: int | None = None, memory: LargeMemory | None = None
-) -> Payload:
-    """All rows of the payloads, one after the other; Arrow columns come out in one chunk, in ``memory`` if
-    there is much of them.
+def join_payloads(parts: Iterable[Payload], rows: int | None = None) -> Payload:
+    """All rows of the payloads, one after the other; Arrow columns come out in one chunk.
 
     Args:
         parts: the payloads; Arrow ones are not held once the next one is taken.
         rows: how many there will be; counted if None.
-        memory: where to put them; None for memory of their own.
     """
     if rows is None:
         parts = list(parts)
@@ -267,7 +262,7 @@ def join_payloads(
         if not isinstance(part, pa.Table):
             others = [part, *coming]
             break
-        joining = joining or Joining(rows, memory or LargeMemory())
+        joining = joining or Joining(rows)
         joining.add(part)
         del part
     if joining is not None:

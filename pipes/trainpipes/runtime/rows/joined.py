@@ -1,8 +1,7 @@
-"""Arrow tables joined as they come, in memory that is used again, and that has large pages.
+"""Arrow tables joined as they come.
 
-A window's rows are looked up all over, tens of megabytes of them: large pages cost a fraction of the faults
-when they are written first, and of the misses when they are read. What a row group was decoded to is
-copied at once and let go, so that the next one is decoded into the same memory.
+What a row group was decoded to is copied at once and let go, so that the next one is decoded into the same
+memory.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import pyarrow as pa
 
 from trainpipes.arrays import TEXTS, Array, apart, offset_dtype, one_chunk, to_numpy
 from trainpipes.errors import SchemaError
-from trainpipes.runtime.rows.large_memory import LargeMemory
 
 __all__ = ["Joining", "joined_tables"]
 
@@ -56,12 +54,10 @@ class Joining:
 
     Args:
         rows: about how many there will be in all.
-        memory: where to put them.
     """
 
-    def __init__(self, rows: int, memory: LargeMemory) -> None:
+    def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._memory = memory
         self._tables: list[pa.Table] = []  # as they came, where they are not copied
         self._schema: pa.Schema | None = None
         self._columns: list[_Column] = []
@@ -78,7 +74,7 @@ class Joining:
             return
         self._columns = self._columns or [_Column() for _ in table.columns]
         for column, given in zip(self._columns, table.columns, strict=True):
-            column.add(given, share, self._memory)
+            column.add(given, share)
 
     def table(self) -> pa.Table:
         """All rows, each column in one chunk where one can hold it."""
@@ -102,14 +98,14 @@ class _Column:
         self._filled: _Filled | None = None
         self._chunks: list[Any] = []
 
-    def add(self, given: pa.ChunkedArray, share: float, memory: LargeMemory) -> None:
+    def add(self, given: pa.ChunkedArray, share: float) -> None:
         for chunk in given.chunks:
             if not len(chunk):
                 continue
             if not self._chunks:
                 filled = self._filled
                 if filled is None and given.nbytes * share >= LARGE:
-                    filled = _filled_for(given.type, share, memory)
+                    filled = _filled_for(given.type, share)
                 if filled is not None and filled.add(chunk):
                     self._filled = filled
                     continue
@@ -123,22 +119,21 @@ class _Column:
         return one_chunk(pa.chunked_array(chunks, kind))
 
 
-def _filled_for(kind: pa.DataType, share: float, memory: LargeMemory) -> _Filled | None:
+def _filled_for(kind: pa.DataType, share: float) -> _Filled | None:
     """What a column of a type is copied to; None for types that Arrow joins."""
     asked = pa.types
     if _is_number(kind):
-        return _Numbers(share, memory)
+        return _Numbers(share)
     if asked.is_list(kind) or asked.is_large_list(kind):
-        return _Lists(share, memory) if _is_number(kind.value_type) else None
-    return _Strings(share, memory) if kind in TEXTS else None
+        return _Lists(share) if _is_number(kind.value_type) else None
+    return _Strings(share) if kind in TEXTS else None
 
 
 class _Values:
     """Numbers one after the other."""
 
-    def __init__(self, share: float, memory: LargeMemory) -> None:
+    def __init__(self, share: float) -> None:
         self._share = share
-        self._memory = memory
         self._room: Array | None = None
         self.count = 0
 
@@ -155,7 +150,7 @@ class _Values:
         self.count = stop
 
     def _taken(self, count: int, dtype: Any) -> Array:
-        found: Array = self._memory.take(count * dtype.itemsize).view(dtype)
+        found: Array = np.empty(count, dtype)
         return found
 
     def buffer(self) -> pa.Buffer:
@@ -165,8 +160,8 @@ class _Values:
 class _Filled(ABC):
     """A column that is copied."""
 
-    def __init__(self, share: float, memory: LargeMemory) -> None:
-        self.values = _Values(share, memory)
+    def __init__(self, share: float) -> None:
+        self.values = _Values(share)
 
     @abstractmethod
     def add(self, chunk: Any) -> bool:
@@ -191,8 +186,8 @@ class _Numbers(_Filled):
 class _Ranges(_Filled):
     """A column of rows of different lengths."""
 
-    def __init__(self, share: float, memory: LargeMemory) -> None:
-        super().__init__(share, memory)
+    def __init__(self, share: float) -> None:
+        super().__init__(share)
         self._lengths: list[Array] = []
 
     def _add(self, edges: Array, values: Array) -> bool:
