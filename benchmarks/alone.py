@@ -16,7 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import trainpipes as tp
-from benchmarks import footers, map_workers, memmap, mix, packing, samplers, scale, state
+from benchmarks import (
+    collating,
+    footers,
+    map_workers,
+    memmap,
+    mix,
+    packing,
+    samplers,
+    scale,
+    state,
+    text_files,
+)
 from benchmarks.processes import pss
 
 __all__ = ["ALONE"]
@@ -44,6 +55,15 @@ def of_memmap(tiny: bool) -> Figures:
 def of_samplers(tiny: bool) -> Figures:
     rates = samplers.rates_of(10_000 if tiny else 2_000_000, 1 if tiny else 5)
     return {"ns a row": 1e9 / rates["RandomSampler"]}
+
+
+def of_collating(tiny: bool) -> Figures:
+    took = collating.micros_of(320 if tiny else 32_000, 1 if tiny else 7)
+    found = {
+        kind: took[f"{kind}, DataLoader"] / max(1e-9, took[f"{kind}, collate"])
+        for kind in ("ints", "tuples", "dicts")
+    }
+    return found | {"columns": took["columns, pad_collate"] / max(1e-9, took["columns, collate"])}
 
 
 def of_packing(tiny: bool) -> Figures:
@@ -89,6 +109,10 @@ def of_footers(tiny: bool) -> Figures:
     return {"ms a footer": took["footers"] * 1e3 / files, "ms with the index": took["index"] * 1e3}
 
 
+def of_text_files(tiny: bool) -> Figures:
+    return text_files.measured(2_000 if tiny else 100_000, 1 if tiny else 7)
+
+
 def of_scale(tiny: bool) -> Figures:
     found = scale.planned(2_000 if tiny else 1_000_000, 8 if tiny else 4096, 4, 1)
     return {"seconds": found["seconds"], "gigabytes": found["grown"]}
@@ -116,10 +140,12 @@ def of_memory(tiny: bool) -> Figures:
 ALONE: dict[str, Callable[[bool], Figures]] = {
     "memmap": of_memmap,
     "samplers": of_samplers,
+    "collating": of_collating,
     "packing": of_packing,
     "mix": of_mix,
     "state": of_state,
     "footers": of_footers,
+    "text_files": of_text_files,
     "scale": of_scale,
     "map_workers": of_map_workers,
     "memory": of_memory,

@@ -51,6 +51,8 @@ SPEED, DATASETS, PACKING, MIXING = (
     "docs/mixing.md",
 )
 STATE, SCALE = "benchmarks/state.py", "benchmarks/scale.py"
+COLLATING = "benchmarks/collating.py"
+FORMATS = "docs/formats.md"
 
 PROMISES = (
     *TARGETS,
@@ -79,6 +81,13 @@ PROMISES = (
           where=DATASETS),
     least("images: 14 times from_dataset over the same", 10, alone("memmap", "images, from_dataset"),
           where=DATASETS),
+    # Rows of Python's, and columns of numbers.
+    least("a list of ints, of what a plain DataLoader makes", 0.7, alone("collating", "ints"),
+          where=COLLATING),
+    least("lists of tuples and of dicts, the same", 0.7, alone("collating", "tuples", "dicts"),
+          where=COLLATING),
+    least("16 columns of floats by collate(), of what pad_collate() makes", 0.8,
+          alone("collating", "columns"), where=COLLATING),
     # Orders.
     most("a global order, about 30 ns a row", 45, alone("samplers", "ns a row"), where=DATASETS),
     # Packing.
@@ -114,6 +123,10 @@ PROMISES = (
     most("a footer, 0.1 ms", 0.15, alone("footers", "ms a footer"), where="docs/cache.md"),
     most("1,000 files with an index, about 20 ms", 30, alone("footers", "ms with the index"),
          where="docs/cache.md"),
+    most("JSON lines, of pyarrow.json", 1.3, alone("text_files", "json, of the bare reader"), where=FORMATS),
+    most("CSV, of pyarrow.csv", 1.3, alone("text_files", "csv, of the bare reader"), where=FORMATS),
+    most("text, of splitting bytes", 1.5, alone("text_files", "text, of the bare reader"), where=FORMATS),
+    most("index of JSON lines, s a GB", 1, alone("text_files", "json, index, s a GB"), where=FORMATS),
     most("planning for 4,096 ranks, s (1 of the 10 M row groups)", 1, alone("scale", "seconds"), where=SCALE),
     most("planning, GB (the same)", 0.2, alone("scale", "gigabytes"), where=SCALE),
     least("map in 2 threads, against a DataLoader with 2 workers", 0.9, alone("map_workers", "threads"),

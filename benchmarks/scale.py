@@ -28,7 +28,7 @@ import pyarrow as pa
 
 import trainpipes as tp
 from trainpipes.order import Layout, even_cuts, segments
-from trainpipes.runtime.iterating.consumer import Consumer
+from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.sources import parquet
 from trainpipes.sources.files import FileList
@@ -104,7 +104,7 @@ def peak() -> float:
 def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
     """Everything that a worker does before it reads, and what it would read."""
     files, index = footers(folder)
-    parquet.read_index = lambda *_: index  # type: ignore[assignment]
+    parquet.read_index = lambda *_, **__: index  # type: ignore[assignment]
     shards = ranks * workers
     stages = (
         tp.list_files("/data/crawl").read_parquet().sharding_filter(shards)
@@ -114,20 +114,20 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
     clock = Clock()
     with clock.phase("row groups as blocks"):
         source = ParquetSource(files, None)
-        plan = Plan([stage.fresh() for stage in stages], source)
-        assert plan.blocks.rows
+        plan = Plan.of([stage.fresh() for stage in stages], source)
+        assert plan.inputs.blocks.rows
     with clock.phase("identity of data and stages"):
         identity = plan.identity
     with clock.phase("spans"):
-        layout = plan.layout
+        layout = plan.layouts.usual
         assert isinstance(layout, Layout)
         spans = layout.num_spans
     with clock.phase("order of row groups"):
-        starts, order = plan.blocks.order((0,), lambda: plan.block_order(0))
+        starts, order = plan.inputs.blocks.order((0,), lambda: plan.layouts.block_order(0))
         assert order is not None
     topology = Topology(ranks // 3, ranks)
     with clock.phase("state of a rank"):
-        state = Consumer(plan, topology, Position(0, 0, shards), 0).state()
+        state = OnePass(plan, topology, Position(0, 0, shards), 0, go_on=False).state()
     with clock.phase("first windows of a rank"):
         own = [shard % spans for shard in range(topology.rank, shards, ranks)]
         for span in own:
@@ -156,9 +156,9 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
 def seek(plan: Plan, ranks: int) -> float:
     """Seconds to find, by arithmetic, all cursors at nine tenths of the epoch."""
     start = time.perf_counter()
-    m = int(plan.pass_batches * 0.9) // ranks * ranks
-    for shard in range(plan.num_shards):
-        plan.cursor_at(m, shard, 0)
+    m = int(plan.counts.batches_in_pass * 0.9) // ranks * ranks
+    for shard in range(plan.chain.num_shards):
+        plan.counts.cursor_at(m, shard, 0)
     return time.perf_counter() - start
 
 

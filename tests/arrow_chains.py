@@ -132,6 +132,10 @@ def everything(batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 
 
+def renamed(table: pa.Table) -> dict[str, Any]:
+    return {"n": table.column("number")}
+
+
 NUMBERS = ("number", "real", "flag", "input_ids", "wide", "even")
 
 CHAINS: dict[str, Make] = {
@@ -260,6 +264,16 @@ CHAINS: dict[str, Make] = {
     "rows": lambda d: sharded(d).select(*NUMBERS),
     "map_batches": lambda d: (
         sharded(d).map_batches(everything, format="arrow").select("number").batch(8).pad_collate()
+    ),
+    "with_columns": lambda d: (
+        sharded(d).with_columns(renamed, format="arrow").select("n", "number").batch(8).pad_collate()
+    ),
+    "drop_columns": lambda d: sharded(d).drop_columns("text", "said", "day").batch(8),
+    "write_parquet": lambda d: iter(sharded(d).write_parquet(d / "out-parquet").files),
+    "write_arrow": lambda d: iter(sharded(d).write_arrow(d / "out-arrow").files),
+    "write_json": lambda d: iter(sharded(d).write_json(d / "out-json").files),
+    "write_memmap": lambda d: iter(
+        sharded(d).select("number", "input_ids").write_memmap(d / "out.memmap")
     ),
     "to_map_dataset": lambda d: iter(sharded(d).to_map_dataset()),
     "a state": lambda d: resumed(sharded(d).select("number").batch(8).pad_collate()),

@@ -65,9 +65,12 @@ def no_processes_left() -> Iterator[None]:
     """Fails a test that leaves worker processes behind."""
     before = set(_workers())
     yield
-    gc.collect()  # exceptions keep what raised them
-    left = [process for process in _workers() if process not in before]
-    _, alive = psutil.wait_procs(left, timeout=20)
+    alive = [process for process in _workers() if process not in before]
+    for _ in range(20):
+        gc.collect()  # exceptions keep what raised them, for as long as a thread has them
+        _, alive = psutil.wait_procs(alive, timeout=1)
+        if not alive:
+            break
     assert not [" ".join(process.cmdline()) for process in alive]
 
 

@@ -5,17 +5,25 @@ Tests of resuming and of elasticity go through all of them, and fail for a stage
 
 from __future__ import annotations
 
+import gzip
 import inspect
+import io
+import json
+import tarfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet as pq
 from torch.utils.data import BatchSampler, SubsetRandomSampler
+from torchdata.nodes import IterableWrapper
 
 import trainpipes as tp
 from trainpipes import Pipeline
@@ -47,6 +55,16 @@ def files(folder: Path) -> str:
     return str(folder / "*.parquet")
 
 
+@cache
+def in_folders(folder: Path) -> str:
+    """The same files, each in a folder that is named by a value."""
+    for number, path in enumerate(sorted(Path(files(folder)).parent.glob("part-*.parquet"))):
+        own = folder / "folders" / f"n={number}"
+        own.mkdir(parents=True, exist_ok=True)
+        (own / path.name).write_bytes(path.read_bytes())
+    return str(folder / "folders")
+
+
 def schema() -> pa.Schema:
     return pa.schema(
         [
@@ -69,6 +87,96 @@ def mapped(folder: Path) -> str:
     rows = ({"x": n, "tokens": list(range(n % 7))} for n in range(61))
     tp.write_memmap(path, rows, overwrite=True)
     return str(path)
+
+
+@cache
+def arrow_files(folder: Path) -> list[str]:
+    """The rows of the Parquet files in an Arrow file, a stream and a compressed Feather file."""
+    rows = table(folder)
+    paths = [folder / name for name in ("rows-0.arrow", "rows-1.arrows", "rows-2.feather")]
+    with pa.ipc.new_file(paths[0], rows.schema) as file:
+        file.write_table(rows.slice(0, 40), max_chunksize=13)
+    with pa.ipc.new_stream(paths[1], rows.schema) as stream:
+        stream.write_table(rows.slice(40, 41), max_chunksize=11)
+    pyarrow.feather.write_feather(rows.slice(81), paths[2], compression="lz4", chunksize=9)
+    return list(map(str, paths))
+
+
+@cache
+def text_files(folder: Path) -> dict[str, list[str]]:
+    """The rows of the Parquet files as lines of JSON, compressed ones too, and some columns as CSV."""
+    found = table(folder)
+    lines = [json.dumps(row).encode() + b"\n" for row in found.to_pylist()]
+    packed = [gzip.compress(b"".join(lines[n : n + 7]), mtime=0) for n in range(40, 97, 7)]
+    paths = [folder / name for name in ("rows-0.jsonl", "rows-1.jsonl.gz", "rows.csv")]
+    paths[0].write_bytes(b"".join(lines[:40]))
+    paths[1].write_bytes(b"".join(packed))
+    pyarrow.csv.write_csv(found.select(["x", "text"]), paths[2])
+    return {"json": [str(paths[0]), str(paths[1])], "csv": [str(paths[2])]}
+
+
+@cache
+def numpy_files(folder: Path) -> list[str]:
+    """Two files of arrays, 61 rows."""
+    for number, (first, stop) in enumerate([(0, 40), (40, 61)]):
+        x = np.arange(first, stop)
+        np.savez(folder / f"rows-{number}.npz", x=x, y=np.stack([x, x * x], 1).astype(np.float32))
+    return [str(folder / f"rows-{number}.npz") for number in range(2)]
+
+
+@cache
+def archives(folder: Path) -> list[str]:
+    """Samples in an archive, and in one that is compressed."""
+    for name, samples in (("a.tar", range(40)), ("b.tar.gz", range(40, 57))):
+        with tarfile.open(folder / name, "w:gz" if name.endswith("gz") else "w") as archive:
+            for n in samples:
+                for kind, content in (("txt", f"text {n}"), ("cls", str(n % 5))):
+                    member = tarfile.TarInfo(f"{n:04}.{kind}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content.encode()))
+    return [str(folder / "a.tar"), str(folder / "b.tar.gz")]
+
+
+@cache
+def images(folder: Path) -> Path:
+    """Files that are called as images are, in folders of three classes, and four more."""
+    for n in range(41):
+        path = folder / "images" / f"class {n % 3}" / f"{n}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(f"image {n}".encode())
+    for n in range(4):
+        (folder / "images" / f"{n}.csv").write_bytes(b"file_name,mark")
+    return folder / "images"
+
+
+def file_of_image(file: BinaryIO, block: int) -> Iterator[pa.Table]:
+    """Two rows for each file, of two blocks."""
+    yield pa.table({"x": [file.read().decode()], "block": [block]})
+
+
+def count_images(file: BinaryIO) -> list[int]:
+    return [1, 1]
+
+
+class SavedRows:
+    """What ``from_hf`` needs of a ``datasets.Dataset``: its table, and which rows of it are meant."""
+
+    format: ClassVar = {"type": None, "columns": None}
+    cache_files: ClassVar = []
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SavedRows) and self.data.table.equals(other.data.table)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, rows: pa.Table, indices: list[int] | None = None) -> None:
+        self.data = SimpleNamespace(table=rows)
+        self._indices = (
+            None if indices is None else pa.table({"indices": pa.array(indices, pa.uint64())})
+        )
+
+    def __len__(self) -> int:
+        return len(self.data.table if self._indices is None else self._indices)
 
 
 @cache
@@ -106,6 +214,7 @@ class Squares:
 
 SQUARES = Squares()
 SAMPLER = SubsetRandomSampler(range(5, 40))
+NODE = IterableWrapper(range(61))
 BATCHES = BatchSampler(SAMPLER, 4, False)
 
 
@@ -166,6 +275,15 @@ def negative(columns: dict[str, Any]) -> dict[str, Any]:
     return {"x": -columns["x"]}
 
 
+def lengths(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"length": np.array([len(tokens) for tokens in columns["tokens"]])}
+
+
+def tagged(rows: pa.Table) -> dict[str, Any]:
+    """Tags as Python lists, whose type is found from the first rows."""
+    return {"tags": [["odd"] if x % 2 else [] for x in rows.column("x").to_pylist()]}
+
+
 def beside(rows: pa.Table) -> pa.Table:
     """The rows with a weight for each token."""
     return rows.append_column("weight", rows.column("input_ids"))
@@ -193,7 +311,64 @@ FINITE: dict[str, Make] = {
     ),
     "list_files / read": lambda f: tp.list_files(files(f)).shuffle(seed=1).read_parquet().batch(8),
     "read_parquet": lambda f: rows(f).batch(5),
+    "read_parquet / filter": lambda f: (
+        tp.read_parquet(files(f), ["text"], filter=(pc.field("x") > 9) & (pc.field("x") < 80))
+        .sharding_filter(4).shuffle(9, seed=3).batch(4)
+    ),
+    "read_parquet / folders": lambda f: (
+        tp.read_parquet(in_folders(f), partitioning="hive").sharding_filter(4).shuffle(9, seed=3).batch(4)
+    ),
     "read_parquet / columns": lambda f: rows(f).sharding_filter(4).select("x").batch(4).collate(),
+    "read_arrow": lambda f: (
+        tp.read_arrow(arrow_files(f)).sharding_filter(4).shuffle(7).batch(4).pad_collate()
+    ),
+    "read_arrow / drawn": lambda f: (
+        tp.read_arrow(arrow_files(f)[:2], ["x"], block_rows=5).sharding_filter(4).shuffle(scope="global")
+        .batch(4).collate()
+    ),
+    "read_json": lambda f: (
+        tp.read_json(text_files(f)["json"], block_rows=9).sharding_filter(4).shuffle(7).batch(4)
+        .pad_collate()
+    ),
+    "read_json / columns": lambda f: (
+        tp.read_json(text_files(f)["json"], ["tokens", "x"], infer="all").batch(5)
+    ),
+    "read_csv": lambda f: (
+        tp.read_csv(text_files(f)["csv"], block_rows=8).sharding_filter(4).shuffle(9).batch(4)
+    ),
+    "read_text": lambda f: (
+        tp.read_text(text_files(f)["csv"], block_rows=11).sharding_filter(2).shuffle(9).batch(4)
+    ),
+    "from_hf": lambda f: (
+        tp.from_hf(SavedRows(table(f), [*range(90, 20, -1), *range(30, 50)]), block_rows=11)
+        .sharding_filter(4).shuffle(7).batch(4).pad_collate()
+    ),
+    "from_hf / drawn": lambda f: (
+        tp.from_hf({"train": SavedRows(table(f))}, split="train").select("x").sharding_filter(4)
+        .shuffle(scope="global").batch(4).collate()
+    ),
+    "read_webdataset": lambda f: (
+        tp.read_webdataset(archives(f), text="txt", block_rows=9).sharding_filter(4).shuffle(7).batch(4)
+    ),
+    "read_webdataset / drawn": lambda f: (
+        tp.read_webdataset(archives(f)[:1]).sharding_filter(4).shuffle(scope="global").batch(4)
+    ),
+    "read_bytes": lambda f: (
+        tp.read_bytes(str(images(f) / "*.csv"), block_rows=1).sharding_filter(4).shuffle(2).batch(1).repeat(9)
+    ),
+    "read_images": lambda f: (
+        tp.read_images(images(f), block_rows=5).sharding_filter(4).shuffle(7).batch(4)
+    ),
+    "read_files": lambda f: (
+        tp.read_files(images(f), file_of_image, count_images).sharding_filter(4).shuffle(7).batch(4)
+    ),
+    "read_numpy": lambda f: (
+        tp.read_numpy(numpy_files(f), block_rows=9).sharding_filter(4).shuffle(7).batch(4).collate()
+    ),
+    "read_numpy / drawn": lambda f: (
+        tp.read_numpy(numpy_files(f), ["x"]).sharding_filter(4).shuffle(scope="global").batch(4).collate()
+    ),
+    "from_torchdata": lambda f: tp.from_torchdata(NODE).shuffle(7).batch(4),
     "concat": lambda f: (
         tp.concat(rows(f).select("x"), tp.from_arrow(pa.table({"x": range(100, 150)})))
         .sharding_filter(4).shuffle(20).batch(4).collate()
@@ -315,6 +490,14 @@ FINITE: dict[str, Make] = {
         sharded(f).map(jitter, rng=True, num_workers=2).batch(4).map(jitter_all, rng=True, num_workers=3)
     ),
     "map_batches": lambda f: sharded(f).map_batches(negative, format="numpy").batch(4).collate(),
+    "with_columns": lambda f: (
+        sharded(f).with_columns(lengths, format="numpy").select("x", "length").batch(4).collate()
+    ),
+    "with_columns / before": lambda f: (
+        rows(f).with_columns(negative, format="numpy").filter(odd).sharding_filter(4).shuffle(9).batch(4)
+    ),
+    "with_columns / Python values": lambda f: sharded(f).with_columns(tagged).batch(4),
+    "drop_columns": lambda f: sharded(f).drop_columns("text", "tokens").batch(4),
     "filter": lambda f: sharded(f).filter(odd).batch(4),
     "filter / before": lambda f: (
         rows(f).filter(pc.field("x") > 20)
@@ -483,8 +666,12 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
     """Options without which a stage cannot be made."""
     return {
         "ListFiles": {"urls": "x"}, "FromArrow": {"table": pa.table({"x": [1]})},
+        "FromHf": {"dataset": SavedRows(pa.table({"x": [1]}))},
         "FromDataset": {"dataset": [1]}, "FromTensors": {"tensors": ([1],)},
-        "FromIterable": {"factory": list}, "Map": {"fn": len}, "MapBatches": {"fn": len},
+        "FromTorchdata": {"node": IterableWrapper([1])},
+        "FromIterable": {"factory": list}, "ReadFiles": {"fn": len},
+        "Map": {"fn": len}, "MapBatches": {"fn": len},
+        "WithColumns": {"fn": len}, "DropColumns": {"columns": ["x"]},
         "Filter": {"predicate": len}, "Select": {"columns": ["x"]}, "Rename": {"names": {"x": "y"}},
         "ChatTemplate": {"tokenizer": chat_tokenizer()}, "FlatMap": {"fn": len},
         "Concat": {"pipelines": [tp.from_tensors([1])]},

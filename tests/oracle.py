@@ -108,7 +108,7 @@ class Starved(Exception):
     """Under an endless ``repeat``, a shard got nothing in too many epochs: there is no sequence."""
 
 
-class Drought:
+class EmptyEpochGuard:
     """Epochs in a row that gave nothing."""
 
     def __init__(self, spec: Spec) -> None:
@@ -318,7 +318,7 @@ def numbered(spec: Spec, number: int = 0) -> Iterator[tuple[int, list[int]]]:
         return
     if spec.known:  # epoch after epoch, each complete
         m = 0
-        drought = Drought(spec)
+        drought = EmptyEpochGuard(spec)
         for epoch in pass_epochs(spec, number):
             every = [b for _, b in interleave([iter(own) for own in epoch_batches(spec, epoch)])]
             for batch in every[spec.skip_batches :][: spec.take_batches]:
@@ -330,7 +330,7 @@ def numbered(spec: Spec, number: int = 0) -> Iterator[tuple[int, list[int]]]:
 
 
 def _rolled(spec: Spec, number: int, shard: int) -> Iterator[int]:
-    drought = Drought(spec)
+    drought = EmptyEpochGuard(spec)
     for past, epoch in enumerate(pass_epochs(spec, number)):
         rows = passed(spec, shard_rows(spec, epoch, past)[shard])
         yield from rows
@@ -345,7 +345,7 @@ def _shard_items(spec: Spec, number: int, shard: int) -> Iterator[list[int]]:
     slot = (shard + spec.skip_batches) % spec.shards
     low = spec.skip_batches
     high = float("inf") if spec.take_batches is None else low + spec.take_batches
-    drought = Drought(spec)
+    drought = EmptyEpochGuard(spec)
     for epoch in pass_epochs(spec, number):
         own = enumerate(epoch_batches(spec, epoch)[slot])
         batches = [batch for at, batch in own if low <= slot + at * spec.shards < high]

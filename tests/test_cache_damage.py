@@ -36,7 +36,7 @@ from trainpipes import (
     cache,
 )
 from trainpipes.runtime import warn_once
-from trainpipes.runtime.caching import own_file
+from trainpipes.runtime.caching import private_file
 from trainpipes.testing import digest
 
 needs_root = pytest.mark.skipif(
@@ -50,7 +50,6 @@ STRANGER = 12_345
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "kept"))
     monkeypatch.setattr(warn_once, "_warned", set())
-    monkeypatch.setattr(own_file, "_swept", set())
     return tmp_path / "kept"
 
 
@@ -354,19 +353,26 @@ def test_nothing_is_written_to_or_removed_from_where_a_link_leads(
     assert sorted(path.name for path in mine.rglob("*")) == ["ab", "mine.arrow", "mine.arrow"]
 
 
-@pytest.mark.parametrize("what", ["pipe", "socket-like folder", "link to nowhere"])
+@pytest.mark.parametrize("what", ["pipe", "link to nowhere"])
 def test_what_is_no_file_in_the_place_of_one_is_no_harm(what: str, data: Path, kept: Path) -> None:
     want = batches(rows(data).cache())
     for path in [*entries(kept), *entries(kept, "footers")]:
         path.unlink()
         if what == "pipe":
             os.mkfifo(path)
-        elif what == "link to nowhere":
-            os.symlink(path / "nowhere", path)
         else:
-            path.mkdir()
+            os.symlink(path / "nowhere", path)
     assert in_child(lambda: batches(rows(data).cache())) == want
     assert len(entries(kept)) == 9
+
+
+def test_a_folder_in_the_place_of_a_file_is_said_and_no_harm(data: Path, kept: Path) -> None:
+    want = batches(rows(data).cache())
+    for path in [*entries(kept), *entries(kept, "footers")]:
+        path.unlink()
+        path.mkdir()
+    with pytest.warns(UserWarning, match=r"cannot be kept .*directory.*goes on without"):
+        assert batches(rows(data).cache()) == want
 
 
 # Where it cannot be kept, for a while or at all
@@ -377,8 +383,7 @@ class Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: Iterator[int]) -> None:
         self._replace, self._fails, self.calls = os.replace, fails, 0
-        monkeypatch.setattr(own_file.os, "replace", self)
-        monkeypatch.setattr(own_file, "PAUSE", 0.0)
+        monkeypatch.setattr(private_file.os, "replace", self)
 
     def __call__(self, old: Any, new: Any) -> None:
         self.calls += 1
@@ -388,16 +393,7 @@ class Failing:
         self._replace(old, new)
 
 
-@pytest.mark.parametrize("code", [errno.EBUSY, errno.EINTR, errno.EAGAIN, errno.ESTALE])
-def test_a_rename_that_fails_for_a_moment_is_tried_again(
-    code: int, data: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Failing(monkeypatch, iter([code, code, 0] * 100))
-    assert batches(rows(data).cache()) == batches(rows(data))
-    assert len(entries(kept)) == 9
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.ESTALE])
 def test_one_failure_does_not_turn_a_cache_off_for_good(
     code: int, data: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,7 +516,6 @@ def test_what_killed_processes_left_is_removed_by_the_next(data: Path, kept: Pat
         os.utime(path, (1, 1))
     for path in entries(kept):
         path.unlink()
-    own_file._swept.clear()
     batches(rows(data).cache())
     assert (old.exists(), new.exists(), foreign.exists()) == (False, True, True)
     assert second.exists()
@@ -541,7 +536,7 @@ def test_a_relative_folder_is_below_the_working_one_from_the_start(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINPIPES_CACHE", "here")
     pipe = rows(data).cache()
-    assert pipe._runner.plan.cached_blocks is not None
+    assert pipe._session.plan.inputs.cached_blocks is not None
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     list(pipe)

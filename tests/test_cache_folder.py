@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,8 +15,8 @@ import pytest
 
 import trainpipes as tp
 from trainpipes import cache
-from trainpipes.runtime.caching import sealed
-from trainpipes.runtime.caching.file_lock import FileLock
+from trainpipes.runtime.caching import checked_file
+from trainpipes.runtime.caching.private_file import FileLock
 
 
 @pytest.fixture
@@ -122,6 +123,10 @@ def test_room_is_made_by_the_time_of_use(kept: Path) -> None:
 # Files that are whole or not there
 
 
+def put(path: Path, table: pa.Table, about: dict[str, Any]) -> None:
+    checked_file.write(path, lambda: [table], about)
+
+
 def test_a_table_comes_back_with_its_schema_metadata_and_types(tmp_path: Path) -> None:
     table = pa.table(
         {
@@ -138,21 +143,24 @@ def test_a_table_comes_back_with_its_schema_metadata_and_types(tmp_path: Path) -
         table.slice(3),
         pa.concat_tables([table] * 3),
     ):
-        sealed.put(tmp_path / "x.arrow", sealed.pack(given, {"what": 1}))
-        found = sealed.read(tmp_path / "x.arrow", {"what": 1})
+        put(tmp_path / "x.arrow", given, {"what": 1})
+        found = checked_file.read(tmp_path / "x.arrow", {"what": 1})
         assert found is not None
         assert found.equals(given)
         assert found.schema.equals(given.schema, check_metadata=True)
-    assert sealed.read(tmp_path / "x.arrow", {"what": 2}) is None
-    assert sealed.read(tmp_path / "y.arrow", {"what": 1}) is None
+        size = (tmp_path / "x.arrow").stat().st_size
+        assert checked_file.size_of(given, {"what": 1}) == size
+    assert checked_file.read(tmp_path / "x.arrow", {"what": 2}) is None
+    assert checked_file.read(tmp_path / "y.arrow", {"what": 1}) is None
 
 
 def test_no_byte_of_the_rows_can_change_unnoticed(tmp_path: Path) -> None:
     table = pa.table(
         {"ids": [[n] * (n % 5) for n in range(40)], "text": [f"{n}" for n in range(40)]}
     )
-    content = sealed.pack(table, {})
     path = tmp_path / "x.arrow"
+    put(path, table, {})
+    content = path.read_bytes()
     for place in range(0, len(content), 7):
         changed = (
             bytes(content[:place]) + bytes([content[place] ^ 0x10]) + bytes(content[place + 1 :])
@@ -161,16 +169,16 @@ def test_no_byte_of_the_rows_can_change_unnoticed(tmp_path: Path) -> None:
         path.chmod(0o600)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it was damaged
-            found = sealed.read(path, {})
+            found = checked_file.read(path, {})
         assert found is None or found.equals(table), place
 
 
 def test_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
-    contents = [sealed.pack(pa.table({"x": [n] * 50_000}), {}) for n in range(6)]
+    contents = [pa.table({"x": [n] * 50_000}) for n in range(6)]
 
     def write(n: int) -> None:
         for _ in range(10):
-            sealed.put(tmp_path / "x.arrow", contents[n])
+            put(tmp_path / "x.arrow", contents[n], {})
 
     threads = [threading.Thread(target=write, args=(n,)) for n in range(len(contents))]
     for thread in threads:
@@ -178,7 +186,7 @@ def test_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
     seen = 0
     while any(thread.is_alive() for thread in threads):
         if (tmp_path / "x.arrow").exists():
-            found = sealed.read(tmp_path / "x.arrow", {})
+            found = checked_file.read(tmp_path / "x.arrow", {})
             assert found is not None
             assert len(set(found.column("x")[::9999])) == 1
             seen += 1
@@ -197,7 +205,7 @@ def test_a_file_is_put_and_a_lock_taken_while_others_clear(tmp_path: Path) -> No
     thread.start()
     try:
         for n in range(200):
-            sealed.put(cache.entry_path(tmp_path, f"ab{n}"), b"content")
+            put(cache.entry_path(tmp_path, f"ab{n}"), pa.table({"x": [n]}), {})
             lock = FileLock(cache.entry_path(tmp_path, f"cd{n}").with_suffix(".lock"))
             lock.take()
             lock.leave()

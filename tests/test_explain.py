@@ -44,7 +44,7 @@ def test_what_it_says_of_memory_bounds_the_windows_that_are_held(files):
     pipe = pipeline(files)
     said = pipe.explain()
     assert 100 <= said.window_rows < 200
-    windows = pipe._runner.plan.windows()
+    windows = pipe._session.plan.windows()
     held = sum(windows.get(span, 0, span, 0, {}).content()[0].data.nbytes for span in range(12))
     assert held <= said.window_bytes <= 4 * held
 
@@ -114,7 +114,7 @@ def test_spans_of_even_bytes_end_nearly_together(tmp_path):
         )  # fmt: skip
         found = []
         for rank in range(4):
-            layout = pipe._runner.plan.layout_of(0)
+            layout = pipe._session.plan.layouts.of(0)
             start, stop = layout.span(rank)
             found.append(sum(40 if row < 4000 else 4 for row in range(start, stop)))
         return max(found) / min(found)

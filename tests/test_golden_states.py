@@ -68,10 +68,10 @@ def following(pipe: tp.Pipeline, state: dict[str, Any], **options: Any) -> list[
 def runs(name: str, folder: Path) -> Iterator[dict[str, Any]]:
     """What is kept of a pipeline."""
     pipe = MAKES[name](folder)
-    plan = pipe._runner.plan
+    plan = pipe._session.plan
     yield saved(pipe, 1, 1, 0, 3)
-    epoch = 0 if plan.endless else 1
-    ranks = 1 if plan.num_shards == 1 else 2
+    epoch = 0 if plan.chain.endless else 1
+    ranks = 1 if plan.chain.num_shards == 1 else 2
     yield saved(MAKES[name](folder), ranks, 1, epoch, 2)
     if name in IN_WORKERS:
         yield saved(MAKES[name](folder), 1, 2, epoch, 3)
@@ -138,7 +138,7 @@ def test_states_of_format_1_go_on_on_other_numbers_of_ranks(
     for run in kept["pipelines"][name]:
         whole = tp.merge_states(run["states"])
         for ranks in (2, 4):
-            if pipe._runner.plan.num_shards % ranks == 0:
+            if pipe._session.plan.chain.num_shards % ranks == 0:
                 check_ranks(pipe, [whole] * ranks, run["next"])
         if len(run["states"]) == run["ranks"] == 2:
             check_ranks(pipe, run["states"], run["next"])
@@ -157,7 +157,7 @@ def test_a_state_of_format_1_of_any_rank_of_a_counted_pipeline_is_enough(
             if shards == "without shards":  # as torch.distributed.checkpoint loads it
                 state = {key: value for key, value in state.items() if "shard-" not in key}
             for ranks in (1, 2, 4):
-                if pipe._runner.plan.num_shards % ranks == 0:
+                if pipe._session.plan.chain.num_shards % ranks == 0:
                     check_ranks(pipe, [state] * ranks, run["next"])
 
 

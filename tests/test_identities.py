@@ -91,6 +91,9 @@ OPTIONS: dict[str, Make] = {
     "map / version": lambda f: rows(f).map(lambda row: row, version="5"),
     "map_batches": lambda f: rows(f).map_batches(every_stage.negative, format="numpy"),
     "map_batches / version": lambda f: rows(f).map_batches(lambda t: t, version="6"),
+    "with_columns": lambda f: rows(f).with_columns(every_stage.lengths, format="numpy"),
+    "with_columns / version": lambda f: rows(f).with_columns(lambda t: t, version="6"),
+    "drop_columns": lambda f: rows(f).drop_columns("text", "x"),
     "mask_tokens": lambda f: rows(f).mask_tokens(
         0.2,
         column="tokens",
@@ -171,6 +174,29 @@ OPTIONS: dict[str, Make] = {
     "truncate": lambda f: rows(f).truncate(3, columns=["tokens"], truncation_side="left"),
     "read_parquet": lambda f: tp.list_files(every_stage.files(f), suffix=[".parquet"]).read_parquet(
         ["x", "tokens"], index=False, errors="replace"
+    ),
+    "read_json": lambda f: tp.list_files(every_stage.text_files(f)["json"], suffix="").read_json(
+        ["x"],
+        schema=pa.schema([("x", pa.int32())]),
+        infer="all",
+        block_rows=5,
+        errors="replace",
+        index=False,
+    ),
+    "read_csv": lambda f: tp.list_files(every_stage.text_files(f)["csv"]).read_csv(
+        ["x"],
+        delimiter=",",
+        quote="'",
+        column_names=["x", "y"],
+        null_values=["", "x"],
+        block_rows=5,
+        schema=pa.schema([("x", pa.string())]),
+        infer="all",
+        errors="replace",
+        index=False,
+    ),
+    "read_text": lambda f: tp.list_files(every_stage.text_files(f)["csv"]).read_text(
+        "paragraph", column="t", block_rows=5, errors="replace", index=False
     ),
     "from_arrow": lambda f: tp.from_arrow(table(f)),
     "from_dataset": lambda f: tp.from_dataset(every_stage.SQUARES),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainpipes import pad_sequences
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.rectangles import Rectangles, widths_of
+from trainpipes.rectangles import RaggedRows, widths_of
 
 sides = st.sampled_from(["pre", "post"])
 
@@ -138,10 +138,10 @@ def test_many_rectangles_at_once_are_each_one_by_itself(
     lengths = np.array([n for batch in batches for n in batch], dtype=np.int64)
     values = np.arange(1, lengths.sum() + 1)
     bounds = np.cumsum([0, *map(len, batches)])
-    found = Rectangles(
+    rows_of = RaggedRows(
         values,
+        np.cumsum(lengths) - lengths,
         lengths,
-        bounds,
         -1,
         dtype=np.int64,
         max_length=limit,
@@ -150,6 +150,7 @@ def test_many_rectangles_at_once_are_each_one_by_itself(
         truncating=truncating,
         mask=np.bool_,
     )
+    found = rows_of.rectangles(None, bounds)
     rows = np.split(values, np.cumsum(lengths)[:-1])
     for (cells, real), (start, stop) in zip(found, pairwise(bounds.tolist()), strict=True):
         np.testing.assert_array_equal(real, cells != -1)

@@ -38,7 +38,7 @@ def pipeline(num_shards: int = 4, buffer_size: int = 15, seed: int = 2) -> tp.Pi
 
 
 def filtered() -> tp.Pipeline:
-    """Micro-batches whose number is not known beforehand."""
+    """Micro-batches whose number is not known in advance."""
     return rows().sharding_filter(4).shuffle(15, seed=2).filter(pc.field("row") != 20).batch(8)
 
 

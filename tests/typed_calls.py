@@ -12,11 +12,17 @@ pipe = pipe.shuffle(40_960, seed=1, scope="buffer").map(len, num_workers=2, meth
 pipe = pipe.batch(32, drop_last=True).pad_collate(max_length=512, padding_side="left").pin()
 pipe = tp.Pipeline.shuffle(pipe, 9, seed=2)
 
+pipe = tp.read_json("a.jsonl", ["text"], infer="all", block_rows=100).batch(4)
+tp.list_files("a.csv").read_jsonl()  # type: ignore[attr-defined]
+
 pipe.shuffle(seeds=1)  # type: ignore[call-arg]
 pipe.shuffle("many")  # type: ignore[arg-type]
 pipe.shuffle(scope="everything")  # type: ignore[arg-type]
 pipe.map()  # type: ignore[call-arg]
 pipe.batch(32, True)  # type: ignore[call-arg]
+tp.read_json("a", infer="some")  # type: ignore[arg-type]
+tp.read_text()  # type: ignore[call-arg]
+tp.list_files("a").read_csv(seperator=";")  # type: ignore[call-arg]
 tp.list_files("a", suffixes=".pq")  # type: ignore[call-arg]
 tp.from_source(pipe)  # type: ignore[arg-type]
 

@@ -23,6 +23,7 @@ from trainpipes.errors import (
 from trainpipes.loader import Loader
 from trainpipes.memmap import read_memmap, write_memmap
 from trainpipes.merge import merge_states
+from trainpipes.naming import nearest_reader
 from trainpipes.padding import pad_sequences
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipes import recipe
@@ -33,12 +34,24 @@ from trainpipes.start import (
     concat,
     from_arrow,
     from_dataset,
+    from_hf,
     from_iterable,
     from_memmap,
     from_source,
     from_tensors,
+    from_torchdata,
     list_files,
     mix,
+    read_arrow,
+    read_bytes,
+    read_csv,
+    read_files,
+    read_images,
+    read_json,
+    read_numpy,
+    read_parquet,
+    read_text,
+    read_webdataset,
 )
 
 # torchdata's StatefulDataLoader calls a deprecated function of torch at every construction.
@@ -49,13 +62,17 @@ __all__ = [
     "MissingFilesError", "Pipeline", "Place", "RowSource", "RowStage", "RowStream", "Rows",
     "SchemaError", "Source", "Stage", "StateError", "StreamReader", "TableStage",
     "TopologyError", "TrainpipesError", "UnreachableError", "UnreadableError", "WorkerError",
-    "cache", "concat", "from_arrow", "from_dataset", "from_iterable", "from_memmap",
-    "from_source", "from_tensors", "list_files", "merge_states", "mix", "nodes",
-    "pad_sequences", "read_memmap", "recipe", "samplers", "write_memmap",
+    "cache", "concat", "from_arrow", "from_dataset", "from_hf", "from_iterable", "from_memmap",
+    "from_source", "from_tensors", "from_torchdata", "list_files", "merge_states", "mix",
+    "nodes", "pad_sequences", "read_arrow", "read_bytes", "read_csv", "read_files",
+    "read_images", "read_json", "read_memmap", "read_numpy", "read_parquet", "read_text",
+    "read_webdataset", "recipe", "samplers", "write_memmap",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name == "nodes":  # which torchdata is imported for
         return importlib.import_module("trainpipes.nodes")
-    raise AttributeError(f"module 'trainpipes' has no attribute {name!r}")
+    raise AttributeError(
+        f"module 'trainpipes' has no attribute {name!r}{nearest_reader(name, __all__)}", name=name
+    )

@@ -12,34 +12,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.arrays import Array, apart, to_arrow
+from trainpipes.arrays import Array, apart
 from trainpipes.order import IntArray
 
-__all__ = ["cut_rows", "gather_rows"]
-
-
-def gather_rows(values: Array, offsets: Any, index: IntArray) -> tuple[Array, IntArray]:
-    """Some rows of different lengths, one after the other.
-
-    Args:
-        values: of a type that is plain bytes, ``[values, ...]``.
-        offsets: where each row starts in them, and the end, integers ``[rows + 1]``, ascending.
-        index: which rows, int64 ``[some]``.
-
-    Returns:
-        Their values, read-only, and their lengths, int64 ``[some]``.
-
-    >>> gather_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), np.array([1, 0]))
-    (array([2, 3, 4, 1]), array([3, 1]))
-    """
-    return _values(_strings(values, offsets).take(to_arrow(index)), values)
+__all__ = ["cut_rows"]
 
 
 def cut_rows(
     values: Array, offsets: Any, length: int, side: Literal["pre", "post"]
 ) -> tuple[Array, IntArray]:
-    """Rows of ``length`` values at most, cut at their starts ("pre") or ends ("post"); else as
-    ``gather_rows``.
+    """Rows of ``length`` values at most, cut at their starts ("pre") or ends ("post").
+
+    Args:
+        values: of a type that is plain bytes, ``[values, ...]``.
+        offsets: where each row starts in them, and the end, integers ``[rows + 1]``, ascending.
+        length: values of a row, at most.
+        side: that is cut.
+
+    Returns:
+        Their values, one row after the other, read-only, and their lengths, int64 ``[rows]``.
 
     >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "pre")
     (array([1, 3, 4]), array([1, 2]))

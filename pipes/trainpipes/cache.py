@@ -5,7 +5,8 @@ All of it can be made again, and may be removed at any time, also while it is re
 folder that the environment variable ``TRAINPIPES_CACHE`` names, else in the user's folder for caches
 (``~/.cache/trainpipes`` on Linux). ``TRAINPIPES_CACHE=off`` keeps nothing.
 What is made there is for its owner alone; what another user owns is not used, and links are not followed,
-but for the folder itself, where its user made it one.
+but for the folder itself, where its user made it one. This module names the folder and its files, counts and
+removes them, and owns nothing; any thread of any process may call it.
 
 >>> import tempfile, trainpipes as tp
 >>> print(tp.cache.info(tempfile.mkdtemp()))  # doctest: +ELLIPSIS
@@ -15,6 +16,7 @@ but for the folder itself, where its user made it one.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -36,6 +38,7 @@ __all__ = [
     "info",
     "make_room",
     "owner",
+    "remove_leftovers",
     "schema_path",
 ]
 
@@ -48,6 +51,8 @@ SUFFIX = ".arrow"
 PART, LOCK = ".part", ".lock"
 #: Seconds after which a part that nobody renamed was left by a process that ended.
 PART_AGE = 600.0
+#: Names of parts that are ours.
+_OUR_PART = re.compile(r".+\.\d+\.[0-9a-f]{8}" + re.escape(PART))
 
 
 @dataclass(frozen=True)
@@ -191,12 +196,8 @@ def make_room(root: Path, most: int) -> int:
     Returns:
         The bytes that stay.
     """
-    now = time.time()
-    for name in _files(root / ROWS):
-        if name.endswith(PART):
-            with suppress(OSError):
-                if now - os.stat(name).st_mtime > PART_AGE:
-                    os.unlink(name)
+    for below in _folders(root / ROWS):
+        remove_leftovers(below)
     entries = sorted(_entries(root / ROWS), key=lambda entry: (entry[2], entry[0]))
     total = sum(size for _, size, _ in entries)
     for name, size, _ in entries:
@@ -206,6 +207,16 @@ def make_room(root: Path, most: int) -> int:
             os.unlink(name)
         total -= size
     return total
+
+
+def remove_leftovers(below: str | os.PathLike[str]) -> None:
+    """Remove what processes that were killed have left in a folder: parts that nobody renamed."""
+    with suppress(OSError), os.scandir(below) as found:
+        for entry in found:
+            if _OUR_PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > PART_AGE:
+                        os.unlink(entry.path)
 
 
 def _entries(below: Path) -> Iterator[tuple[str, int, int]]:

@@ -3,7 +3,7 @@
     {"epoch": 1, "window": 0, "row": 11, "delivered": 2, "at": 2, "check": "5f0c9a3e"}
 
 "delivered" counts micro-batches of the pass, "at" those of the epoch; "ended" says that there are no more.
-What stands before them is the position of the pipeline's stages: see ``runtime.shards.places``.
+What stands before them is the position of the pipeline's stages: see ``runtime.planning.check_state``.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Explanation:
     """What will happen in a run. Prints as a table.
 
     Attributes:
-        rows: rows read in an epoch; None where they are not counted beforehand.
+        rows: rows read in an epoch; None where they are not counted in advance.
         batches: items that each rank gets in an epoch; None where that is not known.
         num_shards: S.
         num_spans: G, ranges of the epoch that are read side by side.
@@ -68,15 +68,17 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     """
     whole_number(world_size, 1, "explain(world_size)", "ranks")
     whole_number(num_workers, 0, "explain(num_workers)", "workers of each rank")
-    Topology(0, world_size).check(plan.num_shards, plan.shard is not None)
-    layout = plan.layout
-    lines = [(label, text) for label, text in plan.source.describe()]
-    rows = plan.epoch_rows
+    Topology(0, world_size).check(
+        plan.chain.num_shards, plan.chain.shard is not None, plan.chain.opener.one_consumer
+    )
+    layout = plan.layouts.usual
+    lines = [(label, text) for label, text in plan.inputs.source.describe()]
+    rows = plan.inputs.epoch_rows
     batches = None
-    if plan.known and not plan.endless:
-        batches = slots_before(int(plan.last_slot(world_size)), 0, world_size)
+    if plan.counts.known and not plan.chain.endless:
+        batches = slots_before(int(plan.counts.end(world_size)), 0, world_size)
     lines.append(("an epoch", _epoch_text(plan, batches, world_size)))
-    spans, shards = layout.num_spans, plan.num_shards
+    spans, shards = layout.num_spans, plan.chain.num_shards
     over = f"over {spans} span{'s' * (spans > 1)} of rows"
     if plan.mixed:
         over = "each with its part of every source" if shards > 1 else "with all sources"
@@ -89,14 +91,16 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
         window_rows = max(_largest(layout, span) for span in {0, spans - 1})
         open_spans = max(len(share.spans) for share in processes)
         said = (
-            f"{window_rows:,} rows mixed at a time" if plan.shuffle else "file order, not shuffled"
+            f"{window_rows:,} rows mixed at a time"
+            if plan.chain.shuffle
+            else "file order, not shuffled"
         )
-        if plan.drawn is not None:
-            said = f"every row by its number: {plan.shuffle}"
+        if plan.chain.drawn is not None:
+            said = f"every row by its number: {plan.chain.shuffle}"
         lines.append(("shuffle", said))
-        assert isinstance(plan.source, RowSource)
-        row_bytes = plan.window_row_bytes
-        if row_bytes and plan.shuffle is not None and plan.drawn is None:
+        assert isinstance(plan.inputs.source, RowSource)
+        row_bytes = plan.layouts.window_row_bytes
+        if row_bytes and plan.chain.shuffle is not None and plan.chain.drawn is None:
             window_bytes = math.ceil(row_bytes * window_rows * open_spans)
             lines.append(
                 (
@@ -111,12 +115,12 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
         lines.append(
             ("memory", f"about {amount(window_bytes)} in all sources' windows for each {who}")
         )
-    if plan.cache is not None:
-        cached = plan.cached_blocks
+    if plan.chain.cache is not None:
+        cached = plan.inputs.cached_blocks
         lines.append(("cache", "off" if cached is None else cached.describe()))
-    tokenizers = [stage.runs_on() for stage in plan.stages if isinstance(stage, Tokenizes)]
+    tokenizers = [stage.runs_on() for stage in plan.chain.stages if isinstance(stage, Tokenizes)]
     lines += [("tokenizer", text) for text in tokenizers if text]
-    lines += [(stage.name, text) for stage in plan.stages if (text := stage.report())]
+    lines += [(stage.name, text) for stage in plan.chain.stages if (text := stage.report())]
     sizes = tuple(divisors(shards))
     lines.append(("world sizes", ", ".join(map(str, sizes))))
     notes = _notes(plan, window_rows)
@@ -127,13 +131,17 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
 
 
 def _epoch_text(plan: Plan, batches: int | None, world_size: int) -> str:
-    what = "rows" if plan.batch is None else "micro-batches"
-    if plan.endless:
-        return "no end: repeat()" if plan.repeat is not None else 'no end: mix(stop="repeat")'
+    what = "rows" if plan.chain.batch is None else "micro-batches"
+    if plan.chain.endless:
+        return "no end: repeat()" if plan.chain.repeat is not None else 'no end: mix(stop="repeat")'
     if batches is None:
-        if any(map(cuts_by_length, plan.after)):
+        if any(map(cuts_by_length, plan.chain.after)):
             return f"how many {what} is known only at the end; estimate_len() says about how many"
-        known = "" if plan.epoch_rows is None else f"at most about {plan.epoch_batches:,} {what}: "
+        known = (
+            ""
+            if plan.inputs.epoch_rows is None
+            else f"at most about {plan.counts.batches_in_epoch:,} {what}: "
+        )
         return f"{known}how many is known only at the end"
     each = f" for each of {world_size} ranks" if world_size > 1 else ""
     return f"{batches:,} {what}{each}"
@@ -143,9 +151,9 @@ def _mixed_bytes(plan: Plan, processes: list[Share]) -> int:
     """Bytes of the windows of all sources of a mix for one process, as far as they are known."""
     found = 0
     for source in plan.mixed.values():
-        layout, row_bytes = source.layout, source.window_row_bytes
+        layout, row_bytes = source.layouts.usual, source.layouts.window_row_bytes
         found += _mixed_bytes(source, processes)
-        if row_bytes and isinstance(layout, Layout) and source.shuffle and source.drawn is None:
+        if row_bytes and isinstance(layout, Layout) and source.chain.buffer is not None:
             spans = max(len({s % layout.num_spans for s in own.shards}) for own in processes)
             rows = max(_largest(layout, span) for span in {0, layout.num_spans - 1})
             found += math.ceil(row_bytes * rows * spans)
@@ -170,7 +178,7 @@ def _shared(plan: Plan, processes: list[Share], rows: int | None) -> list[tuple[
         counts = [share.rows for share in processes]
         spread = (max(counts) - min(counts)) / max(1, sum(counts) / len(counts))
         lines.append(("", f"{min(counts):,} to {max(counts):,} rows, {spread:.1%} apart"))
-        if plan.drawn is None:
+        if plan.chain.drawn is None:
             often = reads_per_block(plan, processes)
             lines.append(("reads", f"{often:.2f} of each row group in an epoch, over all"))
     if len(processes) <= 8:
@@ -189,27 +197,33 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 def _notes(plan: Plan, window_rows: int | None) -> list[str]:
     notes = []
-    if plan.shuffle is not None and window_rows and plan.drawn is None:
-        assert isinstance(plan.source, RowSource)
-        buffer = int(plan.shuffle.buffer_size)
-        if window_rows < min(buffer, plan.blocks.rows):
+    if plan.chain.shuffle is not None and window_rows and plan.chain.drawn is None:
+        assert isinstance(plan.inputs.source, RowSource)
+        buffer = int(plan.chain.shuffle.buffer_size)
+        if window_rows < min(buffer, plan.inputs.blocks.rows):
             notes.append(
-                f"max_bytes = {plan.shuffle.max_bytes:,} makes the shuffle's buffer smaller "
+                f"max_bytes = {plan.chain.shuffle.max_bytes:,} makes the shuffle's buffer smaller "
                 f"than the {buffer:,} rows asked for; raise it in shuffle(max_bytes=...)"
             )
-        longest = int(plan.blocks.lengths.max(initial=0))
-        if longest > 2 * window_rows and isinstance(plan.source, RandomAccessSource):
+        longest = int(plan.inputs.blocks.lengths.max(initial=0))
+        if longest > 2 * window_rows and isinstance(plan.inputs.source, RandomAccessSource):
             notes.append(
                 f"rows are mixed within {window_rows:,} consecutive rows; all rows are mixed, at no more "
                 'memory, by shuffle(scope="global")'
             )
         elif longest > 2 * window_rows:
+            labels = [label for label, _ in plan.inputs.source.describe()]
+            what = "blocks" if "blocks" in labels else "row groups"
             notes.append(
-                f"row groups have up to {longest:,} rows: rows are mixed within {window_rows:,} "
-                "consecutive rows of one. Write the files with smaller row groups for a wider shuffle"
+                f"{what} have up to {longest:,} rows: rows are mixed within {window_rows:,} "
+                f"consecutive rows of one. Write the files with smaller {what} for a wider shuffle"
             )
-    if plan.shard is not None and len(divisors(plan.num_shards)) < 6 and plan.num_shards > 8:
+    if (
+        plan.chain.shard is not None
+        and len(divisors(plan.chain.num_shards)) < 6
+        and plan.chain.num_shards > 8
+    ):
         notes.append(
-            f"num_shards = {plan.num_shards} fits few world sizes; 24, 48, 96, 240 or 960 fit many"
+            f"num_shards = {plan.chain.num_shards} fits few world sizes; 24, 48, 96, 240 or 960 fit many"
         )
     return notes

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from multiprocessing import sharedctypes
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.iterating.iterator import PipelineIterator
-from trainpipes.runtime.iterating.parcels import Slots
-from trainpipes.runtime.iterating.rounded import Rounded
-from trainpipes.runtime.iterating.rounds import Message, Rounds, unpacked
-from trainpipes.runtime.iterating.runner import Runner
+from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
+from trainpipes.runtime.iterating.pass_iterator import PassIterator
+from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.packed_list import packed
 from trainpipes.stages.pin import Pin
-from trainpipes.state import Position
-from trainpipes.topology import Topology
 
 __all__ = ["Loader"]
 
@@ -48,7 +40,8 @@ class Loader:
         pipeline: what to run.
         num_workers: worker processes; 0 to work in this one. Worth their cost where Python functions
             of rows take the time.
-        prefetch_factor: rounds of up to 8 batches a worker that are made ahead; 2 for None.
+        prefetch_factor: messages of each worker that are made ahead; 2 for None. Each has up to 8 batches
+            and 8 MiB, or one larger batch.
         persistent_workers: keep the processes from one epoch to the next.
         worker_init_fn: called with the worker's id in each worker.
         timeout: seconds to wait for a worker before an error; 0 for ever.
@@ -103,27 +96,23 @@ class Loader:
                 f"num_workers={num_workers}; leave one out"
             )
         prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
-        whole_number(prefetch_factor, 1, "Loader(prefetch_factor)", "rounds that are made ahead")
-        source = pipeline._runner
+        whole_number(prefetch_factor, 1, "Loader(prefetch_factor)", "messages that are made ahead")
+        source = pipeline._session
         if pin_memory and not any(isinstance(s, Pin) for s in pipeline.stages):
             pipeline = pipeline.pin()
         self.pipeline = pipeline
-        self._runner = Runner(partial(_plan, pipeline), source.ranks, source)
+        self._session = Session(partial(_plan, pipeline), source.ranks, source)
         self.num_workers = num_workers
         self.threads = threads
-        self._options: dict[str, Any] = {
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "worker_init_fn": partial(_begin_worker, worker_init_fn),
-            "timeout": timeout,
-            "multiprocessing_context": multiprocessing_context,
-        }
-        self._persistent = persistent_workers
-        self._stages: list[Stage] | None = None  # as workers get them
-        self._workers: Workers | None = None  # that are kept from one epoch to the next
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_workers": None}
+        self._workers = LoaderWorkers(
+            partial(packed_stages, pipeline),
+            partial(check_pickles, pipeline),
+            num_workers,
+            prefetch_factor,
+            persistent_workers,
+            worker_init_fn,
+            {"timeout": timeout, "multiprocessing_context": multiprocessing_context},
+        )
 
     def __len__(self) -> int:
         return len(self.pipeline)
@@ -134,20 +123,16 @@ class Loader:
 
     def peek(self) -> Any:
         """The first batch of the next iteration, without starting one."""
-        return self._runner.peek()
+        return self._session.peek()
 
-    def __iter__(self) -> PipelineIterator:
-        rounded = self._rounded if self.num_workers else None
-        return PipelineIterator(self._runner, self.threads, rounded)
-
-    def _rounded(self, topology: Topology, start: Position, stops_at_holes: bool) -> Rounded:
-        plan, messages = self._runner.plan, self._messages
-        return Rounded(plan, messages, self.num_workers, topology, start, stops_at_holes)
+    def __iter__(self) -> PassIterator:
+        workers = self._workers if self.num_workers else None
+        return PassIterator(self._session, self.threads, workers)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch delivered: integers and strings in a flat dict. Where batches are
         counted it is the same on all ranks, else it is that of this rank's shards."""
-        state = self._runner.state()
+        state = self._session.state()
         if state is None:
             raise StateError(
                 "a Loader runs in the process that trains, not in a DataLoader's worker"
@@ -168,7 +153,7 @@ class Loader:
         if not (dist.is_available() and dist.is_initialized()):
             return merge_states([self.state_dict()])
         states: list[Any] = [None] * dist.get_world_size(group)
-        rank, _ = self._runner.ranks()
+        rank, _ = self._session.ranks()
         dist.all_gather_object(states, (rank, self.state_dict()), group=group)
         return merge_states(dict(states).values())  # processes of one rank have the same
 
@@ -190,7 +175,7 @@ class Loader:
         Raises:
             StateError: it does not fit the pipeline.
         """
-        self._runner.load(state, allow_changes)
+        self._session.load(state, allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is, for frameworks that do. See ``Pipeline.set_epoch``.
@@ -198,82 +183,11 @@ class Loader:
         Raises:
             ConfigError: that is no integer of 0 or more.
         """
-        self._runner.set_epoch(epoch)
-
-    def _messages(
-        self, position: Position, ranks: tuple[int, int], workers: int
-    ) -> Iterator[Message]:
-        """The workers' messages for a pass, from live workers if they can be used again."""
-        kept = self._workers
-        if kept is not None and kept.idle and position.m == 0:
-            return kept.messages(position.epoch)
-        plan = self._runner.plan
-        if self._stages is None:
-            self._stages = [packed(stage) for stage in self.pipeline.stages]
-        start = sharedctypes.RawArray("q", [position.epoch, 1])
-        slots = Slots(workers, self._options["prefetch_factor"])
-        rounds = Rounds(self._stages, plan.source, ranks, workers, start, position, slots)
-        generator = torch.Generator()  # a DataLoader would draw from the global one
-        generator.manual_seed(position.epoch)
-        options = {k: v for k, v in self._options.items() if v is not None}
-        loader = DataLoader(
-            rounds, batch_size=None, num_workers=workers, generator=generator, **options
-        )
-        self._check_pickles(loader)
-        made = Workers(loader, start, slots)
-        if self._persistent:
-            self._workers = made
-        return made.messages()
-
-    def _check_pickles(self, loader: DataLoader[Message]) -> None:
-        method = getattr(loader.multiprocessing_context, "get_start_method", lambda: None)()
-        if method is None:
-            method = torch.multiprocessing.get_start_method()
-        if method == "fork":
-            return
-        for stage in stages_within(self.pipeline):
-            for name, value in stage.options.items():
-                if callable(value):
-                    check_pickles(stage, name, value)
-
-
-class Workers:
-    """Worker processes, and what they share with the process that trains.
-
-    Args:
-        loader: has the processes.
-        start: the number of their pass, and 1 if it starts where they were told at first, 0 if at its
-            start; in memory that they see.
-        slots: where batches lie on their way.
-    """
-
-    def __init__(self, loader: DataLoader[Message], start: Any, slots: Slots) -> None:
-        self._loader = loader
-        self._start = start
-        self._slots = slots
-        #: Whether no pass is under way, and none has failed.
-        self.idle = True
-
-    def messages(self, epoch: int | None = None) -> Iterator[Message]:
-        """What they send for a pass.
-
-        Args:
-            epoch: number of the pass, which starts at its start; if left out, the one that they were
-                made for.
-        """
-        self.idle = False
-        if epoch is not None:
-            self._start[:] = [epoch, 0]
-        try:
-            yield from unpacked(iter(self._loader), self._slots)
-        except GeneratorExit:
-            self.idle = True
-            raise
-        self.idle = True
+        self._session.set_epoch(epoch)
 
 
 def _plan(pipeline: Pipeline) -> Plan:
-    return pipeline._runner.plan
+    return pipeline._session.plan
 
 
 def stages_within(pipeline: Pipeline) -> Iterator[Stage]:
@@ -287,20 +201,22 @@ def stages_within(pipeline: Pipeline) -> Iterator[Stage]:
                     yield from stages_within(inner)
 
 
-def _begin_worker(own: Callable[[int], None] | None, worker: int) -> None:
-    """What a worker does first."""
-    gc.freeze()  # what it shares with its parent is not looked through for garbage, which copies it
-    if own is not None:
-        own(worker)
+def packed_stages(pipeline: Pipeline) -> list[Stage]:
+    """A pipeline's stages as workers get them."""
+    return [packed(stage) for stage in pipeline.stages]
 
 
-def check_pickles(stage: Any, name: str, value: Any) -> None:
-    """Raise unless an option can be sent to a spawned process."""
-    try:
-        ForkingPickler.dumps(value)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"{stage}: {name} must pickle to reach a spawned worker, and does not ({error}); use a "
-            'function defined at the top of a module, or multiprocessing_context="fork"',
-            stage=str(stage),
-        ) from error
+def check_pickles(pipeline: Pipeline) -> None:
+    """Raise unless all functions of a pipeline can be sent to a spawned process."""
+    for stage in stages_within(pipeline):
+        for name, value in stage.options.items():
+            if not callable(value):
+                continue
+            try:
+                ForkingPickler.dumps(value)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise ConfigError(
+                    f"{stage}: {name} must pickle to reach a spawned worker, and does not ({error}); use a "
+                    'function defined at the top of a module, or multiprocessing_context="fork"',
+                    stage=str(stage),
+                ) from error

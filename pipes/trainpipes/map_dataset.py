@@ -18,34 +18,23 @@ from trainpipes.arrays import to_arrow
 from trainpipes.cache import LOCK, VARIABLE, dataset_path, folder
 from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.caching import sealed
-from trainpipes.runtime.caching.address import digest_of, stages_key
-from trainpipes.runtime.caching.file_lock import FileLock
-from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.caching import checked_file
+from trainpipes.runtime.caching.cache_key import cache_key, digest_of
+from trainpipes.runtime.caching.private_file import FileLock
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.shards.chains import Chains
-from trainpipes.runtime.shards.lane import say_where
+from trainpipes.runtime.shards.finishing import say_where
+from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.source import RowSource
+from trainpipes.writers.epoch_rows import AsColumns, decoded
 
 __all__ = ["MapDataset", "runs_of", "to_map_dataset"]
 
 ASKER = "to_map_dataset()"
 #: Seconds between two looks at what another process makes, and how long one looks.
 GLANCE, PATIENCE = 0.05, 600.0
-
-
-class ToMapDataset(RunStage):
-    """Has rows that are Python objects become columns, all of one schema, whose text is UTF-8."""
-
-    needs_columns = True
-
-    def process(self, run: Run) -> Run:
-        if isinstance(run.block.data, pa.Table):
-            run.block.data.validate(full=True)
-        return run
 
 
 class MapDataset(Dataset[dict[str, Any]]):
@@ -69,7 +58,7 @@ class MapDataset(Dataset[dict[str, Any]]):
     @staticmethod
     def _kept(path: Path, about: dict[str, Any]) -> MapDataset | None:
         """The rows that are kept in a cache; None if they are not."""
-        table = sealed.read(path, about)
+        table = checked_file.read(path, about)
         if table is None:
             return None
         found = MapDataset(path)
@@ -86,7 +75,7 @@ class MapDataset(Dataset[dict[str, Any]]):
     def _open(self) -> pa.Table:
         again = "make it again by to_map_dataset()"
         if self._about is not None:  # the process that pickled it has read all of it
-            table = sealed.read(Path(self.path), self._about, trusted=True)
+            table = checked_file.read(Path(self.path), self._about, trusted=True)
             if table is not None:
                 return table
         elif os.path.exists(self.path):
@@ -140,13 +129,13 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
             that a path is needed; or the file cannot be written.
         SchemaError: its rows have no columns, or not all the same.
     """
-    plan = pipeline._runner.plan
-    if plan.batch is not None or plan.endless:
+    plan = pipeline._session.plan
+    if plan.chain.batch is not None or plan.chain.endless:
         raise ConfigError(
             "to_map_dataset() keeps the rows of one epoch: take it before batch() and repeat(), got "
-            f"{plan.batch or plan.repeat}"
+            f"{plan.chain.batch or plan.chain.repeat}"
         )
-    plan = Pipeline([*pipeline.stages, ToMapDataset()])._runner.plan
+    plan = Pipeline([*pipeline.stages, AsColumns("to_map_dataset")])._session.plan
     if path is not None:
         _write(plan, Path(path).absolute(), None)
         return MapDataset(path)
@@ -188,21 +177,21 @@ def _taken(lock: FileLock, target: Path) -> bool:
 def _known_by(plan: Plan) -> list[Any]:
     """What tells the rows of a pipeline from any others, as the entries of ``cache()`` are told: all of
     its data, its stages, and where they stand."""
-    stages = [s for s in plan.stages if s.role not in ("files", "place", "cache")]
-    known: list[Any] = [json.loads(plan.identity), stages_key(stages, ASKER)]
+    stages = [s for s in plan.chain.stages if s.role not in ("files", "place", "cache")]
+    known: list[Any] = [json.loads(plan.identity), cache_key(stages, ASKER)]
     if plan.mixed:
         return [*known, {name: _known_by(below) for name, below in plan.mixed.items()}]
-    source = plan.source
+    source = plan.inputs.source
     keys: list[Any] = [None]
     if isinstance(source, RowSource):
         keys = [source.block_key(block) for block in range(len(source.lengths))]
     if None in keys:
         raise ConfigError(
-            f"to_map_dataset() names its file by what is in it, and the rows of {plan.stages[0]} cannot be "
-            "told from others: use to_map_dataset(path), which writes the file anew"
+            f"to_map_dataset() names its file by what is in it, and the rows of {plan.chain.stages[0]} "
+            "cannot be told from others: use to_map_dataset(path), which writes the file anew"
         )
     if any(stage.by_place or stage.by_row for stage in stages):
-        known.append(getattr(plan.stages[0], "urls", None))  # where rows are from counts
+        known.append(plan.chain.urls)  # where rows are from counts
     return [*known, keys]
 
 
@@ -212,14 +201,14 @@ def _write(plan: Plan, target: Path, about: dict[str, Any] | None) -> None:
     def tables() -> Iterator[pa.Table]:
         try:
             for run in runs_of(plan):
-                yield _decoded(table_of(run.block.data, ASKER))
+                yield decoded(table_of(run.block.data, ASKER))
         except Exception as error:
             failed.append(error)
             say_where(error, plan)
             raise
 
     try:
-        written = sealed.write(target, tables, about)
+        written = checked_file.write(target, tables, about, own=about is not None)
     except (OSError, pa.ArrowException) as error:
         if error in failed:
             raise
@@ -242,24 +231,15 @@ def _unwritten(target: Path, error: OSError) -> ConfigError:
     )
 
 
-def _decoded(table: pa.Table) -> pa.Table:
-    """Without dictionaries, of which a file has one for each column."""
-    for number, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            column = table.column(number).cast(field.type.value_type)
-            table = table.set_column(number, field.with_type(field.type.value_type), column)
-    return table
-
-
 def runs_of(plan: Plan) -> Iterator[Run]:
     """The rows of one epoch, run by run, shard after shard."""
-    chains = Chains(plan, plan.windows())
-    for shard in range(plan.num_shards):
-        slot = plan.slot(shard, 0, 0)
-        chain = chains.open(shard, slot, plan.start(slot, 0, 0), 0)
+    opener = ShardOpener(plan, plan.windows())
+    for shard in range(plan.chain.num_shards):
+        slot = plan.counts.slot(shard, 0, 0)
+        chain = opener.open(shard, slot, plan.counts.start(slot, 0, 0), 0)
         while True:
             try:
                 run: Run = chain.next_run()
             except StopIteration:
                 break
-            yield chains.finish(run)
+            yield run

@@ -164,15 +164,15 @@ def _parts(
 def _of_pipeline(pipe: Pipeline) -> tuple[int | None, Iterator[Part]]:
     """What one epoch of a pipeline gives, as columns where they are there."""
     whole = Pipeline([stage for stage in pipe.stages if stage.role != "shard"], (0, 1))
-    plan = whole._runner.plan
-    if plan.endless:
-        raise ConfigError(f"write_memmap() writes one epoch: leave out {plan.repeat}")
-    if any(stage.role == "finish" for stage in plan.after):
+    plan = whole._session.plan
+    if plan.chain.endless:
+        raise ConfigError(f"write_memmap() writes one epoch: leave out {plan.chain.repeat}")
+    if any(stage.role == "finish" for stage in plan.chain.after):
         batches = (tuple(item) if isinstance(item, list) else item for item in whole)
         return None, of_batches(batches)
-    if plan.batch is not None:
+    if plan.chain.batch is not None:
         return None, of_rows(row for batch in whole for row in batch)
-    rows = plan.epoch_rows if plan.known else None
+    rows = plan.inputs.epoch_rows if plan.counts.known else None
     return rows, _of_runs(plan)
 
 

@@ -120,10 +120,8 @@ def _end_turns(positions: list[Position]) -> None:
                 "StatefulDataLoader"
             )
         last = max(found, key=lambda worker: found[worker])
-        m, ranks = (
-            found[last],
-            found[last] - found[(last - 1) % count],
-        )  # whose step was the one before
+        m = found[last]
+        ranks = m - found[(last - 1) % count]  # whose step was the one before
         steps = (m - origin) // max(1, ranks)
         for worker, position in loader:
             turns = -(-(steps - worker) // count) if steps > worker else 0

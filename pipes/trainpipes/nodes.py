@@ -22,14 +22,24 @@ arrays and tensors.
 from trainpipes.runtime.iterating.node import StageNode, node_of, start_of
 from trainpipes.sources import (
     arrow,
+    arrow_files,
     concat,
+    csv_files,
     dataset,
     files,
+    hf,
+    images,
     iterable,
+    json,
     memmap,
     mix,
+    numpy_files,
+    own_files,
     parquet,
     tensors,
+    text,
+    torchdata_node,
+    webdataset,
 )
 from trainpipes.stages import (
     add_labels,
@@ -40,6 +50,7 @@ from trainpipes.stages import (
     collate,
     columns,
     draw,
+    drop_columns,
     enumerate,
     filter,
     flat_map,
@@ -58,6 +69,7 @@ from trainpipes.stages import (
     to,
     tokenize,
     truncate,
+    with_columns,
 )
 
 AddLabels = node_of(add_labels.AddLabels)
@@ -68,14 +80,17 @@ ChatTemplate = node_of(chat_template.ChatTemplate)
 Collate = node_of(collate.Collate)
 Concat = start_of(concat.Concat)
 Draw = node_of(draw.Draw)
+DropColumns = node_of(drop_columns.DropColumns)
 Enumerate = node_of(enumerate.Enumerate)
 Filter = node_of(filter.Filter)
 FlatMap = node_of(flat_map.FlatMap)
 FromArrow = start_of(arrow.FromArrow)
 FromDataset = start_of(dataset.FromDataset)
+FromHf = start_of(hf.FromHf)
 FromIterable = start_of(iterable.FromIterable)
 FromMemmap = start_of(memmap.FromMemmap)
 FromTensors = start_of(tensors.FromTensors)
+FromTorchdata = start_of(torchdata_node.FromTorchdata)
 ListFiles = start_of(files.ListFiles)
 Map = node_of(map.Map)
 MapBatches = node_of(map_batches.MapBatches)
@@ -84,7 +99,16 @@ Mix = start_of(mix.Mix)
 Pack = node_of(pack.Pack)
 PadCollate = node_of(pad_collate.PadCollate)
 Pin = node_of(pin.Pin)
+ReadArrow = node_of(arrow_files.ReadArrow)
+ReadBytes = node_of(images.ReadBytes)
+ReadCsv = node_of(csv_files.ReadCsv)
+ReadFiles = node_of(own_files.ReadFiles)
+ReadImages = node_of(images.ReadImages)
+ReadJson = node_of(json.ReadJson)
+ReadNumpy = node_of(numpy_files.ReadNumpy)
 ReadParquet = node_of(parquet.ReadParquet)
+ReadText = node_of(text.ReadText)
+ReadWebdataset = node_of(webdataset.ReadWebdataset)
 Rename = node_of(columns.Rename)
 Repeat = node_of(repeat.Repeat)
 Sample = node_of(sample.Sample)
@@ -98,5 +122,6 @@ To = node_of(to.To)
 Tokenize = node_of(tokenize.Tokenize)
 Truncate = node_of(truncate.Truncate)
 Unbatch = node_of(flat_map.Unbatch)
+WithColumns = node_of(with_columns.WithColumns)
 
 __all__ = [name for name, value in sorted(vars().items()) if isinstance(value, type(StageNode))]

@@ -42,7 +42,7 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int64]
 
-#: Rows that a shard gets at a time where row counts are not known beforehand.
+#: Rows that a shard gets at a time where row counts are not known in advance.
 MAX_CHUNK = 256
 
 
@@ -217,6 +217,12 @@ class Layout:
         """First row of a chunk, counted from the span's first (``by_batches`` only)."""
         first, row, size = next(p for p in reversed(self._pieces(span)) if p[0] <= chunk)
         return row + (chunk - first) * size
+
+    def chunk_rows_of(self, span: int, chunks: IntArray) -> IntArray:
+        """``chunk_row`` of several chunks, int64."""
+        if not self.changes:
+            return chunks * self.batch_size
+        return np.array([self.chunk_row(span, chunk) for chunk in chunks.tolist()], dtype=np.int64)
 
     def count(self, drop_last: bool) -> int:
         """Micro-batches in an epoch (``by_batches`` only). After a change of their size the spans no

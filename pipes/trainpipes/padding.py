@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
-from trainpipes.rectangles import PadSide, Rectangles
+from trainpipes.rectangles import PadSide, RaggedRows
 from trainpipes.shown import shown
 
 __all__ = ["pad_sequences"]
@@ -74,16 +74,16 @@ def pad_sequences(
             raise DataError("no sequences to take the longest of, got none; pass maxlen")
         maxlen = int(lengths.max())
     values = _flat(sequences, int(lengths.sum()), dtype)
-    cells, _ = Rectangles(
+    cells, _ = RaggedRows(
         values,
+        np.cumsum(lengths) - lengths,
         lengths,
-        np.array([0, len(lengths)]),
         value,
         dtype=dtype,
         max_length=maxlen,
         padding=_side(padding),
         truncating=_side(truncating),
-    )[0]
+    ).rectangles(None, np.array([0, len(lengths)]))[0]
     return cells
 
 

@@ -8,26 +8,37 @@ it starts afresh.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, overload
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.naming import nearest_reader
 from trainpipes.order import slots_before
 from trainpipes.resharding import reading_ranks
 from trainpipes.runtime.forecast.estimate import cuts_by_length, estimated_items
 from trainpipes.runtime.forecast.padding_share import PaddingShare, padding_share
-from trainpipes.runtime.iterating.iterator import PipelineIterator
-from trainpipes.runtime.iterating.runner import Runner
+from trainpipes.runtime.iterating.pass_iterator import PassIterator
+from trainpipes.runtime.iterating.session import Session
+from trainpipes.runtime.options import same
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.stage import Stage, same
+from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
+from trainpipes.sources.arrow_files import ReadArrow
+from trainpipes.sources.csv_files import ReadCsv
+from trainpipes.sources.images import ReadBytes, ReadImages
+from trainpipes.sources.json import ReadJson
+from trainpipes.sources.numpy_files import ReadNumpy
+from trainpipes.sources.own_files import ReadFiles
 from trainpipes.sources.parquet import ReadParquet
+from trainpipes.sources.text import ReadText
+from trainpipes.sources.webdataset import ReadWebdataset
 from trainpipes.stages.add_labels import AddLabels
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.bucket_by_length import BucketByLength
@@ -36,6 +47,7 @@ from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import Rename, Select
 from trainpipes.stages.draw import Draw
+from trainpipes.stages.drop_columns import DropColumns
 from trainpipes.stages.enumerate import Enumerate
 from trainpipes.stages.filter import Filter
 from trainpipes.stages.flat_map import FlatMap, Unbatch
@@ -54,6 +66,7 @@ from trainpipes.stages.take import Skip, Take
 from trainpipes.stages.to import To
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.truncate import Truncate
+from trainpipes.stages.with_columns import WithColumns
 from trainpipes.topology import data_parallel
 
 if TYPE_CHECKING:
@@ -61,10 +74,24 @@ if TYPE_CHECKING:
 
     from trainpipes.explain import Explanation
     from trainpipes.map_dataset import MapDataset
+    from trainpipes.sources.memmap_dataset import MemmapDataset
+    from trainpipes.writers.output_folder import Written
 
 __all__ = ["Pipeline"]
 
 P = ParamSpec("P")
+
+
+def written_as(
+    function: Callable[..., Any], stage: Any, name: str, *own: inspect.Parameter
+) -> Callable[..., Any]:
+    """A function that makes a stage, with the parameters and the text of the stage's class."""
+    given: Any = function
+    given.__name__, given.__qualname__ = name.rsplit(".", 1)[-1], name
+    given.__doc__, given.__module__ = stage.__doc__, stage.__module__
+    taken = inspect.signature(stage).parameters.values()
+    given.__signature__ = inspect.Signature([*own, *taken], return_annotation="Pipeline")
+    return function
 
 
 class Method(Generic[P]):
@@ -80,14 +107,7 @@ class Method(Generic[P]):
             return pipeline.then(stage(*args, **options))
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        taken = inspect.signature(stage).parameters.values()
-        signature = inspect.Signature([own, *taken], return_annotation="Pipeline")
-        for key, value in (
-            ("__name__", name), ("__qualname__", f"{owner.__name__}.{name}"), ("__doc__", stage.__doc__),
-            ("__module__", stage.__module__), ("__signature__", signature),
-        ):  # fmt: skip
-            setattr(add, key, value)
-        self._add = add
+        self._add = written_as(add, stage, f"{owner.__name__}.{name}", own)
 
     @overload
     def __get__(self, one: None, owner: Any) -> Callable[Concatenate[Pipeline, P], Pipeline]: ...
@@ -120,8 +140,8 @@ class Pipeline(IterableDataset[Any]):
         self._stages = tuple(stages)
         self._ranks = ranks
         self._members = members
-        self._runner = Runner(self._plan, self._data_parallel)
-        self._runner.members = members
+        self._session = Session(self._plan, self._data_parallel)
+        self._session.members = members
 
     # The record
 
@@ -160,25 +180,32 @@ class Pipeline(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker must not take itself for rank 0 of 1.
         ranks = self._data_parallel()
-        runner = self._runner
+        session = self._session
         return {
             "stages": self._stages,
             "ranks": None if self._ranks is None else ranks,
             "members": self._members,
             "seen_ranks": ranks,
-            "passes": runner.passes,
-            "pending": runner.pending,
-            "notes": runner.notes,
+            "passes": session.passes,
+            "pending": session.pending,
+            "notes": session.notes,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["stages"], state["ranks"], state["members"])  # type: ignore[misc]
         self._seen_ranks = state["seen_ranks"]
-        self._runner.passes = state["passes"]
-        self._runner.pending = state["pending"]
-        self._runner.notes = state["notes"]
+        self._session.passes = state["passes"]
+        self._session.pending = state["pending"]
+        self._session.notes = state["notes"]
 
     _seen_ranks: tuple[int, int] | None = None
+
+    if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+        def __getattr__(self, name: str) -> Any:
+            names = [known for known in dir(type(self)) if not known.startswith("_")]
+            hint = "" if name.startswith("_") else nearest_reader(name, names)
+            raise AttributeError(f"a pipeline has no {name!r}{hint}", name=name)
 
     def _data_parallel(self) -> tuple[int, int]:
         ranks = self._ranks
@@ -188,12 +215,12 @@ class Pipeline(IterableDataset[Any]):
 
     def _batching(self) -> Stage | None:
         """The stage that makes batches, if one does."""
-        first = self._runner.plan.stages[0]
+        first = self._session.plan.chain.stages[0]
         source = first if getattr(first, "makes_batches", False) else None
-        return self._runner.plan.batch or source
+        return self._session.plan.chain.batch or source
 
     def _plan(self) -> Plan:
-        return Plan(self.stages)
+        return Plan.of(self.stages)
 
     def __bool__(self) -> bool:
         return True  # without len(), which reads what the files hold
@@ -201,11 +228,21 @@ class Pipeline(IterableDataset[Any]):
     # Stages
 
     read_parquet = Method(ReadParquet)
+    read_json = Method(ReadJson)
+    read_csv = Method(ReadCsv)
+    read_text = Method(ReadText)
+    read_arrow = Method(ReadArrow)
+    read_numpy = Method(ReadNumpy)
+    read_webdataset = Method(ReadWebdataset)
+    read_bytes = Method(ReadBytes)
+    read_images = Method(ReadImages)
+    read_files = Method(ReadFiles)
     sharding_filter = Method(ShardingFilter)
     shuffle = Method(Shuffle)
     draw = Method(Draw)
     map = Method(Map)
     map_batches = Method(MapBatches)
+    with_columns = Method(WithColumns)
     filter = Method(Filter)
     sample = Method(Sample)
     flat_map = Method(FlatMap)
@@ -232,6 +269,9 @@ class Pipeline(IterableDataset[Any]):
     def select(self, *columns: str) -> Pipeline:
         return self.then(Select(columns))
 
+    def drop_columns(self, *columns: str) -> Pipeline:
+        return self.then(DropColumns(columns))
+
     def split(
         self,
         parts: Mapping[str, float],
@@ -251,6 +291,7 @@ class Pipeline(IterableDataset[Any]):
         }
 
     select.__doc__ = Select.__doc__
+    drop_columns.__doc__ = DropColumns.__doc__
 
     def distributed(
         self,
@@ -290,7 +331,7 @@ class Pipeline(IterableDataset[Any]):
 
     # Iteration
 
-    def __iter__(self) -> PipelineIterator:
+    def __iter__(self) -> PassIterator:
         self._data_parallel()  # says now, on all ranks, what does not fit
         made = self._batching()
         if made is not None and _batched_outside():
@@ -298,24 +339,24 @@ class Pipeline(IterableDataset[Any]):
                 f"this pipeline makes batches itself ({made}), and the DataLoader "
                 "would batch them again: pass batch_size=None to the DataLoader"
             )
-        return PipelineIterator(self._runner)
+        return PassIterator(self._session)
 
     def __len__(self) -> int:
-        plan, (rank, world) = self._runner.plan, self._data_parallel()
-        if not plan.known or plan.endless:
+        plan, (rank, world) = self._session.plan, self._data_parallel()
+        if not plan.counts.known or plan.chain.endless:
             raise TypeError(f"this pipeline has no len(): {self._no_length()}")
-        return slots_before(int(plan.last_slot(world)), rank, world)
+        return slots_before(int(plan.counts.end(world)), rank, world)
 
     def _no_length(self) -> str:
-        plan = self._runner.plan
-        if plan.endless:
+        plan = self._session.plan
+        if plan.chain.endless:
             return "repeat() has no end; count steps, or give repeat(times=...)"
-        if not plan.rows_known:
-            return f"the rows of {plan.stages[0]} are not counted; list(pipe) counts them"
-        cutting = next((s for s in plan.after if cuts_by_length(s)), None)
+        if plan.inputs.epoch_rows is None:
+            return f"the rows of {plan.chain.stages[0]} are not counted; list(pipe) counts them"
+        cutting = next((s for s in plan.chain.after if cuts_by_length(s)), None)
         if cutting is not None:
             return f"how many items {cutting} makes is known only at the end; use estimate_len()"
-        dropping = [str(s) for s in plan.before + plan.after if not s.keeps_rows]
+        dropping = [str(s) for s in plan.chain.before + plan.chain.after if not s.keeps_rows]
         what = dropping[0] if dropping else "take() or skip() on the way"
         return f"how many rows {what} lets through is known only at the end; use estimate_len()"
 
@@ -328,16 +369,16 @@ class Pipeline(IterableDataset[Any]):
         Raises:
             TypeError: the pipeline has no end, or its rows cannot be counted.
         """
-        plan = self._runner.plan
-        if plan.known and not plan.endless:
+        plan = self._session.plan
+        if plan.counts.known and not plan.chain.endless:
             return len(self)
-        if plan.endless or plan.epoch_rows is None:
+        if plan.chain.endless or plan.inputs.epoch_rows is None:
             raise TypeError(f"the length of this pipeline cannot be estimated: {self._no_length()}")
-        return estimated_items(plan) * (plan.times or 1) // self._data_parallel()[1]
+        return estimated_items(plan) * (plan.chain.times or 1) // self._data_parallel()[1]
 
     def peek(self) -> Any:
         """The first item that the next iteration will give, without starting one."""
-        return self._runner.peek()
+        return self._session.peek()
 
     def padding(self, batches: int = 100, *, mask: str | None = None) -> PaddingShare:
         """How much of the first micro-batches of an epoch, over all ranks, is padding, without starting one.
@@ -363,7 +404,7 @@ class Pipeline(IterableDataset[Any]):
         from trainpipes.explain import explain
 
         world = self._data_parallel()[1] if world_size is None else world_size
-        return explain(self._runner.plan, world, num_workers)
+        return explain(self._session.plan, world, num_workers)
 
     def to_map_dataset(self, path: str | None = None) -> MapDataset:
         """The rows of one epoch as a map-style dataset, kept once for all processes of a machine.
@@ -376,6 +417,145 @@ class Pipeline(IterableDataset[Any]):
 
         return to_map_dataset(self, path)
 
+    # Files
+
+    def write_parquet(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rows_per_group: int | None = None,
+        rows_per_file: int | None = None,
+        files: int | None = None,
+        compression: str | None = "zstd",
+        overwrite: bool = False,
+    ) -> Written:
+        """Write the rows of one epoch to Parquet files, in the order of this pipeline without its
+        ``sharding_filter``: to prepare data once for many runs. See docs/prepare.md.
+
+        Memory stays at the pipeline's own and one row group. A file appears when it is whole. If the process
+        is killed, the same call goes on after the last whole file, and the files come out the same; once all
+        are there it does nothing.
+
+        Args:
+            folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json", which appears
+                last, with counts, columns and checksums. Of this machine, new or empty.
+            rows_per_group: rows in each row group; if left out, 8 MiB of rows as they are in memory, and
+                16,384 rows at most.
+            rows_per_file: rows in each file; or
+            files: how many files of about as many rows, where rows are counted. If both are left out, a file
+                ends after 512 MiB of rows as they are in memory.
+            compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
+            overwrite: whether what was written there before is removed, and all is written anew.
+
+        Raises:
+            ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, or those
+                of another pipeline; another process writes to it; or it cannot be written.
+            SchemaError: rows have no columns, or not all the same.
+
+        >>> import tempfile, pyarrow as pa, trainpipes as tp
+        >>> rows = tp.from_arrow(pa.table({"x": range(10)})).filter(lambda row: row["x"] % 2)
+        >>> written = rows.write_parquet(tempfile.mkdtemp(), rows_per_file=2)
+        >>> written.rows, len(written.files)
+        (5, 3)
+        >>> list(tp.list_files(written.files).read_parquet())[-1]
+        {'x': 9}
+        """
+        from trainpipes.writers.parquet import write_parquet
+
+        return write_parquet(
+            self,
+            folder,
+            rows_per_group=rows_per_group,
+            rows_per_file=rows_per_file,
+            files=files,
+            compression=compression,
+            overwrite=overwrite,
+        )
+
+    def write_arrow(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rows_per_batch: int | None = None,
+        rows_per_file: int | None = None,
+        files: int | None = None,
+        compression: str | None = None,
+        overwrite: bool = False,
+    ) -> Written:
+        """Write the rows of one epoch to Arrow IPC files (Feather): as ``write_parquet`` does.
+
+        Args:
+            folder: for the files, named "part-00000.arrow" and so on, and "_manifest.json".
+            rows_per_batch: rows in each record batch; if left out, 4 MiB of rows, and 16,384 rows at most.
+            rows_per_file: rows in each file; or
+            files: how many files; see ``write_parquet``.
+            compression: "zstd", "lz4" or None, with which files can be mapped into memory.
+            overwrite: whether what was written there before is removed.
+
+        Raises:
+            ConfigError, SchemaError: as ``write_parquet``.
+        """
+        from trainpipes.writers.arrow import write_arrow
+
+        return write_arrow(
+            self,
+            folder,
+            rows_per_batch=rows_per_batch,
+            rows_per_file=rows_per_file,
+            files=files,
+            compression=compression,
+            overwrite=overwrite,
+        )
+
+    def write_json(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rows_per_file: int | None = None,
+        files: int | None = None,
+        compression: Literal["gzip", "zstd"] | None = None,
+        overwrite: bool = False,
+    ) -> Written:
+        """Write the rows of one epoch to files of JSON lines, UTF-8: as ``write_parquet`` does. Dates, times
+        and decimals become text. Compressed files have a gzip member or zstd frame every 4 MiB, so that
+        reading can begin within them.
+
+        Args:
+            folder: for the files, named "part-00000.jsonl" and so on, and "_manifest.json".
+            rows_per_file: rows in each file; or
+            files: how many files; see ``write_parquet``.
+            compression: "gzip", "zstd" or None.
+            overwrite: whether what was written there before is removed.
+
+        Raises:
+            ConfigError, SchemaError: as ``write_parquet``.
+            DataError: bytes, NaN or infinity, for which JSON has no form.
+        """
+        from trainpipes.writers.json import write_json
+
+        return write_json(
+            self,
+            folder,
+            rows_per_file=rows_per_file,
+            files=files,
+            compression=compression,
+            overwrite=overwrite,
+        )
+
+    def write_memmap(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dtype: Any = None,
+        ragged: Collection[str] = (),
+        overwrite: bool = False,
+    ) -> MemmapDataset:
+        """Write the rows, or batches, of one epoch to a memory map: ``trainpipes.write_memmap``, which says
+        what the options are. It is there when it is whole, and begins anew after a kill."""
+        from trainpipes.memmap import write_memmap
+
+        return write_memmap(path, self, dtype=dtype, ragged=ragged, overwrite=overwrite)
+
     # State
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -387,7 +567,7 @@ class Pipeline(IterableDataset[Any]):
             StateError: the pipeline was iterated by a ``Loader``, or by workers of a DataLoader, which
                 alone know where they are.
         """
-        return self._runner.state()
+        return self._session.state()
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()
@@ -401,7 +581,7 @@ class Pipeline(IterableDataset[Any]):
         Raises:
             StateError: it does not fit this pipeline.
         """
-        self._runner.load(state, allow_changes)
+        self._session.load(state, allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next ``iter()`` is, also in workers: for frameworks that do. There is no need
@@ -415,7 +595,7 @@ class Pipeline(IterableDataset[Any]):
             ConfigError: that is no integer of 0 or more.
         """
         self._data_parallel()  # refuses frameworks that would share out batches again
-        self._runner.set_epoch(epoch)
+        self._session.set_epoch(epoch)
 
     def state_at(self, batches_delivered: int, *, epoch: int = 0) -> dict[str, Any]:
         """The state after so many batches of each rank, without having kept one.
@@ -426,7 +606,7 @@ class Pipeline(IterableDataset[Any]):
             batches_delivered: batches that each rank has had in that epoch.
             epoch: which pass, from 0.
         """
-        return self._runner.state_at(batches_delivered, epoch)
+        return self._session.state_at(batches_delivered, epoch)
 
 
 def _batched_outside() -> bool:

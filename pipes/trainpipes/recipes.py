@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 from trainpipes.errors import ConfigError
 from trainpipes.naming import nearest
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.stage import spelt
+from trainpipes.runtime.options import spelt
 from trainpipes.shown import shown
 
 __all__ = ["GROUP", "recipe", "renamed"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ import numpy.typing as npt
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.shards.chains import Chains
+from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.source import Reader, RowSource
 
 __all__ = ["ShuffleQuality", "shuffle_quality"]
@@ -159,36 +160,38 @@ def _touches(in_file: IntArray, n: int, size: int) -> npt.NDArray[np.float64]:
 
 def _of_pipeline(pipe: Pipeline, epoch: int) -> tuple[IntArray, IntArray, int]:
     """Row numbers in the order of the global sequence, rows of each file, and the batch size."""
-    plan = Plan(pipe.stages)
-    if plan.repeat is not None:
-        raise ConfigError(f"shuffle_quality(pipeline) looks at one epoch: leave out {plan.repeat}")
-    source = plan.source
-    if plan.known and isinstance(source, RowSource):
-        plan = Plan(pipe.stages, _Numbers(source))
-        plan.before, plan.after = [], [s for s in plan.after if s.role not in ("rows", "finish")]
+    plan = Plan.of(pipe.stages)
+    if plan.chain.repeat is not None:
+        raise ConfigError(
+            f"shuffle_quality(pipeline) looks at one epoch: leave out {plan.chain.repeat}"
+        )
+    source = plan.inputs.source
+    if plan.counts.known and isinstance(source, RowSource):
+        after = tuple(s for s in plan.chain.after if s.role not in ("rows", "finish"))
+        chain = replace(plan.chain, before=(), after=after)
+        plan = Plan(Inputs(chain, _Numbers(source)))
     numbers = _numbers(plan, epoch)
     if isinstance(source, RowSource):
-        files = getattr(source, "file_of_block", None)
-        lengths = source.lengths
+        files, lengths = source.file_of_block, source.lengths
         if files is not None:
             lengths = np.bincount(files, weights=lengths).astype(np.int64)
     else:
         lengths = np.array([int(numbers.max(initial=-1)) + 1])
-    return numbers, lengths, plan.batch_size if plan.batch_size > 1 else BATCH_SIZE
+    return numbers, lengths, plan.chain.batch_size if plan.chain.batch_size > 1 else BATCH_SIZE
 
 
 def _numbers(plan: Plan, epoch: int) -> IntArray:
     """The row numbers of an epoch, in the order of the global sequence."""
-    chains = Chains(plan, plan.windows())
+    opener = ShardOpener(plan, plan.windows())
     ids, keys = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    for shard in range(plan.num_shards):
-        slot = plan.slot(shard, epoch, epoch)
-        first, stop = plan.chunks(slot, epoch)
-        opened = chains.open(shard, slot, plan.start(slot, epoch, 0), epoch)
+    for shard in range(plan.chain.num_shards):
+        slot = plan.counts.slot(shard, epoch, epoch)
+        first, stop = plan.counts.chunks(slot, epoch)
+        opened = opener.open(shard, slot, plan.counts.start(slot, epoch, 0), epoch)
         k = 0
         while stop is None or k < stop:
             try:
-                run = chains.finish(opened.next_run())
+                run = opened.next_run()
             except StopIteration:
                 break
             items = np.arange(k, k + len(run))
@@ -197,7 +200,7 @@ def _numbers(plan: Plan, epoch: int) -> IntArray:
                 items = np.repeat(items, np.diff(run.bounds))
             given = (items >= first) & (items < (k if stop is None else stop))
             ids.append(run.block.ids[given])
-            keys.append((items[given] - first) * plan.num_shards + shard)
+            keys.append((items[given] - first) * plan.chain.num_shards + shard)
     order = np.argsort(np.concatenate(keys), kind="stable")
     found: IntArray = np.concatenate(ids)[order]
     return found
@@ -209,13 +212,11 @@ class _Numbers(RandomAccessSource):
     by_number = True
 
     def __init__(self, source: RowSource) -> None:
-        self.holds_numbers = getattr(source, "holds_numbers", False)
+        self.holds_numbers = isinstance(source, RandomAccessSource) and source.holds_numbers
         self.lengths = source.lengths
         self.row_bytes, self.block_bytes = source.row_bytes, source.block_bytes
         self._firsts = np.concatenate([[0], np.cumsum(source.lengths)])
-        files = getattr(source, "file_of_block", None)
-        if files is not None:
-            self.file_of_block = files
+        self.file_of_block = source.file_of_block
 
     def reader(self) -> Reader:
         return self

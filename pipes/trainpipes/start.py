@@ -4,36 +4,59 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError
-from trainpipes.pipeline import Pipeline
+from trainpipes.pipeline import Pipeline, written_as
 from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.stage import snake_case
+from trainpipes.runtime.stage import Stage, snake_case
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.shown import shown
 from trainpipes.sources.arrow import FromArrow
+from trainpipes.sources.arrow_files import ReadArrow
 from trainpipes.sources.concat import Concat
+from trainpipes.sources.csv_files import ReadCsv
 from trainpipes.sources.dataset import FromDataset
 from trainpipes.sources.files import ListFiles
+from trainpipes.sources.hf import FromHf
+from trainpipes.sources.images import ReadBytes, ReadImages
 from trainpipes.sources.iterable import FromIterable
+from trainpipes.sources.json import ReadJson
 from trainpipes.sources.memmap import FromMemmap
 from trainpipes.sources.memmap_dataset import MemmapDataset
 from trainpipes.sources.mix import Mix
+from trainpipes.sources.numpy_files import ReadNumpy
+from trainpipes.sources.own_files import ReadFiles
+from trainpipes.sources.parquet import ReadParquet
 from trainpipes.sources.tensors import FromTensors
+from trainpipes.sources.text import ReadText
+from trainpipes.sources.torchdata_node import FromTorchdata
+from trainpipes.sources.webdataset import ReadWebdataset
 
 __all__ = [
     "concat",
     "from_arrow",
     "from_dataset",
+    "from_hf",
     "from_iterable",
     "from_memmap",
     "from_source",
     "from_tensors",
+    "from_torchdata",
     "list_files",
     "mix",
+    "read_arrow",
+    "read_bytes",
+    "read_csv",
+    "read_files",
+    "read_images",
+    "read_json",
+    "read_parquet",
+    "read_text",
+    "read_webdataset",
+    "read_numpy",
 ]
 
 
@@ -61,17 +84,36 @@ def starting(stage: Callable[P, Source]) -> Callable[P, Pipeline]:
     def start(*args: Any, **options: Any) -> Pipeline:
         return Pipeline([kind(*args, **options)])
 
-    start.__name__ = start.__qualname__ = snake_case(kind.__name__)
-    start.__doc__, start.__module__ = kind.__doc__, kind.__module__
-    signature = inspect.signature(kind).replace(return_annotation="Pipeline")
-    start.__signature__ = signature  # type: ignore[attr-defined]
-    return start
+    return written_as(start, kind, snake_case(kind.__name__))
+
+
+def reading(stage: Callable[P, Stage]) -> Callable[Concatenate[Any, P], Pipeline]:
+    """The function that lists files and reads them: its parameters are the files and those of the reader."""
+    kind: Any = stage
+
+    def start(files: Any, *args: Any, **options: Any) -> Pipeline:
+        return list_files(files).then(kind(*args, **options))
+
+    own = inspect.Parameter("files", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return written_as(start, kind, snake_case(kind.__name__), own)
 
 
 list_files = starting(ListFiles)
+read_parquet = reading(ReadParquet)
+read_json = reading(ReadJson)
+read_csv = reading(ReadCsv)
+read_text = reading(ReadText)
+read_arrow = reading(ReadArrow)
+read_numpy = reading(ReadNumpy)
+read_bytes = reading(ReadBytes)
+read_files = reading(ReadFiles)
+read_images = reading(ReadImages)
+read_webdataset = reading(ReadWebdataset)
 from_arrow = starting(FromArrow)
+from_hf = starting(FromHf)
 from_iterable = starting(FromIterable)
 from_memmap = starting(FromMemmap)
+from_torchdata = starting(FromTorchdata)
 mix = starting(Mix)
 
 

@@ -11,7 +11,7 @@
       …
     }
 
-Where each shard of a *counted* pipeline stands follows from m by arithmetic (``Plan.seekable``): its state
+Where each shard of a *counted* pipeline stands follows from m by arithmetic (``Plan.counted``): its state
 has no cursors, and is whole on every rank. In all others a rank's state has the cursors of its own shards.
 
 Only integers and strings in one flat dict: it passes through JSON, ``torch.load`` with

@@ -29,14 +29,22 @@ class Topology:
     num_workers: int = 1
     members: tuple[int, ...] | None = None
 
-    def check(self, num_shards: int, sharded: bool) -> None:
-        """Raise unless the ranks and workers divide the shards."""
+    def check(self, num_shards: int, sharded: bool, one_consumer: str = "") -> None:
+        """Raise unless the ranks and workers divide the shards.
+
+        Args:
+            num_shards: S.
+            sharded: whether there is a ``sharding_filter``.
+            one_consumer: why there may be none, if so.
+        """
         consumers = self.world_size * self.num_workers
         if num_shards % consumers == 0:
             return
         what = f"{self.world_size} ranks" if self.world_size > 1 else ""
         if self.num_workers > 1:
             what += (" x " if what else "") + f"{self.num_workers} DataLoader workers"
+        if one_consumer:
+            raise TopologyError(f"{what}: {one_consumer}")
         if not sharded:
             raise TopologyError(
                 f"{what} would all read the same rows: add .sharding_filter() to the pipeline"

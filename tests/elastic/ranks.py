@@ -23,7 +23,9 @@ from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
 from trainpipes.runtime.iterating import one_pass
-from trainpipes.runtime.iterating.rounds import Message, Rounds, unpacked
+from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
+from trainpipes.runtime.iterating.worker_dataset import WorkerDataset
+from trainpipes.runtime.iterating.worker_message import WorkerMemory
 from trainpipes.runtime.planning.plan import Plan
 
 __all__ = ["ENDED", "Leg", "Meeting", "OneProcessLoader", "Reads", "in_worker"]
@@ -37,14 +39,25 @@ ENDED: Any = type("Ended", (), {"__repr__": lambda self: "ENDED"})()
 class OneProcessLoader(tp.Loader):
     """A ``Loader`` with workers whose messages are made in this process, asked in strict turn."""
 
-    def _messages(self, position: Any, ranks: tuple[int, int], workers: int) -> Iterator[Message]:
-        stages, source = self.pipeline.stages, self._runner.plan.source
-        made = []
-        for worker in range(workers):
-            rounds = Rounds(stages, source, ranks, workers, [position.epoch], position)
-            plan = Plan([stage.fresh() for stage in stages], source)
-            made.append(rounds._rounds(plan, position, worker))
-        return unpacked(_in_turn(made), None)
+    def __init__(self, pipeline: tp.Pipeline, num_workers: int) -> None:
+        super().__init__(pipeline, num_workers=num_workers)
+        self._workers = InTurn(
+            lambda: pipeline.stages, lambda: None, num_workers, 2, False, None, {}
+        )
+
+
+class InTurn(LoaderWorkers):
+    """Workers that take turns in this process."""
+
+    def start(self, plan: Any, ranks: Any, workers: int, position: Any) -> Any:
+        memory = WorkerMemory(workers, 2, position.epoch)
+        stages = self._stages()
+        data = WorkerDataset(stages, plan.inputs.source, ranks, workers, position, memory, 2)
+        copies = [
+            Plan.of([stage.fresh() for stage in stages], plan.inputs.source) for _ in range(workers)
+        ]
+        made = [data.messages(copy, worker) for worker, copy in enumerate(copies)]
+        return memory, _in_turn(made)
 
 
 def _in_turn(iterators: Sequence[Iterator[Any]]) -> Iterator[Any]:
@@ -134,8 +147,8 @@ class Workers:
         self._copies = []
         for _ in range(workers):
             copy = tp.Pipeline(pipe.stages, pipe._ranks)
-            copy._runner.passes = pipe._runner.passes
-            copy._runner.pending = pipe._runner.pending
+            copy._session.passes = pipe._session.passes
+            copy._session.pending = pipe._session.pending
             self._copies.append(copy)
         self._seed = 1000
 
@@ -188,7 +201,7 @@ class Leg:
         self.meeting = Meeting(ranks)
         self._consumers: list[Consumed] = []
         self._threads: ThreadPoolExecutor | None = None
-        if ranks > 1 and pipe._runner.plan.ends_unevenly:  # they wait for each other
+        if ranks > 1 and pipe._session.plan.counts.ends_unevenly:  # they wait for each other
             self._threads = ThreadPoolExecutor(ranks)
         for rank in range(ranks):
             own = pipe.distributed(rank=rank, world_size=ranks)

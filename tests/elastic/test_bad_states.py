@@ -380,7 +380,10 @@ def worker_states(
         copies = []
         for _ in range(workers):  # for each process one that stands where the pipeline was told to
             copy = tp.Pipeline(pipe.stages, pipe._ranks)
-            copy._runner.passes, copy._runner.pending = pipe._runner.passes, pipe._runner.pending
+            copy._session.passes, copy._session.pending = (
+                pipe._session.passes,
+                pipe._session.pending,
+            )
             copies.append(copy)
         for worker, copy in enumerate(copies):
             with in_worker(worker, workers, 1000, copy):

@@ -28,7 +28,7 @@ import trainpipes as tp
 from elastic.interleaved import PIPELINES, RAGGED, long_filtered
 from elastic.launch import write_beside
 from trainpipes.runtime.iterating import one_pass
-from trainpipes.runtime.iterating.agreement import agreement_over
+from trainpipes.runtime.iterating.epoch_end_sync import agreement_over
 from trainpipes.testing import digest
 
 ENDED: Any = object()

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from trainpipes.fair_queue import by_rows, by_tokens, common_total, phases_of, whole_weights
-from trainpipes.runtime.mixing import mix_feed
-from trainpipes.runtime.shards import chains
+from trainpipes.runtime.shards import opener
 
 ROWS = 150
 
@@ -54,19 +53,17 @@ KINDS = st.sampled_from(["plain", "filtered", "stream"])
     tokens=st.booleans(),
     stop=st.integers(0, 60),
     run_rows=st.sampled_from([1, 9, 2048]),
-    fills=st.sampled_from([1, 4]),
 )
 def test_a_mix_is_its_sources_in_the_rule_s_order(
     kinds: list[tuple[int, str]], weights: list[int], shards: int, tokens: bool, stop: int,
-    run_rows: int, fills: int,
+    run_rows: int,
 ) -> None:  # fmt: skip
     sources = {f"s{n}": source(n, *kind) for n, kind in enumerate(kinds)}
     shares = dict(zip(sources, weights, strict=False))
     by: Any = "tokens" if tokens else "rows"
     with pytest.MonkeyPatch.context() as patch:  # the order does not depend on them
-        patch.setattr(chains, "RUN_ROWS", run_rows)
-        patch.setattr(chains, "LEAST_ROWS", run_rows)
-        patch.setattr(mix_feed, "FILLS", fills)
+        patch.setattr(opener, "RUN_ROWS", run_rows)
+        patch.setattr(opener, "LEAST_ROWS", run_rows)
         pipe = tp.mix(sources, weights=shares, by=by, tokens="n", stop="repeat").sharding_filter(
             shards
         )

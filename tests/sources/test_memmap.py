@@ -929,3 +929,44 @@ def test_a_damaged_file_of_an_older_release_is_not_converted(tmp_path):
         with pytest.raises(tp.UnreadableError, match=said):
             convert(tmp_path / "old", tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_masked_values_are_refused_with_their_row(tmp_path: Path) -> None:
+    masked = np.ma.array([1, 2], mask=[False, True])
+    for source in ({"a": masked}, [{"a": np.arange(2)}, {"a": masked}]):
+        with pytest.raises(tp.DataError, match=r"'a' is masked in part; fill it"):
+            tp.write_memmap(tmp_path / "rows", source)
+    unmasked = np.ma.array([1, 2], mask=[False, False])
+    assert tp.write_memmap(tmp_path / "rows", {"a": unmasked}).column("a").tolist() == [1, 2]
+
+
+def test_to_convert_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    for old in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(tp.UnreadableError, match="it is no memory map of one file: "):
+            convert(old, tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("order", ["file order", "shuffled", "from tensors"])
+def test_large_batches_that_somebody_holds_keep_what_they_show(tmp_path, order, threads):
+    rows = np.arange(64, dtype=np.uint8)[:, None] + np.zeros((1, 1 << 18), np.uint8)
+    if order == "from tensors":
+        pipe = tp.from_tensors(x=torch.from_numpy(rows)).shuffle(scope="global")
+    else:
+        tp.write_memmap(tmp_path / "x", {"x": rows})
+        pipe = tp.from_memmap(tmp_path / "x")
+        pipe = pipe.shuffle(scope="global") if order == "shuffled" else pipe
+    parts, numbers = [], []
+    for _ in range(3):
+        for number, batch in enumerate(tp.Loader(pipe.batch(8).collate(), threads=threads)):
+            numbers += batch["x"][:, 0].tolist()
+            if number % 3 == 0:  # a look at some of it holds it
+                parts.append((batch["x"][2:4, 5:], numbers[-6:-4]))
+            elif number % 3 == 1:
+                parts.append((torch.from_numpy(batch["x"].numpy()[7:]), numbers[-1:]))
+    assert sorted(numbers) == sorted([*range(64)] * 3)
+    for part, expected in parts:
+        assert all(
+            set(row.tolist()) == {n} for row, n in zip(part[:, ::4096], expected, strict=True)
+        )

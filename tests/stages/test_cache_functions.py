@@ -19,7 +19,7 @@ import torch
 
 import trainpipes as tp
 from trainpipes import ConfigError, Pipeline
-from trainpipes.runtime.caching.address import stages_key
+from trainpipes.runtime.caching.cache_key import cache_key
 from trainpipes.runtime.kinds import TableStage
 from trainpipes.stages.map import Map
 
@@ -310,7 +310,7 @@ def test_what_cannot_be_told_is_refused_unless_a_version_is_given(name: str, kee
 
     said = r"cannot be told of .*function.*it uses a .*\(map\(fn\), thing.*\).*version=\"\.\.\.\""
     with pytest.raises(ConfigError, match=said):
-        KEEPERS[keeper](rows().map(function))._runner.plan.cached_blocks  # noqa: B018
+        KEEPERS[keeper](rows().map(function))._session.plan.inputs.cached_blocks  # noqa: B018
     assert len(list(KEEPERS[keeper](rows().map(function, version="1")))) == 20
     assert len(list(rows().map(function).cache(version="1"))) == 20
 
@@ -341,7 +341,7 @@ def test_what_holds_too_much_within_itself_is_refused() -> None:
 
 def test_arrays_are_known_by_all_that_they_hold_and_not_by_how_they_lie() -> None:
     def key(value: Any) -> Any:
-        return stages_key([Map(fn=lambda row: value)], "test")
+        return cache_key([Map(fn=lambda row: value)], "test")
 
     array = np.arange(10_000).reshape(100, 100)
     other = array.copy()
@@ -360,9 +360,9 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import user
 from trainpipes.stages.map import Map
-from trainpipes.runtime.caching.address import stages_key
+from trainpipes.runtime.caching.cache_key import cache_key
 for name in user.names:
-    print(json.dumps(stages_key([Map(fn=getattr(user, name))], "test")))
+    print(json.dumps(cache_key([Map(fn=getattr(user, name))], "test")))
 """
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from trainpipes.order import random_key
-from trainpipes.runtime.calling.row_random import RowKey
+from trainpipes.runtime.calling.row_call import RowKey
 from trainpipes.samplers import WeightedRandomSampler
 from trainpipes.stages.map import Map, key_of
 from trainpipes.testing import check_resume

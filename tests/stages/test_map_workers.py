@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import map_functions as fn
 import trainpipes as tp
-from trainpipes.runtime.calling import crew, hands
+from trainpipes.runtime.calling import process_map
 from trainpipes.testing import check_resume, digest
 
 METHODS = pytest.mark.parametrize("method", ["thread", "process"])
@@ -277,6 +277,16 @@ def test_a_worker_killed_from_outside_is_noticed_while_it_works() -> None:
     assert failed
 
 
+@pytest.mark.parametrize("killed", [1, 2])
+def test_a_worker_that_dies_without_rows_is_replaced(killed: int) -> None:
+    pipe = source().map(fn.where, num_workers=2, method="process")
+    list(pipe)
+    for worker in workers(2)[:killed]:
+        worker.kill()
+        worker.wait(10)
+    assert [row["x"] for row in pipe] == list(range(120))
+
+
 def workers(count: int) -> list[psutil.Process]:
     """Worker processes below this one, once there are so many that are ready."""
     for _ in range(300):
@@ -374,7 +384,7 @@ def test_a_run_that_is_broken_off_leaves_nothing_once_its_pipeline_is_gone() -> 
 
 
 def test_workers_end_where_nothing_is_to_do_and_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "IDLE", 0.3)
+    monkeypatch.setattr(process_map, "IDLE", 0.3)
     pipe = source().map(fn.where, num_workers=2, method="process")
     first = {row["process"] for row in pipe}
     gone = [psutil.Process(pid) for pid in first if psutil.pid_exists(pid)]
@@ -473,20 +483,14 @@ def test_a_function_that_is_nowhere_to_be_imported_from_is_refused() -> None:
     assert 'or use method="thread"' in last
 
 
-def test_few_rows_are_spread_over_all_workers() -> None:
-    asked: list[int] = []
+@pytest.mark.parametrize("rows", [2, 3, 5])
+def test_few_rows_are_spread_over_all_workers(rows: int) -> None:
+    two_at_a_time = threading.Barrier(2)
 
-    class Hands:
-        process = 0
+    def meet(row: Any) -> Any:
+        if row["x"] in (0, rows - 1):
+            two_at_a_time.wait(timeout=30)
+        return row
 
-        def submit(self, items: Any, words: Any) -> Any:
-            asked.append(len(items))
-            return self
-
-        def result(self) -> Any:
-            return [0] * asked[-1], None
-
-    for rows, expected in ((1, [1]), (5, [2, 2, 1]), (8, [2, 2, 2, 2]), (9, [3, 3, 3])):
-        asked.clear()
-        hands.spread(Hands(), 2, list(range(rows)), None)  # type: ignore[arg-type]
-        assert asked == expected
+    (batch,) = source(rows).map(meet, num_workers=2).batch(rows)
+    assert len(batch) == rows

@@ -197,6 +197,11 @@ def test_a_class_that_says_nothing_of_how_it_is_carried_out_is_refused() -> None
         type("Late", (tp.RowStage,), {"__post_init__": lambda self: None})
 
 
+def test_a_type_that_cannot_be_looked_up_is_not_looked_at() -> None:
+    odd = type("Odd", (tp.RowStage,), {"__annotations__": {"x": "dict['a', 1 / 0]"}})
+    assert odd(x=3).options == {"x": 3}
+
+
 def test_free_options_are_those_of_the_class_and_of_those_above_it() -> None:
     class Above(tp.RowStage):
         free = frozenset({"shown"})

@@ -14,7 +14,7 @@ import trainpipes as tp
 from tokenizer_fixtures import TEXTS, bpe, bracketed, column
 from tokenizer_types import tokenizer_of
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.shards import chains
+from trainpipes.runtime.shards import opener
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.testing import check_resume
 from trainpipes.tokenizers import admission
@@ -207,7 +207,7 @@ class TestTokenize:
                 return Ragged(found.values + wrong.astype(np.int32), found.offsets)
 
         monkeypatch.setenv("TRAINPIPES_THREADS", "0")  # what others encode meanwhile may be wrong
-        monkeypatch.setattr(chains, "RUN_ROWS", EVERY)  # so that the first wrong ones are compared
+        monkeypatch.setattr(opener, "RUN_ROWS", EVERY)  # so that the first wrong ones are compared
         faster = HuggingFace._faster
         monkeypatch.setattr(HuggingFace, "_faster", lambda self: Wrong(faster(self)))
         texts = [f"row {k}" for k in range(2 * EVERY)] + [BAD] * 500

@@ -7,7 +7,7 @@ stages of this library are besides.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 from trainpipes.runtime.blame import blame, each
-from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.rows.utf8 import naming_bad_text
@@ -27,10 +27,15 @@ from trainpipes.runtime.stage import Role, Stage
 
 __all__ = [
     "BatchStage",
+    "BatchingStage",
+    "CacheStage",
     "CutStage",
+    "DealStage",
     "OpenBelow",
+    "OrderStage",
     "PlaceStage",
     "PlanStage",
+    "RepeatStage",
     "RowStage",
     "Rows",
     "RunStage",
@@ -51,14 +56,14 @@ class RunStage(Stage):
         """Whether it has workers that can begin with a run before it is due."""
         return False
 
+    @abstractmethod
     def process(self, run: Run) -> Run:
         """What comes out for what goes in.
 
         Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, never added or reordered.
         """
-        raise NotImplementedError(f"{self} does not say what it does")
 
-    def hand_over(self, run: Run) -> Callable[[], Run] | None:
+    def submit_run(self, run: Run) -> Callable[[], Run] | None:
         """Have workers of the stage begin with a run, and what waits for them and gives what ``process``
         would; None where there are none."""
         return None
@@ -158,16 +163,10 @@ class RowStage(RunStage):
         raise ConfigError(f"{type(self).__name__} needs apply(row), which returns a row")
 
     def process(self, run: Run) -> Run:
-        found = each(self, self._applied, run)
+        found = applied(self, run, "row")
         if run.items is None and run.bounds is None:
             return run.with_block(run.block.with_data(found))
         return run.with_items(found)
-
-    def _applied(self, row: Any) -> Any:
-        found = self.apply(row)
-        if found is None:
-            raise DataError(f"{self} returned None for a row; to drop rows use filter()")
-        return found
 
 
 class BatchStage(RunStage):
@@ -193,13 +192,19 @@ class BatchStage(RunStage):
     def process(self, run: Run) -> Run:
         if run.items is None and run.bounds is None:
             raise ConfigError(f"{self} works on batches: put batch() before it")
-        return run.with_items(each(self, self._applied, run))
+        return run.with_items(applied(self, run, "batch"))
 
-    def _applied(self, batch: Any) -> Any:
-        found = self.apply(batch)
+
+def applied(stage: RowStage | BatchStage, run: Run, item: str) -> list[Any]:
+    """What a stage's ``apply`` makes of every item of a run; an error names the stage and the row."""
+
+    def apply(one: Any) -> Any:
+        found = stage.apply(one)
         if found is None:
-            raise DataError(f"{self} returned None for a batch; to drop batches use filter()")
+            raise DataError(f"{stage} returned None for a {item}; to drop one use filter()")
         return found
+
+    return each(stage, apply, run)
 
 
 class CutStage(Stage):
@@ -223,8 +228,80 @@ class CutStage(Stage):
         """
 
 
+class BatchingStage(CutStage):
+    """A stage that cuts rows into micro-batches.
+
+    Attributes:
+        drop_last: whether a short one at the end of an epoch is left out.
+    """
+
+    role: ClassVar[Role] = "batch"
+    drop_last = False
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a micro-batch; None where they are not counted."""
+        return None
+
+
+class CacheStage(RunStage):
+    """A stage that keeps what those below it make of a block."""
+
+    role: ClassVar[Role] = "cache"
+    needs_columns = True
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is kept."""
+        return True
+
+    def process(self, run: Run) -> Run:
+        return run
+
+
 class PlanStage(Stage):
     """A stage that is carried out by the plan of the whole chain: it orders, deals, repeats or keeps rows."""
+
+
+class OrderStage(PlanStage):
+    """A stage that orders rows.
+
+    Attributes:
+        buffer_size: rows that are mixed with each other, where they are shuffled within a buffer.
+        seed: of such an order.
+        max_bytes: most memory for it.
+    """
+
+    role: ClassVar[Role] = "shuffle"
+    buffer_size = 0
+    seed = 0
+    max_bytes = 0
+
+    @property
+    def order(self) -> Any:
+        """What says which rows an epoch has, row by row; None where they are shuffled within a buffer."""
+        return None
+
+
+class DealStage(PlanStage):
+    """A stage that deals rows to shards; its options are those of ``sharding_filter``."""
+
+    role: ClassVar[Role] = "shard"
+    num_shards = 1
+    split = "spans"
+    balance = "rows"
+    tail = "even"
+
+
+class RepeatStage(PlanStage):
+    """A stage that goes on with the next epoch."""
+
+    role: ClassVar[Role] = "repeat"
+
+    @property
+    def times(self) -> int | None:
+        """Epochs in a pass; None for no end."""
+        return None
 
 
 class PlaceStage(Stage):
@@ -261,6 +338,7 @@ class Source(Stage):
         read_once: whether rows can be read only once.
         mixes: whether it mixes the rows of pipelines.
         endless: whether an epoch has no end.
+        one_consumer: why several ranks or workers cannot share it, in words; "" where they can.
     """
 
     role: ClassVar[Role] = "source"
@@ -271,10 +349,19 @@ class Source(Stage):
     read_once = False
     mixes = False
     endless = False
+    one_consumer: ClassVar[str] = ""
 
     def open(self) -> RowSource | RowStream:
         """The rows, in this process."""
         raise ConfigError(f"{type(self).__name__} needs open(), which returns a RowSource")
+
+    def open_files(self, files: Sequence[Stage]) -> RowSource | RowStream:
+        """The rows of the files that the stages below list; none for most sources."""
+        return self.open()
+
+    def above(self) -> Sequence[Stage]:
+        """Stages on its rows that belong to it, first one first: they stand straight above it."""
+        return ()
 
     def late(self) -> Stage | None:
         """What turns the source's keys into rows, as late as it can: after they are dealt."""
@@ -305,9 +392,9 @@ class _Processed:
             if len(run):
                 return run
             epochs.add(round_of(below.cursors.state(0)))
-            if len(epochs) > MOST_DRY_EPOCHS + 1:
+            if len(epochs) > MOST_EMPTY_EPOCHS + 1:
                 raise DataError(
-                    f"{self._stage} let no row of {MOST_DRY_EPOCHS} whole epochs through, and under "
+                    f"{self._stage} let no row of {MOST_EMPTY_EPOCHS} whole epochs through, and under "
                     "repeat() would look for one for ever: check its condition",
                     stage=str(self._stage),
                 )

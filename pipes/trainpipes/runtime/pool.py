@@ -13,14 +13,15 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
 from trainpipes.errors import ConfigError
 from trainpipes.shown import shown
 
-__all__ = ["Pool", "Ticket", "default_threads"]
+__all__ = ["Pool", "Ticket", "default_threads", "waits"]
 
 #: Threads that one process starts of itself, at most.
 MOST_THREADS = 8
@@ -166,6 +167,7 @@ class Pool:
                 self._running += 1
                 self._at_later += is_later
             if mine:
+                _own.pool = self
                 ticket.run()
             del ticket  # and what it holds
             with self._lock:
@@ -237,8 +239,38 @@ class Pool:
             if thread.ident is not None:  # it was started
                 thread.join(PATIENCE)
 
+    def begin_wait(self) -> None:
+        """A task of this thread waits for other threads or processes, and holds no lock: a fork need not
+        wait for it."""
+        with self._lock:
+            self._running -= 1
+            if self._paused:
+                self._changed.notify_all()
+
+    def end_wait(self) -> None:
+        """It goes on, unless a fork is under way."""
+        with self._lock:
+            self._changed.wait_for(lambda: not self._paused, PATIENCE)
+            self._running += 1
+
 
 _pools: WeakSet[Pool] = WeakSet()
+#: The pool whose thread this one is.
+_own = threading.local()
+
+
+@contextmanager
+def waits() -> Iterator[None]:
+    """Around a wait for what other threads or processes make: they may have to fork before they can."""
+    pool: Pool | None = getattr(_own, "pool", None)
+    if pool is None:
+        yield
+        return
+    pool.begin_wait()
+    try:
+        yield
+    finally:
+        pool.end_wait()
 
 
 def _before_fork() -> None:

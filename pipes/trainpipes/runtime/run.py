@@ -8,7 +8,7 @@ they are read again.
 from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ class Positions(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Cursors:
     """Positions before the first item of a run and after each one.
 
@@ -75,7 +75,7 @@ class Cursors:
         return Cursors(tuple(bases), np.concatenate(which), np.concatenate(rows))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Run:
     """Items of one shard, in order.
 
@@ -105,10 +105,10 @@ class Run:
             return self.block.rows()
 
     def with_block(self, block: Block) -> Run:
-        return replace(self, block=block)
+        return Run(block, self.cursors, self.bounds, self.items)
 
     def with_items(self, items: MutableSequence[Any]) -> Run:
-        return replace(self, items=items)
+        return Run(self.block, self.cursors, self.bounds, items)
 
     def row_ids(self, item: int) -> IntArray:
         """Row numbers of one item, int64."""

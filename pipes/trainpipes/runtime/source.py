@@ -11,7 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,19 @@ import pyarrow as pa
 
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
+from trainpipes.runtime.own_class import is_ours
 from trainpipes.runtime.rows.block import Payload, TensorRows, join_payloads
 from trainpipes.shown import shown
 
+if TYPE_CHECKING:
+    from trainpipes.runtime.planning.inputs import Inputs
+    from trainpipes.runtime.planning.plan import Plan
+    from trainpipes.runtime.pool import Pool
+    from trainpipes.runtime.run import RunSource
+
 __all__ = [
     "LooksAhead",
+    "MixedWindows",
     "Place",
     "Reader",
     "RowMixture",
@@ -85,7 +93,7 @@ def checked_source(source: Any, asker: object) -> RowSource | RowStream:
         raise ConfigError(
             f"{asker}: open() returns a RowSource or a RowStream, got {type(source).__name__}"
         )
-    if type(source).__module__.split(".")[0] == "trainpipes":
+    if is_ours(type(source)):
         return source
     if isinstance(source, RowSource):
         lengths = np.asarray(getattr(source, "lengths", None))
@@ -157,13 +165,20 @@ class RowSource(ABC):
         lengths: rows in each block, in file order, int64 ``[blocks]``.
         row_bytes: bytes of an average row in memory, as far as it can be told; None if unknown.
         block_bytes: bytes of each block, float64 ``[blocks]``; None if all rows count alike.
-        plans: of the pipelines whose rows these are, if there are several.
+        schema: of all rows, where it is known before they are read.
+        unread: which blocks are left out of every epoch, bool ``[blocks]``; their rows are numbered all the
+            same. None if there are none.
+        file_of_block: the file that each block is in, int64 ``[blocks]``; None where there are no files.
+        joined_inputs: those of the pipelines whose rows these are, if there are several.
     """
 
     lengths: IntArray
     row_bytes: float | None = None
     block_bytes: npt.NDArray[np.float64] | None = None
-    plans: Sequence[Any] = ()
+    schema: pa.Schema | None = None
+    unread: npt.NDArray[np.bool_] | None = None
+    joined_inputs: Sequence[Any] = ()
+    file_of_block: IntArray | None = None
 
     def reader(self) -> Reader:
         """What reads a span's blocks. Readers may be used by different threads."""
@@ -244,22 +259,56 @@ class RowStream(ABC):
         return []
 
 
-class RowMixture(RowStream):
-    """Rows of several pipelines, each of which is read by windows of its own.
-
-    A plan is given as ``Any`` here: it is made of what stands above this file.
-    """
+class MixedWindows(ABC):
+    """What the shards of one process read of a mixture in one pass."""
 
     @abstractmethod
-    def windows(self, plan: Any, pool: Any, number: int) -> Any:
+    def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
+        """Keep what a shard will need of each source from ``state`` on; ``shards`` are in this process."""
+
+    @abstractmethod
+    def open(
+        self,
+        shard: int,
+        state: dict[str, Any],
+        rows: tuple[int, int],
+        shards: int,
+        last_epoch: int | None,
+        rolling: bool,
+    ) -> RunSource:
+        """The mixed rows of one shard.
+
+        Args:
+            shard: which shard.
+            state: as a run gave it, or of an epoch's start.
+            rows: most rows in a run, and in the first one.
+            shards: how many there are in this process.
+            last_epoch: for rows that roll on, the last epoch; None for no end. Else the one at hand.
+            rolling: whether rows roll on into the next epoch.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all rows: the pass is over."""
+
+    def start(self, epoch: int) -> dict[str, Any]:
+        """The state that leads back to an epoch's start: none, since its number does."""
+        return {}
+
+
+class RowMixture(RowStream):
+    """Rows of several pipelines, each of which is read by windows of its own."""
+
+    @abstractmethod
+    def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixedWindows:
         """The windows of all pipelines, for the shards of one process; see ``Plan.windows``."""
 
     @abstractmethod
-    def place_of(self, plan: Any, row: int) -> Place:
+    def place_of(self, inputs: Inputs, row: int) -> Place:
         """Where the row of that number stands."""
 
     @abstractmethod
-    def leads(self, plan: Any, shard: int, place: dict[str, Any]) -> bool:
+    def leads(self, plan: Plan, shard: int, place: dict[str, Any]) -> bool:
         """Whether a position may be one of a shard's, as far as can be told."""
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> StreamReader:

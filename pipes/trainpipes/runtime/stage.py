@@ -9,35 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import inspect
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import NoneType, UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-)
-
-import numpy as np
-import pyarrow as pa
-import torch
+from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 from trainpipes.errors import ConfigError
 from trainpipes.naming import nearest
-from trainpipes.runtime.rows.content import table_digest, tensor_digest
-from trainpipes.runtime.rows.row_types import written
-from trainpipes.runtime.warn_once import warn_once
+from trainpipes.runtime.options import allowed_values, copied, either, identify, same, show, spelt
+from trainpipes.runtime.own_class import check_class, is_ours, refuse_old
 from trainpipes.shown import shown
 
-__all__ = ["Role", "Stage", "identify", "option", "same", "spelt"]
+__all__ = ["Role", "Stage", "option", "snake_case"]
 
 Role = Literal[
     "files",  # lists files; first in a chain
@@ -55,9 +37,6 @@ Role = Literal[
     "skip",
     "place",  # where finished batches lie: pinned memory, a device
 ]
-
-#: What classes had when a stage was a node with an ``__init__`` of its own.
-_BEFORE = ("__init__", "__post_init__", "begin", "bind", "open_source")
 
 
 def option(
@@ -89,7 +68,7 @@ class Stage:
         keeps_rows: whether as many rows come out as go in, each made of the one it stands for.
         thread_safe: whether several threads may call it at once. Known of stages of ours that call no
             function of the user's; others say so.
-        share: the part of the rows that it lets through on average, where that is known beforehand.
+        share: the part of the rows that it lets through on average, where that is known in advance.
         per_row: whether it calls Python for each row, so that it is given few at a time.
         versioned: an option with a function, which a state knows by ``version`` where that is given.
         free: options that change how the stage runs and not what comes out of it.
@@ -101,8 +80,10 @@ class Stage:
             into below it.
         takes_objects: of one that does, whether it also takes rows of which Arrow can't make columns.
         makes_objects: whether rows that come out are Python objects.
-        asks_plan: whether it asks the plan that it is part of; as one does that is ``by_place``.
-        plan: that it is part of, once it is, if it asks.
+        holds_data: whether options are rows, whose lists are not copied as those of other options are.
+        elsewhere: what to write instead of options that other libraries have, by their names.
+        asks_inputs: whether it asks what the pipeline reads; as one does that is ``by_place``.
+        plan_inputs: the ``Inputs`` of the plan that it is part of, once it is, if it asks.
     """
 
     role: ClassVar[Role] = "rows"
@@ -114,31 +95,36 @@ class Stage:
     per_row = False
     by_row = False
     by_place: ClassVar[bool] = False
-    asks_plan: ClassVar[bool] = False
+    holds_data: ClassVar[bool] = False
+    asks_inputs: ClassVar[bool] = False
+    elsewhere: ClassVar[Mapping[str, str]] = {}
     finds_types = False
     by_epoch = False
     needs_columns = False
     takes_objects: ClassVar[bool] = False
     makes_objects = False
-    plan: ClassVar[Any] = None
+    plan_inputs: ClassVar[Any] = None
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        refuse_old(cls)
+        refuse_old(cls, Stage)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         cls.free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
-        check_class(cls)
+        check_class(cls, Stage)
         cls.__init__ = _spelt(cls.__init__)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        self._set(**{name: _copied(value) for name, value in self.options.items()})
+        if not self.holds_data:
+            self._set(**{name: copied(value) for name, value in self.options.items()})
         kind: Any = type(self)
-        for name, allowed in _allowed(kind).items():
+        for name, allowed in allowed_values(kind).items():
             value = getattr(self, name)
             if not any(type(value) is type(one) and value == one for one in allowed):
                 raise ConfigError(f"{self.name}({name}) is {either(allowed)}, got {shown(value)}")
         self.check()
-        lost = [name for name in vars(self).keys() - self.options.keys() if not made(self, name)]
+        lost = [
+            name for name in vars(self).keys() - self.options.keys() if not _derived(self, name)
+        ]
         if lost and not is_ours(kind):
             raise ConfigError(
                 f"{self.name}: check() sets {lost[0]!r}, and a stage keeps its options only: list it as a "
@@ -153,6 +139,10 @@ class Stage:
         """This stage as it is above others, first one first: what it takes from them, such as a tokenizer's
         pad token, goes to ``resolved``. Raises ConfigError where it cannot stand there."""
         return self
+
+    def use_inputs(self, inputs: Any) -> None:
+        """Take the ``Inputs`` of the plan that the stage is part of."""
+        vars(self)["plan_inputs"] = inputs
 
     def settle(self, threads: int) -> None:
         """Get ready to be called by so many threads at once; 0 for none but the one that iterates."""
@@ -214,6 +204,14 @@ class Stage:
             found[self.versioned] = f"version {vars(self)['version']}"
         return found
 
+    def fingerprint(self) -> dict[str, Any]:
+        """What a state knows it by as an option of another stage."""
+        return self.identity()
+
+    def equals(self, other: Stage) -> bool:
+        """Whether another stage of this class has the same options."""
+        return same(self.options, other.options)
+
     def __getstate__(self) -> dict[str, Any]:
         return self.options
 
@@ -231,52 +229,6 @@ class Stage:
         return f"{self.name}({', '.join(shown)})"
 
 
-def either(values: Sequence[Any]) -> str:
-    """``"a", "b" or "c"``; None goes without saying."""
-    said = [f'"{one}"' if isinstance(one, str) else str(one) for one in values if one is not None]
-    return f"{', '.join(said[:-1])} or {said[-1]}"
-
-
-@functools.cache
-def _allowed(kind: Any) -> dict[str, tuple[Any, ...]]:
-    """The values that options may have, of those that are declared as ``bool`` or ``Literal``."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for field in dataclasses.fields(kind):
-        owner = next(
-            base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {})
-        )
-        declared: Any = field.type
-        if isinstance(declared, str):
-            try:
-                declared = eval(declared, vars(sys.modules[owner.__module__]))
-            except (
-                NameError,
-                TypeError,
-                AttributeError,
-            ):  # of types that are not there when it runs
-                continue
-        union = get_origin(declared) in (Union, UnionType)
-        parts = get_args(declared) if union else (declared,)
-        if declared is bool:
-            found[field.name] = (True, False)
-        elif all(part is NoneType or get_origin(part) is Literal for part in parts):
-            values = [value for part in parts for value in get_args(part) or (None,)]
-            found[field.name] = tuple(values)
-    return found
-
-
-def is_ours(kind: type) -> bool:
-    """Whether a class is one of this library's."""
-    return kind.__module__.split(".")[0] == "trainpipes"
-
-
-def _copied(value: Any) -> Any:
-    """A value whose dicts and lists are copies: who gave them may change theirs."""
-    if type(value) is dict:
-        return {key: _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if type(value) is list else value
-
-
 def _spelt(init: Callable[..., None]) -> Callable[..., None]:
     """A stage's ``__init__`` that knows older names of options, and says which names there are."""
 
@@ -289,6 +241,8 @@ def _spelt(init: Callable[..., None]) -> Callable[..., None]:
         older = {was: name for name, was in known.items() if was}
         options = spelt(self.name, older, options)
         for name in options:
+            if name not in known and name in self.elsewhere:
+                raise TypeError(f"{self.name}() has no option {name!r}: {self.elsewhere[name]}")
             if name not in known:
                 raise TypeError(
                     f"{self.name}() has no option {name!r}{nearest(name, list(known))}; it takes "
@@ -304,152 +258,11 @@ def _spelt(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def spelt(asker: str, older: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by the names that they have now, with one warning for each older one.
-
-    Args:
-        asker: whose options.
-        older: the name now of each older one.
-        options: as given.
-
-    Raises:
-        TypeError: one is given by both names.
-    """
-    found = {}
-    for given, value in options.items():
-        name = older.get(given, given)
-        if name in found or (name != given and name in options):
-            raise TypeError(f"{asker}({name}) was called {given!r} before, and both are given")
-        if name != given:
-            warn_once(f"{asker}({given}=...) is called {name!r} now: write {name}=")
-        found[name] = value
-    return found
-
-
-def refuse_old(kind: type[Stage]) -> None:
-    """Raise for a class of the user's that is written as stages were before they were dataclasses."""
-    found = [name for name in _BEFORE if name in vars(kind)]
-    if "process" in vars(kind) and Stage in kind.__bases__:
-        found.append("process")
-    if Stage in kind.__bases__:
-        found.append("nothing that says how it is carried out")
-    if is_ours(kind) or not found:
-        return
-    parameters = list(
-        inspect.signature(vars(kind).get("__init__", lambda: None)).parameters.values()
-    )
-    lines = [f"class {kind.__name__}(trainpipes.RowStage):"]
-    for parameter in parameters:
-        if parameter.name not in ("self", "source") and parameter.kind.name[:3] != "VAR":
-            default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-            kinds = parameter.annotation
-            said = kinds if isinstance(kinds, str) else getattr(kinds, "__name__", "object")
-            lines.append(f"    {parameter.name}: {'object' if said == '_empty' else said}{default}")
-    lines.append("    def apply(self, row): ...")
-    raise ConfigError(
-        f"{kind.__name__} defines {', '.join(found)}, and a stage is a dataclass of its options now: leave "
-        "them out, list the options as fields, and define apply() of a RowStage, TableStage or BatchStage:\n"
-        + "\n".join(lines)
-    )
-
-
-def made(stage: Stage, name: str) -> bool:
+def _derived(stage: Stage, name: str) -> bool:
     """Whether an attribute is made of the options, as a ``cached_property`` is."""
     return hasattr(inspect.getattr_static(type(stage), name, None), "__get__")
-
-
-def check_class(kind: type[Stage]) -> None:
-    """Raise for a class of the user's whose options have names that mean something else."""
-    if is_ours(kind):
-        return
-    bases: list[Any] = [base for base in kind.__mro__ if is_ours(base) and base is not Stage]
-    known = {field.name for base in bases for field in dataclasses.fields(base)}
-    ours = {name for base in (*bases, Stage) for name in vars(base)} - known
-    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for name in sorted(names & ours):
-        raise ConfigError(
-            f"{kind.__name__}: every stage has {name!r}, so that an option needs another name; to set it for "
-            f"the class, leave its type out: {name} = ..."
-        )
-    for name in sorted(kind.free - names):
-        raise ConfigError(
-            f"{kind.__name__}: free is a frozenset of options, and there is no {name!r}"
-        )
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equality of options, also of arrays, tensors and stages."""
-    if a is b:
-        return True
-    if isinstance(a, Stage) and isinstance(b, Stage):
-        return type(a) is type(b) and same(a.options, b.options)
-    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return type(a) is type(b) and np.array_equal(a, b)
-    equals = getattr(a, "equals", None)
-    return bool(equals(b) if callable(equals) and type(a) is type(b) else a == b)
 
 
 def snake_case(name: str) -> str:
     """``PadCollate`` -> ``pad_collate``."""
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
-
-
-def show(value: Any) -> str:
-    """A short form of an option for ``repr``: functions by name, file and line."""
-    code = getattr(value, "__code__", None)
-    if code is not None:
-        name = getattr(value, "__qualname__", "?").replace("<locals>.", "")
-        return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
-    text = written(value) if isinstance(value, pa.Schema) else repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
-
-
-def identify(value: Any) -> Any:
-    """What stands for an option in a fingerprint: plain values as they are, functions by module
-    and qualified name, arrays and bytes by their content, other objects by what their
-    ``fingerprint()`` says, else by their type."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(k): identify(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [identify(v) for v in value]
-    if isinstance(value, set | frozenset):
-        return sorted((identify(v) for v in value), key=repr)
-    if isinstance(value, bytes):
-        return f"sha256:{hashlib.sha256(value).hexdigest()[:16]}"
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        content = np.ascontiguousarray(value).tobytes()
-        if value.dtype.hasobject:  # else by where its objects lie in memory
-            content = repr(value.tolist()).encode()
-        digest = hashlib.sha256(content).hexdigest()[:16]
-        return f"{value.dtype}{list(value.shape)}:{digest}"
-    if isinstance(value, torch.Tensor) and value.numel() > 1000:  # its text leaves some out
-        return f"{value.dtype}{list(value.shape)}:{tensor_digest(value)[:16]}"
-    if isinstance(value, pa.Table):
-        return f"table[{len(value)}]:{table_digest(value)[:16]}"
-    if isinstance(value, Stage):
-        return value.identity()
-    if hasattr(value, "fingerprint"):
-        return json.loads(json.dumps(value.fingerprint()))
-    qualified = getattr(value, "__qualname__", None)
-    if qualified is not None:
-        return f"{getattr(value, '__module__', '?')}.{qualified}"
-    inner = getattr(value, "func", None)  # functools.partial
-    if inner is not None:
-        return {"function": identify(inner), "arguments": identify([value.args, value.keywords])}
-    return f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"
-
-
-def stable_text(value: Any) -> str:
-    """``str`` of a value whose class defines one (a dtype, an expression), else nothing."""
-    named = any({"__repr__", "__str__"} & vars(c).keys() for c in type(value).__mro__[:-1])
-    return str(value) if named else ""

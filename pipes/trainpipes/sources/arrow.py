@@ -17,6 +17,7 @@ from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.content import table_digest
 from trainpipes.runtime.source import Place
 from trainpipes.shown import shown
+from trainpipes.sources.arrow_take import take_rows
 
 __all__ = ["FromArrow"]
 
@@ -88,17 +89,7 @@ class ArrowSource(RandomAccessSource):
         chunks, firsts = self._chunks
         if len(chunks) < 2:
             return self._table.take(to_arrow(index))
-        # ChunkedArray.take may copy the whole column; a chunk's own takes what is asked.
-        which = np.searchsorted(firsts, index, side="right") - 1
-        order = np.argsort(which, kind="stable")
-        found, edges = np.unique(which[order], return_index=True)
-        parts = []
-        for chunk, places in zip(found, np.split(order, edges[1:]), strict=True):
-            rows = to_arrow(index[places] - firsts[chunk])
-            parts.append(pa.Table.from_batches([chunks[chunk].take(rows)]))
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return pa.concat_tables(parts).combine_chunks().take(to_arrow(back))
+        return take_rows(lambda n, rows: chunks[n].take(to_arrow(rows)), firsts, index)
 
     def place(self, block: int, row: int) -> Place:
         return Place(row=int(self._starts[block]) + row)

@@ -1,4 +1,8 @@
-"""``concat``: the rows of several sources, one after the other."""
+"""``concat``: the rows of several sources, one after the other.
+
+A ``Joined`` owns the sources of all pipelines, and any thread may ask it; each of its readers is one thread's
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ import pyarrow as pa
 
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.caching.address import stages_key
+from trainpipes.runtime.caching.cache_key import cache_key
 from trainpipes.runtime.kinds import RunStage, Source
+from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.as_columns import gives_objects
-from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.windows import chain_before
 from trainpipes.runtime.rows.block import Block, Payload, join_payloads, take_payload
@@ -32,7 +37,7 @@ class Concat(Source):
     Out: rows of the first pipeline, then of the second, … They are planned as one: an epoch is cut, dealt and
     shuffled over all of them. Cursor: as of any source. Costs nothing.
 
-    Each has a source whose blocks are known beforehand, and stages that keep all rows, such as ``select`` and
+    Each has a source whose blocks are known in advance, and stages that keep all rows, such as ``select`` and
     ``rename`` to give all the same columns. What is common to all, what drops rows, and what orders, deals
     or batches them stands after it. To mix by weights: ``mix``; files of one kind: a list in ``list_files``.
 
@@ -81,17 +86,17 @@ class Concat(Source):
         return all(_opener(chain).random_access for chain in self._chains)
 
     def open(self) -> RowSource:
-        plans = [Plan([stage.fresh() for stage in chain]) for chain in self._chains]
-        for number, plan in enumerate(plans):
-            if not isinstance(plan.source, RowSource):
+        parts = [Inputs(arrange([stage.fresh() for stage in chain])) for chain in self._chains]
+        for number, part in enumerate(parts):
+            if not isinstance(part.source, RowSource):
                 raise ConfigError(
                     f"concat(...) takes sources whose rows are counted before they are read, and source "
-                    f"{number}, {plan.stages[0]}, is a stream: chain the iterables yourself, or write "
+                    f"{number}, {part.chain.stages[0]}, is a stream: chain the iterables yourself, or write "
                     "them to files first"
                 )
-        if all(isinstance(plan.source, RandomAccessSource) for plan in plans):
-            return JoinedByNumber(plans, str(self))
-        return Joined(plans, str(self))
+        if all(isinstance(part.source, RandomAccessSource) for part in parts):
+            return JoinedByNumber(parts, str(self))
+        return Joined(parts, str(self))
 
     def identity(self) -> dict[str, Any]:
         chains = [
@@ -116,7 +121,7 @@ def _check_chain(stages: Sequence[Stage], number: int) -> None:
     for stage in stages[:reader][1:]:
         if stage.role == "shuffle":
             raise ConfigError(f"concat(...): put {stage} after it, where it shuffles all sources")
-    for stage in stages[reader + 1 :]:
+    for stage in [*_opener(stages).above(), *stages[reader + 1 :]]:
         plain = stage.role == "rows" and isinstance(stage, RunStage)
         if not plain or not stage.keeps_rows or stage.by_epoch:
             raise ConfigError(
@@ -129,7 +134,7 @@ class Joined(RowSource):
     """The blocks of several sources, one after the other.
 
     Args:
-        plans: of each source, with the stages that its rows go through.
+        parts: the inputs of each source, with the stages that its rows go through.
         asker: the stage, for messages.
 
     Attributes:
@@ -137,11 +142,11 @@ class Joined(RowSource):
             counts as one. int64 ``[blocks]``.
     """
 
-    def __init__(self, plans: Sequence[Plan], asker: str) -> None:
-        self.plans: list[Plan] = list(plans)
+    def __init__(self, parts: Sequence[Inputs], asker: str) -> None:
+        self.joined_inputs: list[Inputs] = list(parts)
         self._asker = asker
-        self._sources: list[RowSource] = [plan.source for plan in plans]  # type: ignore[misc]
-        self._apply = [chain_before(_on_rows(plan)) for plan in plans]
+        self._sources: list[RowSource] = [part.source for part in parts]  # type: ignore[misc]
+        self._apply = [chain_before(part.chain.steps) for part in parts]
         counts = [len(source.lengths) for source in self._sources]
         self._first_block = np.cumsum([0, *counts])
         self.lengths = np.concatenate([source.lengths for source in self._sources])
@@ -156,10 +161,10 @@ class Joined(RowSource):
             self.block_bytes = np.concatenate([own for own in blocks if own is not None])
         self._names: list[str] = []
         files = []
-        for number, (plan, source) in enumerate(zip(plans, self._sources, strict=True)):
-            own = getattr(source, "file_of_block", np.zeros(len(source.lengths), dtype=np.int64))
-            files.append(own + len(self._names))
-            self._names += [f"{number}/{name}" for name in file_names(plan)]
+        for number, (part, source) in enumerate(zip(parts, self._sources, strict=True)):
+            own = source.file_of_block
+            files.append((np.zeros_like(source.lengths) if own is None else own) + len(self._names))
+            self._names += [f"{number}/{name}" for name in file_names(part)]
         self.file_of_block: IntArray = np.concatenate(files)
         self._kind: tuple[int, Any] | None = None
         self._keys: dict[int, list[Any]] = {}
@@ -186,17 +191,17 @@ class Joined(RowSource):
         if key is None:
             return None
         if number not in self._keys:  # once: what functions hold may change from call to call
-            plan = self.plans[number]
-            stages = plan.stages[plan.stages.index(_opener(plan.stages)) :]
-            types = plan.first_keys() if any(stage.finds_types for stage in stages) else []
-            self._keys[number] = [*stages_key(stages, self._asker), types]
+            part = self.joined_inputs[number]
+            stages = part.chain.stages[part.chain.stages.index(_opener(part.chain.stages)) :]
+            types = part.first_keys() if any(stage.finds_types for stage in stages) else []
+            self._keys[number] = [*cache_key(stages, self._asker), types]
         return [key, self._keys[number]]
 
     def fingerprint(self) -> dict[str, Any]:
         return {"sources": [source.fingerprint() for source in self._sources]}
 
     def describe(self) -> list[tuple[str, str]]:
-        lines = [("sources", f"{len(self.plans)}, one after the other")]
+        lines = [("sources", f"{len(self.joined_inputs)}, one after the other")]
         for number, source in enumerate(self._sources):
             lines += [(f"  {number}: {label}", text) for label, text in source.describe()]
         return lines
@@ -305,7 +310,3 @@ class _JoinedReader:
     def close(self) -> None:
         for reader in self._readers.values():
             reader.close()
-
-
-def _on_rows(plan: Plan) -> list[Stage]:
-    return [*plan.before, *plan.after]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sized
 from dataclasses import KW_ONLY
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
-from trainpipes.runtime.blame import blame, each
+from trainpipes.runtime.blame import blame
 from trainpipes.runtime.kinds import RunStage, Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
 from trainpipes.runtime.rows.block import Payload
@@ -56,15 +57,13 @@ class FromDataset(Source):
     """
 
     makes_objects = True
+    holds_data = True
 
     dataset: Any
     sampler: Iterable[Any] | None = None
     _: KW_ONLY
     batch_sampler: Iterable[Any] | None = None
     schema: pa.Schema | None = None
-
-    def __post_init__(self) -> None:
-        self.check()  # the items are data, and not copied as options are
 
     def check(self) -> None:
         dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
@@ -152,25 +151,21 @@ class Fetch(RunStage):
     dataset: Any
     batched: bool = False
 
-    def __post_init__(self) -> None:
-        """The dataset is not copied."""
-
     runs_user_code = True
+    holds_data = True
 
     def process(self, run: Run) -> Run:
         keys = run.block.data
         assert isinstance(keys, list)
-        many = getattr(self.dataset, "__getitems__", None)
-        if self.batched:
-            rows = each(self, self._batch, run)
-        elif many is None:
-            rows = each(self, self.dataset.__getitem__, run)
-        else:
-            try:
-                rows = list(many(keys))
-            except Exception as error:
-                blame(error, self, int(run.block.ids[0]))
-                raise
+        many: Any = None if self.batched else getattr(self.dataset, "__getitems__", None)
+        item = self._batch if self.batched else self.dataset.__getitem__
+        left = iter(keys)
+        try:
+            rows = [item(key) for key in left] if many is None else list(many(keys))
+        except Exception as error:
+            begun = len(keys) - length_hint(left)  # 0 where all are asked for at once
+            blame(error, self, int(run.block.ids[max(0, begun - 1)]))
+            raise
         return run.with_block(run.block.with_data(rows))
 
     def _batch(self, keys: Any) -> list[Any]:

@@ -101,8 +101,9 @@ class ListFiles(Source):
     first row, ``len()`` or state is asked for. Cursor: none of its own. Cost: one listing of each
     folder, about 20 µs a local file, 200 bytes of memory a file.
 
-    - A folder stands for every ``.parquet`` and ``.pq`` file in it and below it, hidden ones and
-      those in ``_``-prefixed files and folders (``_SUCCESS``, ``_metadata``, ``_delta_log``) left
+    - A folder stands for every file of the reader's format in it and below it (``.parquet`` and
+      ``.pq`` where nothing reads them), hidden ones and those in
+      ``_``-prefixed files and folders (``_SUCCESS``, ``_metadata``, ``_delta_log``) left
       out. A Delta Lake or Iceberg table is more than its files: list what its own library says is live.
     - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for what it matches,
       whatever it is called; hidden names only where the pattern begins with ``.`` or ``_``. A folder that
@@ -115,8 +116,8 @@ class ListFiles(Source):
 
     Args:
         urls: a path, folder, glob or URL, or a list of them.
-        suffix: what names of files found in folders end with, in place of ``.parquet`` and ``.pq``;
-            one or several, ``""`` for all. Case does not matter.
+        suffix: what names of files found in folders end with, in place of the ends of the reader's
+            format; one or several, ``""`` for all. Case does not matter.
         storage_options: options of the fsspec file system, credentials for instance. They are
             neither shown nor part of a state.
         retry_seconds: how long a request to a server that does not answer, breaks off, or says that it is
@@ -156,16 +157,15 @@ class ListFiles(Source):
         )
         if self.suffix is not None and not isinstance(self.suffix, str):
             self._set(suffix=list(self.suffix))
-        if not self._ends or not all(isinstance(end, str) for end in self._ends):
+        if not self._ends() or not all(isinstance(end, str) for end in self._ends()):
             raise ConfigError(
                 f"suffix is an end of names such as '.parquet', got {shown(self.suffix)}"
             )
 
-    @property
-    def _ends(self) -> Sequence[str]:
-        """What names of files in folders end with."""
+    def _ends(self, suffixes: Sequence[str] = SUFFIXES) -> Sequence[str]:
+        """What names of files in folders end with; ``suffixes`` if the user does not say."""
         if self.suffix is None:
-            return SUFFIXES
+            return suffixes
         return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
 
     @made_once
@@ -173,24 +173,30 @@ class ListFiles(Source):
         """What was listed so far, by the options that it was listed with."""
         return {}
 
-    def files(self, storage_options: Mapping[str, Any] | None = None) -> FileList:
+    def files(
+        self,
+        storage_options: Mapping[str, Any] | None = None,
+        suffixes: Sequence[str] = SUFFIXES,
+    ) -> FileList:
         """The files; listed at the first call.
 
         Args:
             storage_options: more options for the file systems, a reader's.
+            suffixes: what names of files in folders end with for that reader.
         """
         options = {**(self.storage_options or {}), **(storage_options or {})}
-        key = repr(sorted(options.items()))
+        ends = self._ends(suffixes)
+        key = repr((sorted(options.items()), list(ends)))
         if key not in self._listed:
-            self._listed[key] = self._list(options)
+            self._listed[key] = self._list(options, ends)
         return self._listed[key]
 
-    def _list(self, options: Mapping[str, Any]) -> FileList:
+    def _list(self, options: Mapping[str, Any], ends: Sequence[str]) -> FileList:
         seconds = self.retry_seconds
         urls = [self.urls] if isinstance(self.urls, str) else self.urls
         requests = Requests(seconds)
         opened = [open_system(url, options, seconds) for url in urls]
-        suffixes = tuple(end.lower() for end in self._ends)
+        suffixes = tuple(end.lower() for end in ends)
         each = partial(expand, suffixes=suffixes, requests=requests)
         with ThreadPoolExecutor(min(16, len(opened))) as pool:
             try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,24 +18,15 @@ import pyarrow.parquet as pq
 
 from trainpipes.arrays import to_arrow
 from trainpipes.errors import (
-    MissingFilesError,
     SchemaError,
-    UnreachableError,
-    UnreadableError,
 )
 from trainpipes.order import IntArray
-from trainpipes.runtime.progress import Progress
+from trainpipes.sources.each_file import BadFileError, each_file, one_line
 from trainpipes.sources.files import FileList
-from trainpipes.sources.index_file import (
-    Footer,
-    FooterFile,
-    FooterTable,
-    forget,
-    settled,
-    with_more,
-)
+from trainpipes.sources.footer_table import FOOTERS, Footer, FooterTable, with_more
+from trainpipes.sources.index_file import IndexFile, forget, settled
 from trainpipes.sources.listing import is_local
-from trainpipes.sources.parquet_probe import Probe, is_encrypted
+from trainpipes.sources.parquet_probe import Probe
 from trainpipes.sources.parquet_schema import one_schema
 from trainpipes.sources.parquet_size import (
     arrow_bytes,
@@ -44,10 +34,9 @@ from trainpipes.sources.parquet_size import (
     leaves_among,
     leaves_of,
 )
-from trainpipes.sources.retry import Requests, Stopped
+from trainpipes.sources.retry import Requests
 
 __all__ = [
-    "NoFooterError",
     "ParquetIndex",
     "parse_footer",
     "read_bytes",
@@ -57,12 +46,8 @@ __all__ = [
 
 #: Bytes read of a file's end at first.
 TAIL_BYTES = 64 << 10
-#: Threads that read footers, at most; they wait for disks and servers.
-MAX_THREADS = 16
 #: Files and row groups of each that the size of a row is told from, at most.
 SAMPLED_FILES, SAMPLED_GROUPS = 64, 8
-#: Unreadable files that a message names.
-NAMED = 100
 #: Bytes that a row group is taken to have at most, whatever its footer says.
 MOST_BYTES = 1 << 48
 #: What follows the metadata in a footer: their length, and the magic number.
@@ -83,6 +68,7 @@ class ParquetIndex:
         schema: Arrow schema of the chosen columns, the same for all files.
         row_bytes: bytes of an average row of the chosen columns in Arrow memory; None without rows.
         kept_in: the file in which footers are kept, if they are.
+        folders: names of columns that may be made of names of folders; files do not have them.
     """
 
     sizes: IntArray
@@ -94,6 +80,7 @@ class ParquetIndex:
     schema: pa.Schema
     row_bytes: float | None
     kept_in: str | None = None
+    folders: tuple[str, ...] = ()
 
     def groups(self, file: int) -> slice:
         """The row groups of a file."""
@@ -105,12 +92,15 @@ class ParquetIndex:
         return same and zlib.crc32(footer) == int(self.checksums[file])
 
 
-class NoFooterError(Exception):
-    """Why a file is no Parquet file that can be read."""
-
-
 def read_index(
-    files: FileList, columns: Sequence[str] | None, asker: str, index: str | bool | None = None
+    files: FileList,
+    columns: Sequence[str] | None,
+    asker: str,
+    index: str | bool | None = None,
+    *,
+    folders: Sequence[pa.Field] = (),
+    both: bool = False,
+    look: Callable[[int, Any], None] | None = None,
 ) -> ParquetIndex:
     """Read all footers, of files that have changed since they were last read.
 
@@ -121,52 +111,47 @@ def read_index(
         files: the files.
         columns: names of the columns to be read; None for all.
         asker: the stage, for messages.
-        index: where footers are kept; see ``FooterFile.of``.
+        index: where footers are kept; see ``IndexFile.of``.
+        folders: columns that names of folders make, if files do not have them.
+        both: whether it is an error if files have them.
+        look: is given the number of each file, and its metadata; then all footers are read.
 
     Raises:
         UnreadableError: names every file that is not one, with the reason.
         SchemaError: names the first file that lacks a column or has it in a type that does not fit.
         UnreachableError: a server does not answer, or denies access; files beyond are not asked for.
     """
-    kept = FooterFile.of(files, index)
+    kept = IndexFile.of(files, index, FOOTERS)
     known, rows = FooterTable.of([], [], []), np.full(len(files), -1, dtype=np.int64)
     if kept is not None:
-        known, rows = kept.find(files)
+        found, rows = kept.find(files)
+        known = FooterTable(found)
     step = -(-len(files) // SAMPLED_FILES)
-    fresh: dict[int, Footer | None] = dict.fromkeys(np.flatnonzero(rows < 0).tolist())
+    unknown = set(range(len(files)) if look is not None else np.flatnonzero(rows < 0).tolist())
     for file in range(0, len(files), max(1, step)):
         if rows[file] >= 0 and not _is_sampled(known, int(rows[file]), columns):
-            fresh[file] = None
-    failures: dict[int, Exception] = {}
-    wanted = sorted(fresh)
-    requests = Requests(files.retry_seconds)
-
-    def work(n: int) -> None:
-        file = wanted[n]
-        try:
-            fresh[file] = _read(files, file, columns, file % step == 0, requests)
-        except Stopped:
-            pass
-        except Exception as error:
-            failures[file] = error
-            if isinstance(error, UnreachableError):
-                requests.stop()
-
+            unknown.add(file)
+    wanted = sorted(unknown)
     read = settled(files, wanted) if kept is not None else 0
-    with Progress("reading Parquet footers", len(wanted), "files") as progress:
-        _in_threads(work, len(wanted), progress, requests)
-    if failures:
-        raise _failed(files, failures, asker)
+    fresh = each_file(
+        files,
+        lambda file, requests: _read(files, file, columns, file % step == 0, requests, look),
+        asker,
+        "Parquet",
+        wanted=wanted,
+        job="reading Parquet footers",
+    )
     footers = _in_order(files, known, rows, fresh)
     if kept is not None and wanted:
-        kept.save(files, footers, read)
+        kept.save(files, footers.table, read)
     try:
-        return _joined(footers, files, columns, asker, None if kept is None else str(kept.path))
+        kept_in = None if kept is None else str(kept.path)
+        return _joined(footers, files, columns, asker, kept_in, folders, both)
     except SchemaError:
         if kept is None or not (rows >= 0).any():
             raise
         forget(str(kept.path))  # what was kept may be wrong: the files are to say it themselves
-        return read_index(files, columns, asker, index)
+        return read_index(files, columns, asker, index, folders=folders, both=both, look=look)
 
 
 def _is_sampled(known: FooterTable, row: int, columns: Sequence[str] | None) -> bool:
@@ -177,12 +162,11 @@ def _is_sampled(known: FooterTable, row: int, columns: Sequence[str] | None) -> 
 
 
 def _in_order(
-    files: FileList, known: FooterTable, rows: IntArray, fresh: dict[int, Footer | None]
+    files: FileList, known: FooterTable, rows: IntArray, fresh: dict[int, Footer]
 ) -> FooterTable:
     """Footers of all files in their order: those kept, and those just read."""
     read: dict[int, Footer] = {}
     for file, footer in sorted(fresh.items()):
-        assert footer is not None
         row = int(rows[file])
         read[file] = footer if row < 0 else with_more(footer, *known.sample(row)[1:])
     names, stamps = [files.names[n] for n in read], [files.stamps[n] for n in read]
@@ -210,18 +194,18 @@ def read_footer(system: Any, path: str, size: int, requests: Requests) -> bytes:
     """The end of a Parquet file: footer, its length, magic number.
 
     Raises:
-        NoFooterError: it has none.
+        BadFileError: it has none.
         UnreachableError: the server does not answer, or denies access.
     """
     if size == 0:
-        raise NoFooterError("empty: 0 bytes")
+        raise BadFileError("empty: 0 bytes")
     tail = read_bytes(system, path, max(0, size - TAIL_BYTES), size, requests)
     if size < 12 or tail[-4:] != b"PAR1":
         head = read_bytes(system, path, 0, min(size, 16), requests)
-        raise NoFooterError(_no_footer(tail[-4:], head, size))
+        raise BadFileError(_no_footer(tail[-4:], head, size))
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if length > size - 4:
-        raise NoFooterError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
+        raise BadFileError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
     if length > len(tail):
         tail = read_bytes(system, path, size - length, size, requests)
     return tail[-length:]
@@ -241,23 +225,28 @@ def parse_footer(footer: bytes) -> Any:
 
 
 def _read(
-    files: FileList, file: int, columns: Sequence[str] | None, sampled: bool, requests: Requests
+    files: FileList,
+    file: int,
+    columns: Sequence[str] | None,
+    sampled: bool,
+    requests: Requests,
+    look: Callable[[int, Any], None] | None,
 ) -> Footer:
     system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
     if size < 0:
         size = requests.call(system, "size", path)
         if size is None:
-            raise NoFooterError("the server does not say how large it is")
+            raise BadFileError("the server does not say how large it is")
     footer = read_footer(system, path, size, requests)
     try:
         metadata = parse_footer(footer)
         schema = metadata.schema.to_arrow_schema().remove_metadata()
     except (pa.ArrowException, OSError) as error:
-        raise NoFooterError(f"damaged footer: {one_line(error)}") from error
+        raise BadFileError(f"damaged footer: {one_line(error)}") from error
     found = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     rows = [group.num_rows for group in found]
     if sum(rows) != metadata.num_rows or min(rows, default=0) < 0:
-        raise NoFooterError(
+        raise BadFileError(
             f"damaged footer: {metadata.num_rows:,} rows, and {sum(rows):,} in its row groups"
         )
     if metadata.serialized_size + len(END) != len(footer):  # it may be signed
@@ -265,9 +254,11 @@ def _read(
         names = Probe.of(metadata, size).encrypted(metadata, leaves)
         if names:
             cure = "" if len(names) == len(leaves) else "; choose others by columns=[...]"
-            raise NoFooterError(
+            raise BadFileError(
                 f"its column {names[0]!r} is encrypted, which is not supported{cure}"
             )
+    if look is not None:
+        look(file, metadata)
     group_bytes = [group.total_byte_size for group in found]
     whole = Footer(size, len(footer), zlib.crc32(footer), rows, group_bytes, schema)
     return _sampled(whole, metadata, columns) if sampled else whole
@@ -289,43 +280,21 @@ def _sampled(footer: Footer, metadata: Any, columns: Sequence[str] | None) -> Fo
     return replace(footer, sampled_rows=rows, leaves=tuple(paths), leaf_bytes=tuple(sizes))
 
 
-def _in_threads(
-    work: Callable[[int], None], count: int, progress: Progress, requests: Requests
-) -> None:
-    """``work(n)`` for every n, a few at a time in each thread."""
-    threads = max(1, min(MAX_THREADS, -(-count // 4)))
-    share = max(1, min(64, count // (4 * threads)))
-
-    def several(start: int) -> None:
-        for n in range(start, min(count, start + share)):
-            work(n)
-            progress.advance()
-
-    if threads == 1:
-        for n in range(0, count, share):
-            several(n)
-        return
-    with ThreadPoolExecutor(threads, "trainpipes-footers") as pool:
-        try:
-            for _ in pool.map(several, range(0, count, share)):
-                pass
-        except BaseException:
-            requests.stop()  # nobody waits for what is under way
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
 def _joined(
     footers: FooterTable,
     files: FileList,
     columns: Sequence[str] | None,
     asker: str,
     kept_in: str | None,
+    folders: Sequence[pa.Field],
+    both: bool,
 ) -> ParquetIndex:
     different: list[tuple[str, pa.Schema]] = []
     for first, schema in footers.schemas():
         if not any(schema.equals(other) for _, other in different):
             different.append((files.names[first], schema))
+    folders = _not_in_files(folders, different, both, asker)
+    different = [(name, pa.schema([*schema, *folders])) for name, schema in different]
     rows, first_group = footers.flat("rows")
     group_bytes = np.clip(footers.flat("group_bytes")[0], 0, MOST_BYTES)
     sampled, sampled_bytes = 0, 0.0
@@ -350,44 +319,24 @@ def _joined(
         schema=one_schema(different, columns, asker),
         row_bytes=row_bytes,
         kept_in=kept_in,
+        folders=tuple(field.name for field in folders),
     )
 
 
-def _failed(files: FileList, failures: dict[int, Exception], asker: str) -> Exception:
-    for _, failure in sorted(failures.items()):
-        if isinstance(failure, UnreachableError):
-            failure.stage = asker
-            return failure
-    lines = [f"  {files.names[n]}: {reason(failures[n])}" for n in sorted(failures)]
-    if len(lines) > NAMED:
-        lines[NAMED:] = [f"  … and {len(lines) - NAMED:,} more"]
-    gone = all(isinstance(error, FileNotFoundError) for error in failures.values())
-    first = min(failures)
-    text = (
-        f"{asker}: {len(failures):,} of {len(files):,} files cannot be read as Parquet:\n"
-        + "\n".join(lines)
-        + "\nReplace or remove them, or leave them out with .filter(lambda path: ...) after list_files"
-    )
-    kind = MissingFilesError if gone else UnreadableError
-    failed = kind(text, path=files.names[first], stage=asker)
-    failed.__cause__ = failures[first]
-    return failed
-
-
-def reason(error: Exception) -> str:
-    """Why a file cannot be read, in a few words."""
-    if isinstance(error, NoFooterError):
-        return str(error)
-    if isinstance(error, FileNotFoundError):
-        return "it was listed, and is gone"
-    if isinstance(error, PermissionError):
-        return "permission denied"
-    if is_encrypted(error):
-        return f"a column is encrypted, which is not supported ({one_line(error)})"
-    if isinstance(error, UnicodeDecodeError):
-        return "the name of a column is not UTF-8"
-    return f"{type(error).__name__}: {one_line(error)}"
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _not_in_files(
+    folders: Sequence[pa.Field], different: Sequence[tuple[str, pa.Schema]], both: bool, asker: str
+) -> list[pa.Field]:
+    """Columns that names of folders make, without those that files have."""
+    left = []
+    for field in folders:
+        path = next((path for path, schema in different if field.name in schema.names), None)
+        if path is None:
+            left.append(field)
+        elif both:
+            raise SchemaError(
+                f'{asker}: partitioning="hive" makes a column {field.name!r} of the folders\' names, and '
+                f"{path} has one of that name: leave partitioning out to read the file's",
+                path=path,
+                stage=asker,
+            )
+    return left

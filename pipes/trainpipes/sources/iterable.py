@@ -13,9 +13,9 @@ from torch.utils.data import IterableDataset
 from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.options import identify
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
-from trainpipes.runtime.stage import identify
 from trainpipes.shown import shown
 
 __all__ = ["FromIterable"]
@@ -40,15 +40,13 @@ class FromIterable(Source):
     """
 
     makes_objects = True
+    holds_data = True
     free = frozenset({"factory", "version", "schema"})
 
     factory: Callable[[], Iterable[Any]] | Iterable[Any]
     _: KW_ONLY
     version: str | None = None
     schema: pa.Schema | None = None
-
-    def __post_init__(self) -> None:
-        self.check()  # a list is data, and not copied as options are
 
     def check(self) -> None:
         factory = self.factory

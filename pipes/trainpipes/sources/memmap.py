@@ -199,7 +199,7 @@ class MemmapSource(RandomAccessSource):
 
 def _own(column: Array | Ragged) -> Array:
     assert isinstance(column, np.ndarray)
-    if column.flags.owndata and column.flags.writeable and column.flags.c_contiguous:
+    if column.flags.writeable and column.flags.c_contiguous:
         return column
     return np.array(column, order="C")
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from trainpipes.errors import UnreadableError
 from trainpipes.order import IntArray
+from trainpipes.runtime.rows.lone_copy import rows_of
 from trainpipes.sources.memmap_manifest import OLD_MAGIC, Array, Column, Layout, damaged
 from trainpipes.stages.pad_columns import Ragged
 
@@ -81,10 +82,7 @@ class MappedRows:
         """The rows at ``index`` of a column, copied."""
         values = self.values[number]
         if not self.columns[number].ragged:
-            first, count = int(index[0]) if len(index) else 0, len(index)
-            if count > 1 and int(index[-1]) - first + 1 == count and (np.diff(index) == 1).all():
-                return np.array(values[first : first + count])
-            return values[index]
+            return rows_of(values, index)
         starts = self.offsets[number][index]
         lengths = self.offsets[number][index + 1] - starts
         return Ragged(stretches(values, starts, lengths), lengths)

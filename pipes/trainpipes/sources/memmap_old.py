@@ -31,8 +31,11 @@ def parts_of_old(path: str) -> Iterator[Part]:
     Raises:
         UnreadableError: it is not, or is no such file.
     """
-    with open(path, "rb") as file:
-        old = _opened(path, file, os.fstat(file.fileno()).st_size)
+    try:
+        with open(path, "rb") as file:
+            old = _opened(path, file, os.fstat(file.fileno()).st_size)
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise damaged(path, f"it is no memory map of one file: {error.strerror}") from error
     old.verify()
     names, columns = tuple(column.name for column in old.columns), range(len(old.columns))
     step = max(1, BLOCK_BYTES // max(1, int(old.row_bytes)))

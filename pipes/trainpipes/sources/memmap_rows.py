@@ -92,11 +92,18 @@ def of_batch(batch: Any, first_row: int) -> Part:
     return Part(layout, names, tuple(columns))
 
 
+def _unmasked(value: Any, name: str, row: int) -> Any:
+    """A value as an array, of which nothing is masked."""
+    if np.ma.is_masked(value):
+        raise bad_row(row, name, "is masked in part; fill it, array.filled(0)")
+    return as_array(value)
+
+
 def _column(name: str, value: Any, first_row: int) -> Array | Ragged:
     if isinstance(value, list):
         return _joined(name, [_cell(cell, name, first_row) for cell in value], first_row, False)
     if not isinstance(value, pa.Array | pa.ChunkedArray):
-        array = np.asarray(as_array(value))
+        array = np.asarray(_unmasked(value, name, first_row))
         return _numbers(array, name, array.dtype, first_row)
     try:
         found = of_arrow(
@@ -163,8 +170,9 @@ def _cell(value: Any, name: str, row: int) -> tuple[Array, bool]:
     """A value as an array of its own, and whether it was a list or bytes."""
     if isinstance(value, bytes | bytearray):
         return np.frombuffer(bytes(value), np.uint8), True
+    value = _unmasked(value, name, row)
     try:
-        array = np.array(as_array(value))
+        array = np.array(value)
     except ValueError as error:  # lists of lists of different lengths
         raise bad_row(
             row, name,

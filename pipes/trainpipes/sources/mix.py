@@ -1,4 +1,8 @@
-"""``mix``: rows of several pipelines, by weights."""
+"""``mix``: rows of several pipelines, by weights.
+
+The stage: its options, checked, and what they come to for sources of given sizes. It owns nothing that runs;
+the thread that plans calls it. How rows are mixed is in ``trainpipes.runtime.mixing``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, fields
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from typing import Any, Literal
 
@@ -18,15 +22,17 @@ from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError, DataError, TrainpipesError
 from trainpipes.fair_queue import common_total, whole_weights
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.mixing.mix_rules import MixRules, Stop
 from trainpipes.runtime.mixing.mixture import Mixture
+from trainpipes.runtime.options import identify, show
+from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.as_columns import gives_objects
+from trainpipes.runtime.planning.inputs import Inputs, MixingSource
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.stage import Stage, identify, show
+from trainpipes.runtime.source import RowSource, RowStream
+from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.mix_weights import (
     Schedule,
@@ -40,6 +46,12 @@ from trainpipes.stages.token_columns import lengths_of
 
 __all__ = ["Mix"]
 
+#: Where an epoch ends, for ``explain()``.
+_ENDS = {
+    "all_exhausted": "an epoch ends when each has been gone through",
+    "first_exhausted": "an epoch ends with the first that has been gone through",
+    "repeat": "without an end",
+}
 #: What a stage that cannot stand in a source is to do instead.
 _ELSEWHERE = {
     "shard": "put it after mix(): it deals all sources",
@@ -50,7 +62,7 @@ _ELSEWHERE = {
 }
 
 
-class Mix(Source):
+class Mix(MixingSource):
     """Mixes the rows of several pipelines, each with its share.
 
     In: pipelines of rows, by name, each with its own filters, shuffle, cache and so on. Out: their rows,
@@ -100,9 +112,6 @@ class Mix(Source):
     >>> "".join(tp.mix({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3}))
     'abc1de2fg3abc4de5'
     """
-
-    mixes = True
-    asks_plan = True
 
     sources: Mapping[str, Any]
     _: KW_ONLY
@@ -187,8 +196,8 @@ class Mix(Source):
         return any(gives_objects(pipeline.stages) for pipeline in self.sources.values())
 
     def settle(self, threads: int) -> None:
-        for plan in self.plan.mixed.values():
-            for stage in plan.stages:
+        for part in self.plan_inputs.mixed.values():
+            for stage in part.chain.stages:
                 stage.settle(threads)
 
     # The sources
@@ -197,70 +206,54 @@ class Mix(Source):
         sources, sizes, data = {}, {}, {}
         for name, pipeline in self.sources.items():
             with _named(name):
-                plan = Plan([stage.fresh() for stage in pipeline.stages])
-                size = plan.epoch_batches if plan.known else None
-                if size == 0 or plan.epoch_rows == 0:
-                    raise DataError(f"{plan.stages[0]} has no rows: leave it out of the mix")
-                data[name] = plan.source.fingerprint()
-            sources[name], sizes[name] = plan.source, size
-        mixture = Mixture(sources, sizes, data, [])
-        return Mixture(sources, sizes, data, self._lines(mixture))
+                plan = Plan.of([stage.fresh() for stage in pipeline.stages])
+                size = plan.counts.batches_in_epoch if plan.counts.known else None
+                if size == 0 or plan.inputs.epoch_rows == 0:
+                    raise DataError(f"{plan.chain.stages[0]} has no rows: leave it out of the mix")
+                data[name] = plan.inputs.source.fingerprint()
+            sources[name], sizes[name] = plan.inputs.source, size
+        rules = self._rules(sizes)
+        return Mixture(sources, sizes, data, rules, self._lines(rules, sizes, sources))
 
-    def plans(self, mixed: Plan) -> dict[str, Plan]:
-        """The sources as plans of their own, dealt to the shards of the mix's plan."""
+    def parts(self, mixed: Inputs) -> dict[str, Inputs]:
         above: list[Stage] = [Repeat()]
-        if mixed.shard is not None:
-            above.insert(0, mixed.shard.replaced(tail="even"))
+        if mixed.chain.shard is not None:
+            above.insert(0, mixed.chain.shard.replaced(tail="even"))
         mixture = mixed.source
         assert isinstance(mixture, Mixture)
         found = {}
         for name, pipeline in self.sources.items():
             with _named(name):
                 stages = [stage.fresh() for stage in (*pipeline.stages, *above)]
-                found[name] = Plan(stages, mixture.sources[name])
+                found[name] = Inputs(arrange(stages), mixture.sources[name])
             size = mixture.sizes[name]
-            if self.stop == "first_exhausted" and (size or math.inf) < mixed.num_shards:
+            shards = mixed.chain.num_shards
+            if self.stop == "first_exhausted" and (size or math.inf) < shards:
                 raise DataError(
-                    f"{self}: source {name!r} has {size} rows, so that some of {mixed.num_shards} shards "
+                    f"{self}: source {name!r} has {size} rows, so that some of {shards} shards "
                     'have none: lower num_shards in sharding_filter(), or take mix(stop="all_exhausted")'
                 )
         return found
 
     # Weights
 
-    @made_once
-    def _rules(self) -> dict[tuple[int | None, ...], MixRules]:
-        """What ``rules`` has made so far, by the sizes of the sources."""
-        return {}
-
-    def rules(self, mixture: Mixture) -> MixRules:
-        """How the sources are mixed."""
-        key = tuple(mixture.sizes.values())
-        if key not in self._rules:
-            self._rules[key] = self._made_rules(mixture)
-        return self._rules[key]
-
-    def _made_rules(self, mixture: Mixture) -> MixRules:
+    def _rules(self, sizes: Mapping[str, int | None]) -> MixRules:
+        """How sources of these sizes are mixed."""
         names = tuple(sorted(self.sources))
-        linear = self.interpolation == "linear"
         points = list(self._schedule)
         if not points or points[0][0] > 0:
-            points.insert(0, (0, self._weights or self._by_size(mixture.sizes)))
-        steps = steps_of(points, linear)
+            points.insert(0, (0, self._weights or self._by_size(sizes)))
+        steps = steps_of(points, self.interpolation == "linear")
         weights = [[step[name] for name in names] for _, step in steps]
         leaves = any(limit is not None for limit in self._repetitions.values())
         total = common_total(weights, leaves and self.stop != "first_exhausted")
-
-        def lengths(block: Block) -> IntArray:
-            return np.maximum(1, lengths_of(block, self.tokens, self))
-
         return MixRules(
             names,
             tuple(start for start, _ in steps),
             tuple(whole_weights(w, total) for w in weights),
             tuple(self._repetitions[name] for name in names),
             self.stop,
-            lengths if self.by == "tokens" else None,
+            partial(_tokens, self.tokens, self) if self.by == "tokens" else None,
             self.column,
             self,
         )
@@ -270,7 +263,7 @@ class Mix(Source):
         unknown = [name for name in sizes if name not in counted]
         if self.by == "tokens" or unknown:
             why = (
-                f"how many rows {unknown[0]!r} has is not known beforehand"
+                f"how many rows {unknown[0]!r} has is not known in advance"
                 if unknown
                 else "how many tokens the sources have is not known"
             )
@@ -280,16 +273,20 @@ class Mix(Source):
             )
         return by_size(counted, self.temperature)
 
-    def _lines(self, mixture: Mixture) -> list[tuple[str, str]]:
+    def _lines(
+        self,
+        rules: MixRules,
+        sizes: Mapping[str, int | None],
+        sources: Mapping[str, RowSource | RowStream],
+    ) -> list[tuple[str, str]]:
         """Each source's share and size, for ``explain()``."""
-        rules = self.rules(mixture)
-        rows = self._epoch_rows(rules, mixture.sizes)
-        lines = [("mix", f"{len(rules.names)} sources by {self.by}; {self._ends()}")]
+        rows = _epoch_rows(rules, sizes)
+        lines = [("mix", f"{len(rules.names)} sources by {self.by}; {_ENDS[self.stop]}")]
         for name in self.sources:
             i = rules.names.index(name)
             shares = [step[i] / sum(step) for step in rules.steps]
             said = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
-            size = mixture.sizes[name]
+            size = sizes[name]
             said += " of an uncounted number of rows" if size is None else f", {size:,} rows"
             if rows is not None and size:
                 times = rows * shares[0] / size
@@ -297,31 +294,8 @@ class Mix(Source):
                 times = times if limit is None else min(times, limit)
                 said += f", gone through {times:.2f} times in an epoch of the mix"
             lines.append((f"  {name}", said))
-            lines += [(f"    {label}", text) for label, text in mixture.sources[name].describe()]
+            lines += [(f"    {label}", text) for label, text in sources[name].describe()]
         return lines
-
-    def _ends(self) -> str:
-        return {
-            "all_exhausted": "an epoch ends when each has been gone through",
-            "first_exhausted": "an epoch ends with the first that has been gone through",
-            "repeat": "without an end",
-        }[self.stop]
-
-    def _epoch_rows(self, rules: MixRules, sizes: Mapping[str, int | None]) -> float | None:
-        """About how many rows an epoch of the mix has, where that follows from sizes and weights."""
-        counted = [sizes[name] for name in rules.names]
-        if rules.stop == "repeat" or rules.lengths is not None or len(rules.steps) > 1:
-            return None
-        if any(size is None for size in counted):
-            return None
-        limits = [limit or 1 for limit in rules.repetitions]
-        total, weights = sum(rules.steps[0]), rules.steps[0]
-        ends = [
-            (size or 0) * total / weight * (limit if rules.stop == "first_exhausted" else 1)
-            for size, weight, limit in zip(counted, weights, limits, strict=True)
-            if weight
-        ]
-        return min(ends) if rules.stop == "first_exhausted" else max(ends)
 
     # The record
 
@@ -334,9 +308,9 @@ class Mix(Source):
 
     @cached_property
     def _identities(self) -> dict[str, Any]:
-        opened = self.plan.source.sources
+        opened = self.plan_inputs.source.sources
         plans = {
-            name: Plan([stage.fresh() for stage in p.stages], opened[name], Schemas())
+            name: Plan.of([stage.fresh() for stage in p.stages], opened[name], Schemas())
             for name, p in self.sources.items()
         }
         return {name: json.loads(plan.identity)["stages"] for name, plan in plans.items()}
@@ -352,6 +326,27 @@ class Mix(Source):
             if field.name != "sources" and getattr(self, field.name) != field.default
         ]
         return f"mix({', '.join(['{' + ', '.join(shown) + '}', *said])})"
+
+
+def _tokens(column: str, mix: Mix, block: Block) -> IntArray:
+    return np.maximum(1, lengths_of(block, column, mix))
+
+
+def _epoch_rows(rules: MixRules, sizes: Mapping[str, int | None]) -> float | None:
+    """About how many rows an epoch of the mix has, where that follows from sizes and weights."""
+    counted = [sizes[name] for name in rules.names]
+    if rules.stop == "repeat" or rules.lengths is not None or len(rules.steps) > 1:
+        return None
+    if any(size is None for size in counted):
+        return None
+    limits = [limit or 1 for limit in rules.repetitions]
+    total, weights = sum(rules.steps[0]), rules.steps[0]
+    ends = [
+        (size or 0) * total / weight * (limit if rules.stop == "first_exhausted" else 1)
+        for size, weight, limit in zip(counted, weights, limits, strict=True)
+        if weight
+    ]
+    return min(ends) if rules.stop == "first_exhausted" else max(ends)
 
 
 def _limits(repetitions: Any, names: Sequence[str]) -> dict[str, int | None]:

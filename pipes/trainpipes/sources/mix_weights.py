@@ -1,4 +1,7 @@
-"""Weights of a mix as users give them: checked, and made whole numbers."""
+"""Weights of a mix as users give them: checked, and made exact.
+
+Pure functions, called by the thread that plans.
+"""
 
 from __future__ import annotations
 

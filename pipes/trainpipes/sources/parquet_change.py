@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.errors import UnreachableError
+from trainpipes.sources.each_file import BadFileError, reason
 from trainpipes.sources.files import FileList
-from trainpipes.sources.index import NoFooterError, ParquetIndex, parse_footer, read_footer, reason
+from trainpipes.sources.index import ParquetIndex, parse_footer, read_footer
 from trainpipes.sources.listing import is_local
 from trainpipes.sources.retry import Requests
 
@@ -36,7 +37,7 @@ def change_of(files: FileList, index: ParquetIndex, file: int, requests: Request
             return ""
     except FileNotFoundError:
         return GONE
-    except NoFooterError as error:
+    except BadFileError as error:
         return reason(error)
     except OSError as error:
         if isinstance(error, UnreachableError):

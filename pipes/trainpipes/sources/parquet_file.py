@@ -116,6 +116,8 @@ class ParquetFile:
         self._probe.check(block - first, self._leaves)
         ranges, stop = _ranges(metadata, block - first, self._leaves), block + 1
         while stop < min(most, first + metadata.num_row_groups):
+            if self._source.unread is not None and self._source.unread[stop]:
+                break  # it is not read
             if not self._probe.passes(stop - first, self._leaves):
                 break  # whoever reads it is told
             more = ranges + _ranges(metadata, stop - first, self._leaves)

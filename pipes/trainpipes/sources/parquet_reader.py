@@ -25,11 +25,13 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.runtime.rows.utf8 import replaced
-from trainpipes.sources.index import parse_footer, reason
+from trainpipes.sources.each_file import reason
+from trainpipes.sources.index import parse_footer
 from trainpipes.sources.index_file import forget
 from trainpipes.sources.listing import is_local
 from trainpipes.sources.parquet_change import GONE, change_of
 from trainpipes.sources.parquet_file import ChangedError, ParquetFile
+from trainpipes.sources.parquet_folders import repeated
 from trainpipes.sources.remote_ahead import Ahead
 from trainpipes.sources.retry import Requests
 
@@ -84,6 +86,9 @@ class ParquetReader:
     def __init__(self, source: ParquetSource) -> None:
         self._source = source
         self._file: ParquetFile | None = None
+        self._folder: dict[
+            str, pa.Array
+        ] = {}  # values that names of folders give the open file's rows
         self._block = -1
         self._row = 0
         self._batches: Iterator[pa.RecordBatch] = iter(())
@@ -159,6 +164,7 @@ class ParquetReader:
             self._file = ahead or ParquetFile(self._source, file, self._requests)
         assert self._file is not None
         self._block, self._row, self._rest = block, 0, None
+        self._folder = self._source.folders.values(file)
         self._batches = self._file.batches(block, opened)
 
     def _take(self, rows: int) -> pa.RecordBatch:
@@ -178,6 +184,9 @@ class ParquetReader:
         """A batch in the source's schema."""
         columns = []
         for field in self._source.schema:
+            if field.name in self._folder:
+                columns.append(repeated(self._folder[field.name], len(batch)))
+                continue
             place = batch.schema.get_field_index(field.name)
             if place < 0:
                 raise ChangedError

@@ -9,11 +9,12 @@ import pyarrow as pa
 from trainpipes.errors import SchemaError
 from trainpipes.naming import nearest, need_columns
 
-__all__ = ["chosen", "one_schema", "plain"]
+__all__ = ["chosen", "inner_paths", "one_schema", "plain", "same_names"]
 
 
 def plain(field: pa.Field) -> pa.Field:
-    """A field without metadata, dictionaries replaced by their values at every depth."""
+    """A field without metadata. At every depth dictionaries are replaced by their values, and types that a
+    Python package has registered, which may not be imported, by those that they are stored as."""
     return pa.field(field.name, _plain_type(field.type), field.nullable)
 
 
@@ -21,6 +22,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     types = pa.types
     if types.is_dictionary(kind):
         return _plain_type(kind.value_type)
+    if isinstance(kind, pa.ExtensionType):
+        return _plain_type(kind.storage_type)
     if types.is_struct(kind):
         return pa.struct([plain(kind.field(n)) for n in range(kind.num_fields)])
     if types.is_map(kind):
@@ -41,7 +44,8 @@ def chosen(
 
     Args:
         schema: the file's Arrow schema.
-        columns: names; ``"a.b"`` for field b of struct a. None for all.
+        columns: names; ``"a.b"`` for field b of struct a, ``"a.list.element.b"`` for that of the structs in
+            list a. None for all.
         asker: the stage, for messages.
         path: the file, for messages.
 
@@ -58,49 +62,101 @@ def chosen(
         )
     if columns is None:
         return {name: plain(schema.field(name)) for name in names}
-    wanted: dict[str, list[str]] = {}
+    fields: dict[str, pa.Field] = {}
     missing = []
-    for column in columns:
-        top, *inner = [column] if column in names else column.split(".", 1)
-        if top not in names or not _has(schema.field(top).type, inner):
-            missing.append(column)
-            continue
-        wanted.setdefault(top, []).extend(inner)
+    for top, inner in inner_paths(columns, names).items():
+        found = None
+        if top in names:
+            found = _narrow(plain(schema.field(top)), inner)
+        if found is None:
+            alone = [_path(top, path) for path in inner]
+            kind = plain(schema.field(top)) if top in names else None
+            missing += [
+                path
+                for path, one in zip(alone, inner, strict=True)
+                if kind is None or _narrow(kind, [one]) is None
+            ]
+        else:
+            fields[top] = found
     need_columns(_also_inner(schema, missing), missing, asker, path)
-    return {top: _narrow(plain(schema.field(top)), inner) for top, inner in wanted.items()}
+    return fields
 
 
-def _has(kind: pa.DataType, inner: Sequence[str]) -> bool:
-    if not inner:
-        return True
-    top, *rest = inner[0].split(".", 1)
-    return (
-        pa.types.is_struct(kind)
-        and kind.get_field_index(top) >= 0
-        and _has(kind.field(top).type, rest)
+def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """The columns of a table that are asked for, in order: for each the paths in it, "" for all of it.
+
+    Args:
+        columns: names, or paths such as "a.b".
+        names: of the table's columns.
+    """
+    wanted: dict[str, list[str]] = {}
+    for column in columns:
+        top, _, inner = (column, "", "") if column in names else column.partition(".")
+        wanted.setdefault(top, []).append(inner)
+    return wanted
+
+
+def _path(top: str, inner: str) -> str:
+    return f"{top}.{inner}" if inner else top
+
+
+def _narrow(field: pa.Field, paths: Sequence[str]) -> pa.Field | None:
+    """A field with only what these paths lead to; None if one leads nowhere."""
+    if "" in paths:
+        return field
+    kind = field.type
+    if pa.types.is_struct(kind):
+        parts = []
+        for top, inner in inner_paths(paths, ()).items():
+            place = kind.get_field_index(top)
+            part = None if place < 0 else _narrow(kind.field(place), inner)
+            if part is None:
+                return None
+            parts.append(part)
+        return field.with_type(pa.struct(parts))
+    if not _is_list(kind):
+        return None
+    value, steps = kind.value_field, [path.split(".", 2) for path in paths]
+    if any(step[:2] not in (["list", value.name], ["bag", value.name]) for step in steps):
+        return None
+    value = _narrow(value, [".".join(step[2:]) for step in steps])
+    if value is None:
+        return None
+    if pa.types.is_fixed_size_list(kind):
+        return field.with_type(pa.list_(value, kind.list_size))
+    return field.with_type(
+        pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)
     )
 
 
-def _narrow(field: pa.Field, inner: Sequence[str]) -> pa.Field:
-    """A field with only these of its fields; with all if none are named."""
-    if not inner:
-        return field
-    wanted: dict[str, list[str]] = {}
-    for name in inner:
-        top, *rest = name.split(".", 1)
-        wanted.setdefault(top, []).extend(rest)
-    parts = [_narrow(field.type.field(top), rest) for top, rest in wanted.items()]
-    return pa.field(field.name, pa.struct(parts), field.nullable)
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _also_inner(schema: pa.Schema, missing: Sequence[str]) -> list[str]:
-    """Names of columns; of fields of structs too, where such a one was asked for."""
+    """Names of columns; also the paths in those in which such a one was asked for: those as long as it, or
+    all if there are none."""
     names = list(schema.names)
-    for top in dict.fromkeys(m.split(".", 1)[0] for m in missing if "." in m):
-        kind = schema.field(top).type if top in names else None
-        if kind is not None and pa.types.is_struct(kind):
-            names += [f"{top}.{kind.field(n).name}" for n in range(kind.num_fields)]
+    for path in missing:
+        top = path.split(".", 1)[0]
+        if path != top and top in names:
+            depth = path.count(".")
+            inner = _paths(plain(schema.field(top)), top)
+            alike = [one for one in inner if one.count(".") == depth] or inner
+            names += [one for one in alike if one not in names]
     return names
+
+
+def _paths(field: pa.Field, path: str) -> list[str]:
+    """What a field's struct has, by paths."""
+    kind = field.type
+    if _is_list(kind):
+        return _paths(kind.value_field, f"{path}.list.{kind.value_field.name}")
+    if not pa.types.is_struct(kind):
+        return []
+    parts = [(kind.field(n), f"{path}.{kind.field(n).name}") for n in range(kind.num_fields)]
+    return [one for part, its in parts for one in (its, *_paths(part, its))]
 
 
 def one_schema(
@@ -123,7 +179,7 @@ def one_schema(
     fields = chosen(first, columns, asker, first_path)
     for path, schema in files[1:]:
         if columns is None:
-            _same_names(first_path, first, path, schema, asker)
+            same_names(first_path, first.names, path, schema.names, asker)
         try:
             other = chosen(schema, columns, asker, path)
         except SchemaError as error:
@@ -134,17 +190,18 @@ def one_schema(
     return pa.schema(list(fields.values()))
 
 
-def _same_names(
-    first_path: str, first: pa.Schema, path: str, schema: pa.Schema, asker: str
+def same_names(
+    first_path: str, first: Sequence[str], path: str, names: Sequence[str], asker: str
 ) -> None:
+    """Raise SchemaError unless two files have columns of the same names."""
     for has, lacks, there, not_there in (
-        (first_path, path, first, schema),
-        (path, first_path, schema, first),
+        (first_path, path, first, names),
+        (path, first_path, names, first),
     ):
-        odd = [name for name in there.names if name not in not_there.names]
+        odd = [name for name in there if name not in not_there]
         if odd:
             raise SchemaError(
-                f"{asker}: {has} has a column {odd[0]!r}{nearest(odd[0], not_there.names)}, and "
+                f"{asker}: {has} has a column {odd[0]!r}{nearest(odd[0], list(not_there))}, and "
                 f"{lacks} has not; choose columns that all files have by columns=[...]",
                 path=path,
                 stage=asker,

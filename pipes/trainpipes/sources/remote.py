@@ -131,6 +131,11 @@ class RemoteFile(io.RawIOBase):
         self._position = start + len(found)
         return found
 
+    def readinto(self, buffer: Any) -> int:
+        found = self.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
     def _fetch(self, asker: _Stretch, start: int, stop: int) -> None:
         """Fetch what is asked for, and of each other stretch that runs low its next part."""
         asker.seek(start)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from trainpipes.order import IntArray
+from trainpipes.runtime.planning.inputs import Inputs
+from trainpipes.runtime.source import RowSource
 from trainpipes.stages.row_hash import HashArray, RowNames
 
 __all__ = ["file_names", "names_below", "row_names"]
@@ -16,45 +18,47 @@ __all__ = ["file_names", "names_below", "row_names"]
 MAGIC = "*?["
 
 
-def row_names(plan: Any) -> RowNames:
-    """The rows of a plan's source by file and number; by number alone where there are no files."""
-    if plan.mixed:
-        return _MixedNames(plan)
-    files = getattr(plan.source, "file_of_block", None)
+def row_names(inputs: Inputs) -> RowNames:
+    """The rows of a pipeline by file and number; by number alone where there are no files."""
+    if inputs.mixed:
+        return _MixedNames(inputs)
+    source = inputs.source
+    files = source.file_of_block if isinstance(source, RowSource) else None
     if files is None:
         return RowNames(np.zeros(1, dtype=np.int64), [""])
-    names = file_names(plan)
+    names = file_names(inputs)
     block = np.searchsorted(files, np.arange(len(names)))
-    return RowNames(plan.blocks.firsts[block], names)
+    return RowNames(inputs.blocks.firsts[block], names)
 
 
 class _MixedNames(RowNames):
     """Rows of a mix: who they are in their own source."""
 
-    def __init__(self, plan: Any) -> None:
-        self._plan = plan
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._source: Any = inputs.source
         self._names: dict[tuple[str, ...], RowNames] = {}
 
     def hashes(self, ids: IntArray) -> HashArray:
         found = np.empty(len(ids), dtype=np.uint64)
-        for path, places, rows in self._plan.source.ids.split(ids):
+        for path, places, rows in self._source.ids.split(ids):
             if path not in self._names:
-                plan = self._plan
+                inputs = self._inputs
                 for name in path:
-                    plan = plan.mixed[name]
-                self._names[path] = row_names(plan)
+                    inputs = inputs.mixed[name]
+                self._names[path] = row_names(inputs)
             found[places] = self._names[path].hashes(rows)
         return found
 
 
-def file_names(plan: Any) -> list[str]:
-    """The names of a plan's files; one of no letters where there are none."""
-    source = plan.source
-    if getattr(source, "file_of_block", None) is None:
+def file_names(inputs: Inputs) -> list[str]:
+    """The names of a pipeline's files; one of no letters where there are none."""
+    if not isinstance(inputs.source, RowSource) or inputs.source.file_of_block is None:
         return [""]
+    source: Any = inputs.source
     if hasattr(source, "relative_names"):
         return list(source.relative_names())
-    urls = plan.stages[0].urls
+    urls = inputs.chain.urls
     listed = source.files
     names = names_below([urls] if isinstance(urls, str) else urls, listed.names)
     return list(listed.relative_names() if names is None else names)

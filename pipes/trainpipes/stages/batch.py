@@ -10,7 +10,7 @@ import numpy as np
 
 from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import CutStage, OpenBelow
+from trainpipes.runtime.kinds import BatchingStage, OpenBelow
 from trainpipes.runtime.run import Run, RunSource
 from trainpipes.stages.held import Held
 from trainpipes.stages.token_budget import Budget, Oversize
@@ -19,7 +19,7 @@ from trainpipes.stages.token_columns import lengths_of
 __all__ = ["Batch"]
 
 
-class Batch(CutStage):
+class Batch(BatchingStage):
     """Cuts rows into micro-batches.
 
     In: rows. Out: micro-batches; without a collate above, each is a list of rows. The epoch is cut
@@ -28,7 +28,7 @@ class Batch(CutStage):
     shard). Cursor: that of the last row; nothing of an open batch is kept. Costs nothing.
 
     With ``max_tokens`` a micro-batch takes rows as long as all of them, padded to the longest, have at
-    most so many tokens. How many there are is then not known beforehand: see ``filter``. Costs some 10 us
+    most so many tokens. How many there are is then not known in advance: see ``filter``. Costs some 10 us
     a micro-batch.
 
     Args:
@@ -53,7 +53,6 @@ class Batch(CutStage):
     [[2, 3], [1, 1], [5]]
     """
 
-    role = "batch"
     cursor_keys = ()
 
     batch_size: int | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.order import IntArray, permutation
-from trainpipes.runtime.kinds import CutStage, OpenBelow
+from trainpipes.runtime.kinds import BatchingStage, OpenBelow
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.shown import shown
@@ -29,13 +29,13 @@ NUM_BUCKETS = 32
 RUN_ROWS = 512
 
 
-class BucketByLength(CutStage):
+class BucketByLength(BatchingStage):
     """Cuts micro-batches of rows of about the same length, so that little is padded.
 
     In: rows. Out: micro-batches, as of ``batch``. The rows of a window are sorted into buckets by length,
     each bucket is cut into micro-batches in the order in which its rows came, and what is left over in the
     buckets makes the last ones. The micro-batches of a window then come in another order, by ``seed``.
-    How many there are is not known beforehand: see ``filter``; with ``batch_size``, at most one of each
+    How many there are is not known in advance: see ``filter``; with ``batch_size``, at most one of each
     shard and epoch is short.
 
     Cursor: that of the source before the window, and how many of its micro-batches are used up. A resume
@@ -65,7 +65,6 @@ class BucketByLength(CutStage):
     [[9, 8], [1, 2], [1, 7]]
     """
 
-    role = "batch"
     keeps_rows = False
     cursor_keys = ("row",)
 

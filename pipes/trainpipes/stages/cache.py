@@ -8,14 +8,13 @@ from dataclasses import KW_ONLY
 from trainpipes.cache import folder
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.run import Run
+from trainpipes.runtime.kinds import CacheStage
 from trainpipes.shown import shown
 
 __all__ = ["Cache"]
 
 
-class Cache(RunStage):
+class Cache(CacheStage):
     """Keeps on disk what the stages before it make of each row group.
 
     In: rows, before they are shuffled, batched or repeated, of a source with blocks: Parquet files or
@@ -55,8 +54,6 @@ class Cache(RunStage):
     [{'input_ids': [104, 105]}, {'input_ids': [195, 169]}]
     """
 
-    role = "cache"
-    needs_columns = True
     free = frozenset({"path", "max_bytes", "version", "enabled"})
 
     path: str | os.PathLike[str] | None = None
@@ -85,6 +82,3 @@ class Cache(RunStage):
     def on(self) -> bool:
         """Whether anything is kept."""
         return self.enabled and folder(self.path) is not None
-
-    def process(self, run: Run) -> Run:
-        return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY
 from itertools import pairwise
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.columns import columns_as
+from trainpipes.stages.stacked import stacked, stacked_columns
 
 __all__ = ["Collate"]
 
@@ -29,8 +31,8 @@ class Collate(RunStage):
     """Makes one batch of the rows of each micro-batch.
 
     In: micro-batches. Out: what the function returns. Cursor: none of its own. Costs a Python call a
-    micro-batch, and with ``format="rows"`` a Python object a row; token ids are padded faster by
-    ``pad_collate``.
+    micro-batch, and with a function of ``format="rows"`` a Python object a row; columns of numbers are
+    stacked without. Token ids are padded faster by ``pad_collate``.
 
     Args:
         fn: function of one micro-batch; torch's ``default_collate`` if left out, which stacks rows as they
@@ -71,8 +73,12 @@ class Collate(RunStage):
         if self.format == "rows":
             if self.fn is not None:
                 return run.with_items(each(self, self.fn, run))
-            if isinstance(run.block.data, TensorRows) and run.bounds is not None:
-                return run.with_items(run.block.data.batches(run.bounds.tolist()))
+            data, edges = run.block.data, [] if run.bounds is None else run.bounds.tolist()
+            if isinstance(data, TensorRows) and edges:
+                return run.with_items(data.batches(edges))
+            if isinstance(data, pa.Table) and edges:
+                with suppress(Exception):  # whose row is looked for below
+                    return run.with_items(stacked_columns(data, edges))
             return run.with_items(self._collated(run))
         if run.bounds is None:
             raise ConfigError(f"{self} works on micro-batches: put .batch(n) before it")
@@ -93,9 +99,9 @@ class Collate(RunStage):
                 )
             try:
                 check_keys(rows)
-                items.append(default_collate(list(rows)))
+                items.append(stacked(list(rows)))
             except Exception as error:
-                bad = error if isinstance(error, BadCell) else unfit(rows)
+                bad = error if isinstance(error, BadCell) else other_keys(rows) or unfit(rows)
                 refused = DataError(f"{self}: {bad}", stage=str(self))
                 ids = run.row_ids(len(items))
                 blame(refused, self, int(ids[min(bad.row or 0, len(ids) - 1)]))
@@ -113,24 +119,36 @@ class Collate(RunStage):
 
 def micro_batches(run: Run) -> Sequence[Any]:
     """The rows of each micro-batch; fixed-size lists of numbers as arrays, which torch stacks."""
-    data = run.block.data
-    if run.bounds is None or not isinstance(data, pa.Table):
+    if run.bounds is None:
         return run.unroll()
-    rows = python_rows(data, every=True)
+    data = run.block.data
+    rows = python_rows(data, every=True) if isinstance(data, pa.Table) else run.block.rows()
     return [rows[start:stop] for start, stop in pairwise(run.bounds.tolist())]
 
 
 def check_keys(rows: Sequence[Any]) -> None:
-    """Raise BadCell unless rows that are dicts have the same keys: torch leaves out those that the first one
+    """Raise BadCell unless rows that are dicts have as many keys: torch leaves out those that the first one
     lacks."""
-    keys = rows[0].keys() if rows and isinstance(rows[0], Mapping) else None
+    if rows and isinstance(rows[0], Mapping):
+        alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1
+        bad = (
+            None if alike else other_keys(rows)
+        )  # one that lacks a key is found when it is stacked
+        if bad is not None:
+            raise bad
+
+
+def other_keys(rows: Sequence[Any]) -> BadCell | None:
+    """The first row, if there is one, that is a dict with other keys than the first one."""
+    keys = rows[0].keys() if isinstance(rows[0], Mapping) else None
     for number, row in enumerate(rows):
         if keys is not None and isinstance(row, Mapping) and row.keys() != keys:
-            raise BadCell(
+            return BadCell(
                 number,
                 f"a row has the keys {list(row)} where the first of its micro-batch has {list(keys)}: give "
                 "all rows the same, by map()",
             )
+    return None
 
 
 def unfit(rows: Sequence[Any]) -> BadCell:

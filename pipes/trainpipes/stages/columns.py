@@ -91,7 +91,7 @@ class Rename(RunStage):
 
 def columns_of(block: Block, asker: object) -> Block:
     """Rows as Arrow columns, gathered or not."""
-    if isinstance(block.gathered_from()[0], pa.Table):
+    if block.has_columns:
         return block
     return block.with_data(table_of(block.data, asker))
 

@@ -10,16 +10,16 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import PlanStage
+from trainpipes.runtime.kinds import OrderStage
 from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.stage import identify
+from trainpipes.runtime.options import identify
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.stages.torch_samplers import keys_of
 
 __all__ = ["Draw"]
 
 
-class Draw(PlanStage):
+class Draw(OrderStage):
     """Takes rows by number, as a sampler says; the order is the same whatever ``num_shards`` is.
 
     In: rows of a source that can be read by row number: ``from_dataset``, ``from_arrow``,
@@ -41,8 +41,6 @@ class Draw(PlanStage):
     >>> list(rows.draw(tp.samplers.WeightedRandomSampler([0, 1, 1], num_samples=5)))
     ['b', 'c', 'b', 'b', 'b']
     """
-
-    role = "shuffle"
 
     sampler: Any
 

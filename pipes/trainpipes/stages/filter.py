@@ -26,7 +26,7 @@ class Filter(RunStage):
 
     In: rows or items. Out: those kept, unchanged and in order. Cursor: none of its own. A
     ``pyarrow.compute`` expression costs nanoseconds a row, a Python function a call a row. How
-    many rows an epoch has is then not known beforehand: ``len()`` is not there, and several ranks
+    many rows an epoch has is then not known in advance: ``len()`` is not there, and several ranks
     need ``.repeat()``.
 
     Args:

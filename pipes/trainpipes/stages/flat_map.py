@@ -15,7 +15,7 @@ import torch
 from trainpipes.checks import checked_schema, whole_number
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.runtime.blame import blame
-from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.runtime.kinds import CutStage, OpenBelow
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource, round_of
@@ -51,7 +51,7 @@ class FlatMap(_Several):
     """Makes any number of rows of each row, by a function.
 
     In: rows. Out: what the function gives for each, one after the other. Stands after ``shuffle`` and
-    before ``batch``; what comes out is dealt with its row. How many there are is not known beforehand: see
+    before ``batch``; what comes out is dealt with its row. How many there are is not known in advance: see
     ``filter``. Cursor: that of the row at hand, and how many of its rows are used up: a resume calls
     the function again for that row, and passes over those. Costs a Python call a row; of what an iterator
     gives, only some is held at a time.
@@ -176,9 +176,9 @@ class _Rows:
                 return found
             self._seen.add(round_of(self._run.cursors.state(0)))
             self._run = None
-            if len(self._seen) > MOST_DRY_EPOCHS + 1:
+            if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
                 raise DataError(
-                    f"{self._stage} made nothing of the rows of {MOST_DRY_EPOCHS} whole epochs, and under "
+                    f"{self._stage} made nothing of the rows of {MOST_EMPTY_EPOCHS} whole epochs, and under "
                     "repeat() would wait for some for ever",
                     stage=str(self._stage),
                 )

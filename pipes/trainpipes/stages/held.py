@@ -10,7 +10,7 @@ import numpy as np
 
 from trainpipes.errors import DataError
 from trainpipes.order import IntArray
-from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost, round_of
 
@@ -118,9 +118,9 @@ class Held:
         """
         if something:
             self._seen.clear()
-        elif len(self._seen) > MOST_DRY_EPOCHS + 1:
+        elif len(self._seen) > MOST_EMPTY_EPOCHS + 1:
             raise DataError(
-                f"{stage} made nothing of the rows of {MOST_DRY_EPOCHS} whole epochs, and under repeat() "
+                f"{stage} made nothing of the rows of {MOST_EMPTY_EPOCHS} whole epochs, and under repeat() "
                 "would wait for some for ever: they hold no tokens, or all of them are dropped",
                 stage=str(stage),
             )

@@ -22,7 +22,7 @@ class LeftOut:
     that worker processes report too.
 
     Args:
-        stage: which leaves them out; its attribute ``plan`` says where rows are from.
+        stage: which leaves them out; its ``plan_inputs`` say where rows are from.
         why: in words.
     """
 
@@ -57,9 +57,8 @@ class LeftOut:
             said = str(self)
         assert dropped is not None
         place = int(lost[-1])
-        where = (
-            "" if self._stage.plan is None else f" at {self._stage.plan.place_of(int(ids[place]))}"
-        )
+        inputs = self._stage.plan_inputs
+        where = "" if inputs is None else f" at {inputs.place_of(int(ids[place]))}"
         log.warning(
             "%s: %s; the last one has %s%s", self._stage, said, f"{dropped[place]:,}", where
         )

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY
+from functools import partial
 from multiprocessing import get_all_start_methods
 from typing import Any, Literal, Self
 from weakref import finalize
@@ -18,10 +19,10 @@ from trainpipes.checks import checked_schema, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.order import random_key
 from trainpipes.runtime.blame import blame
-from trainpipes.runtime.caching.address import digest_of
-from trainpipes.runtime.calling.hands import Hands, Kind, hands_for, spread
-from trainpipes.runtime.calling.row_call import RowCall
-from trainpipes.runtime.calling.row_random import RowKey, words_of
+from trainpipes.runtime.caching.cache_key import digest_of
+from trainpipes.runtime.calling.process_map import ProcessMap
+from trainpipes.runtime.calling.row_call import Answer, RowCall, RowKey, Words, words_of
+from trainpipes.runtime.calling.thread_map import ThreadMap
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.run import Run
@@ -31,7 +32,18 @@ from trainpipes.shown import shown
 
 __all__ = ["Kind", "Map", "StartMethod"]
 
+COLUMNS = (
+    "map() calls the function for one row; map_batches(fn) calls it with the columns of many and replaces "
+    "them, with_columns(fn) adds columns to those that are there, as the map of Hugging Face's datasets does"
+)
+
+Kind = Literal["thread", "process"]
 StartMethod = Literal["forkserver", "spawn", "fork"]
+
+#: Rows that a worker is given at a time, at most. Fewer cost more messages; more wait longer for the last.
+CHUNK_ROWS = 64
+#: Chunks of a run for each worker, about. More even out rows of unequal cost.
+CHUNKS = 2
 
 
 class Map(RunStage):
@@ -48,8 +60,8 @@ class Map(RunStage):
     sampler draws twice is told apart by its place in the epoch, a packed row by its first token. Costs about
     5 us an item. torch takes a seed from it: ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
 
-    With ``num_workers`` it is called for several items at a time, a few of them handed over together. Items
-    come in the same order, and with the same draws. A run of rows is worked on while another is used.
+    With ``num_workers`` several threads or processes call it, each for up to 64 items at a time. Items come
+    in the same order, and with the same draws. The next rows are worked on while the last are used.
     Processes are started at the first row, and end with the pipeline or after a minute without work; each
     item costs a pickle there and back (arrays and tensors travel as bytes, about 0.3 ms for 1 MB).
 
@@ -85,6 +97,11 @@ class Map(RunStage):
     makes_objects = True
     versioned = "fn"
     free = frozenset({"num_workers", "method", "start_method", "schema"})
+    elsewhere = dict.fromkeys(("batched", "batch_size"), COLUMNS) | {
+        "num_proc": "use num_workers=..., method='process'",
+        "remove_columns": "map() replaces the row; drop_columns() leaves columns out",
+        "with_indices": "enumerate() adds the row's number as a column",
+    }
 
     fn: Callable[..., Any]
     _: KW_ONLY
@@ -148,20 +165,21 @@ class Map(RunStage):
         return Calls(self, key_of(self, self._turn) if self.rng else None)
 
     def settle(self, threads: int) -> None:
-        hands = self._calls.workers()
-        if hands is not None:
-            hands.start()
+        workers = self._calls.workers()
+        if isinstance(workers, ProcessMap):
+            workers.start()
 
     def process(self, run: Run) -> Run:
-        rest = self.hand_over(run)
-        return self._with(run, *self._calls.here(run)) if rest is None else rest()
+        rest = self.submit_run(run)
+        return self._with(run, self._calls.here(run)) if rest is None else rest()
 
-    def hand_over(self, run: Run) -> Callable[[], Run] | None:
-        answer = self._calls.begun(run)
-        return None if answer is None else lambda: self._with(run, *answer())
+    def submit_run(self, run: Run) -> Callable[[], Run] | None:
+        wait = self._calls.submit(run)
+        return None if wait is None else lambda: self._with(run, wait())
 
-    def _with(self, run: Run, results: list[Any], error: BaseException | None) -> Run:
-        """A run of what came of each item, up to the first that raised."""
+    def _with(self, run: Run, answer: Answer) -> Run:
+        """The run with the results in place of its items; raises what the function raised."""
+        results, error = answer
         if error is not None:
             ids = run.row_ids(len(results))
             blame(error, self, int(ids[0]) if len(ids) else None)
@@ -171,11 +189,8 @@ class Map(RunStage):
         return run.with_items(results)
 
 
-Answer = tuple[list[Any], BaseException | None]
-
-
 class Calls:
-    """Calls of a stage's function in one process, here or by workers.
+    """Calls of a stage's function in one process, by the thread that asks or by workers.
 
     Args:
         stage: a ``map``.
@@ -183,28 +198,35 @@ class Calls:
     """
 
     def __init__(self, stage: Map, key: RowKey | None) -> None:
-        self._stage = stage.fresh()  # workers end with the stage, which nothing here is to keep
+        self._stage = stage.fresh()  # a copy: workers end when nobody refers to the stage
         self._call = RowCall(stage.fn, key, str(stage))
-        self._hands: Hands | None = None
+        self._workers: ThreadMap | ProcessMap | None = None
         self._lock = threading.Lock()
 
     def here(self, run: Run) -> Answer:
-        """What came of each item, by this thread."""
+        """Call the function for each item, in this thread; one thread at a time."""
         with self._lock:
             return self._call.each(run.unroll(), self._words(run))
 
-    def begun(self, run: Run) -> Callable[[], Answer] | None:
-        """Have workers begin, and what waits for them; None where there are none."""
-        hands = self.workers()
-        if hands is None:
+    def submit(self, run: Run) -> Callable[[], Answer] | None:
+        """Submit the items to workers, in chunks. Returns a function that waits for the answer, or None if
+        there are no workers."""
+        workers = self.workers()
+        if workers is None:
             return None
-        return spread(hands, self._stage.num_workers, run.unroll(), self._words(run))
+        items, words = run.unroll(), self._words(run)
+        rows = min(CHUNK_ROWS, max(1, -(-len(items) // (CHUNKS * self._stage.num_workers))))
+        waits = [
+            workers.submit(items[n : n + rows], None if words is None else words[n : n + rows])
+            for n in range(0, len(items), rows)
+        ]
+        return partial(joined, waits)
 
-    def _words(self, run: Run) -> Any:
+    def _words(self, run: Run) -> Words | None:
         return words_of(run) if self._stage.rng else None
 
-    def workers(self) -> Hands | None:
-        """Those of this process; None where the function is called by whoever asks."""
+    def workers(self) -> ThreadMap | ProcessMap | None:
+        """The workers of this process; None if the thread that asks calls the function."""
         stage = self._stage
         if not stage.num_workers:
             return None
@@ -215,12 +237,24 @@ class Calls:
             )
             return None
         with self._lock:
-            if self._hands is None or self._hands.process != os.getpid():
-                self._hands = hands_for(
-                    self._call, stage.num_workers, stage.method, stage.start_method
-                )
-                finalize(self, self._hands.close).atexit = False
-            return self._hands
+            if self._workers is None or self._workers.pid != os.getpid():
+                if stage.method == "process":
+                    self._workers = ProcessMap(self._call, stage.num_workers, stage.start_method)
+                else:
+                    self._workers = ThreadMap(self._call, stage.num_workers)
+                finalize(self, self._workers.close).atexit = False
+            return self._workers
+
+
+def joined(waits: list[Callable[[], Answer]]) -> Answer:
+    """Wait for the answers to all chunks; ends at the first that has an error."""
+    results: list[Any] = []
+    for wait in waits:
+        found, error = wait()
+        results += found
+        if error is not None:
+            return results, error
+    return results, None
 
 
 def key_of(stage: Stage, turn: int) -> RowKey:

@@ -50,7 +50,7 @@ class Pack(CutStage):
 
     Other columns are left out, unless ``along`` names them. ``pad_collate`` makes tensors ``[B, max_length]``
     of them, and adds ``cu_seqlens`` and ``max_seqlen`` for attention over sequences of variable length.
-    How many rows come out is not known beforehand: see ``filter``.
+    How many rows come out is not known in advance: see ``filter``.
 
     Methods, and padding at 4,096 tokens over documents of 831 on average (lognormal, sigma 1.0):
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import KW_ONLY
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, NoReturn, Self
 
@@ -12,13 +12,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
-from trainpipes.rectangles import PadSide, Rectangles
+from trainpipes.rectangles import PadSide, RaggedRows
 from trainpipes.runtime.blame import blame
 from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.rows.block import TensorRows
+from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.rows.block import Part, TensorRows, take_payload
+from trainpipes.runtime.rows.by_table import ByTable
+from trainpipes.runtime.rows.lazy_batches import LazyBatches
 from trainpipes.runtime.rows.row_types import as_array
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage, option
@@ -28,8 +31,8 @@ from trainpipes.stages.column_writers import (
     ObjectWriter,
     RaggedWriter,
     SequencesWriter,
+    Write,
     Writer,
-    late_batches,
 )
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_columns import (
@@ -57,6 +60,23 @@ from trainpipes.stages.pad_rules import (
 from trainpipes.stages.tokenize import Tokenizes
 
 __all__ = ["PadCollate"]
+
+
+#: Bytes of a micro-batch up to which it is made when it is taken: memory that the last one gave back is then
+#: still in the processor's cache, and threads that do many small things only wait for each other.
+LATE_BYTES = 1 << 19
+
+
+class _Cutter:
+    """Cuts micro-batches out of the columns of many rows."""
+
+    def __init__(self, writers: Sequence[Writer]) -> None:
+        self._writers = writers
+        self.row_bytes = sum(writer.row_bytes for writer in writers)
+
+    def writes(self, index: IntArray | None, bounds: IntArray) -> Sequence[Write]:
+        """What puts the columns of some rows into micro-batches: see ``Writer``."""
+        return [writer.writes(index, bounds) for writer in self._writers]
 
 
 class PadCollate(RunStage):
@@ -227,18 +247,66 @@ class PadCollate(RunStage):
             raise ConfigError(f"{self} stands above batch(), and nothing else has collated yet")
         if run.bounds is None:
             return run.with_items(self._of_foreign(run))
-        data, index = run.block.gathered_from()
-        if isinstance(data, pa.Table):
-            columns = {name: data.column(name) for name in data.column_names}
-            read = partial(of_arrow, index=index)
-            return run.with_items(self._batches(columns, read, run.bounds, run.block.ids))
-        data = run.block.data
-        edges = run.bounds.tolist()
+        if run.block.has_columns:
+            return run.with_items(self._of_columns(run, run.bounds))
+        data, edges = run.block.data, run.bounds.tolist()
         if isinstance(data, TensorRows) and data.names is not None:
             return run.with_items(self._of_tensors(data, data.names, edges, run.block.ids))
         rows = run.block.rows()
         ids = run.block.ids
         return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in pairwise(edges)])
+
+    def _of_columns(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
+        """Micro-batches of Arrow rows, each made when it is taken, where it is small and nothing can be wrong
+        with it."""
+        parts = run.block.parts(bounds)
+        cutters = [self._cutters.of(part.data, self._try_cutter) for part in parts]
+        writes: list[Sequence[Write]] = []
+        places: list[int] = []
+        for cutter, part in zip(cutters, parts, strict=True):
+            count = len(part.bounds) - 1
+            if cutter is None:
+                first = len(places)
+                writes += [self._checked(part, k, run.row_ids(first + k)) for k in range(count)]
+                places += [0] * count
+            else:
+                writes += [cutter.writes(part.index, part.bounds)] * count
+                places += range(count)
+
+        def make(k: int) -> dict[str, Any]:
+            batch: dict[str, Any] = {}
+            place = places[k]
+            for write in writes[k]:
+                write(batch, place)
+            return batch
+
+        rows = len(run.block) / max(1, len(places))
+        late = all(c is not None and c.row_bytes * rows <= LATE_BYTES for c in cutters)
+        items = LazyBatches(make, len(places))
+        return items if late else list(items)
+
+    def _checked(self, part: Part, k: int, ids: IntArray) -> Sequence[Write]:
+        """What makes a micro-batch by itself, whose rows are looked at."""
+        start, stop = int(part.bounds[k]), int(part.bounds[k + 1])
+        index = np.arange(start, stop) if part.index is None else part.index[start:stop]
+        bounds = np.array([0, len(ids)], dtype=np.int64)
+        return self._cutter(take_payload(part.data, index), ids).writes(None, bounds)
+
+    @made_once
+    def _cutters(self) -> ByTable[_Cutter | None]:
+        return ByTable()
+
+    def _try_cutter(self, table: pa.Table) -> _Cutter | None:
+        """What cuts micro-batches out of all rows of a table; None where some rows may be refused, or more
+        than columns is wrong: then each micro-batch is looked at by itself."""
+        try:
+            return self._cutter(table, None)
+        except (TrainpipesError, BadCell):
+            return None
+
+    def _cutter(self, table: pa.Table, ids: IntArray | None) -> _Cutter:
+        columns = {name: table.column(name) for name in table.column_names}
+        return self._cutter_of(columns, of_arrow, ids)
 
     def _of_tensors(
         self, rows: TensorRows, names: Sequence[str], edges: Sequence[int], ids: IntArray
@@ -288,7 +356,9 @@ class PadCollate(RunStage):
                 self._refuse_row(row, names, int(ids[number]))
         columns = {name: [row[name] for row in rows] for name in names or ()}
         bounds = np.array([0, len(rows)], dtype=np.int64)
-        batch: dict[str, Any] = self._batches(columns, of_list, bounds, ids)[0]
+        batch: dict[str, Any] = {}
+        for write in self._cutter_of(columns, of_list, ids).writes(None, bounds):
+            write(batch, 0)
         return batch
 
     def _refuse_row(self, row: Any, names: Any, row_id: int) -> NoReturn:
@@ -303,10 +373,19 @@ class PadCollate(RunStage):
         blame(error, self, row_id)
         raise error
 
-    def _batches(
-        self, columns: Mapping[str, Any], read: Any, bounds: IntArray, ids: IntArray
-    ) -> MutableSequence[Any]:
-        """All micro-batches of some rows."""
+    def _cutter_of(
+        self,
+        columns: Mapping[str, Any],
+        read: Callable[[Any, str], Column],
+        ids: IntArray | None,
+    ) -> _Cutter:
+        """What cuts micro-batches out of columns.
+
+        Args:
+            columns: by name.
+            read: makes of one what it is to a batch.
+            ids: of the rows, int64 ``[rows]``, for messages; None to raise ``BadCell`` as it is.
+        """
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)
@@ -321,13 +400,14 @@ class PadCollate(RunStage):
         writers: list[Writer] = []
         for name, values in columns.items():
             try:
-                column: Column = read(values, name)
-                writers.append(self._writer(name, column, bounds, masks.get(name)))
+                writers.append(self._writer(name, read(values, name), masks.get(name)))
             except BadCell as bad:
+                if ids is None:
+                    raise
                 self._refuse_cell(name, bad, ids)
         if self._pack is not None and "segment_ids" in present:
             writers.append(SequencesWriter())
-        return late_batches(writers, len(bounds) - 1)
+        return _Cutter(writers)
 
     def _refuse_cell(self, name: str, bad: BadCell, ids: IntArray) -> NoReturn:
         kind = SchemaError if bad.row is None else DataError
@@ -336,33 +416,33 @@ class PadCollate(RunStage):
             blame(error, self, int(ids[bad.row]))
         raise error from None
 
-    def _writer(self, name: str, column: Column, bounds: IntArray, mask: str | None) -> Writer:
+    def _writer(self, name: str, column: Column, mask: str | None) -> Writer:
         """What puts one column, and its mask, into a micro-batch."""
         if isinstance(column, Ragged):
-            return self._ragged_writer(name, column, bounds, mask)
+            return self._ragged_writer(name, column, mask)
         if mask is not None and name in self._asked_masks:
             raise no_mask(mask)
-        edges = bounds.tolist()
         if isinstance(column, Opaque):
-            return ObjectWriter(name, column.values, edges)
+            return ObjectWriter(name, column.values)
         values = column.values
         dtype = self._even_dtype(name, values)
         size = values[:1].size
         check_fit(values, dtype, lambda place: place // size)
-        return EvenWriter(name, values, dtype, edges)
+        return EvenWriter(name, values, dtype)
 
-    def _ragged_writer(
-        self, name: str, column: Ragged, bounds: IntArray, mask: str | None
-    ) -> RaggedWriter:
+    def _ragged_writer(self, name: str, column: Ragged, mask: str | None) -> RaggedWriter:
         rule = self._rules.get(name, self._rule)
         values, lengths = column.values, column.lengths
         dtype = self._dtypes.get(name) or self._ragged_dtype(values.dtype)
-        ends = np.cumsum(lengths) * (values[:1].size or 1)
-        check_fit(values, dtype, lambda place: int(np.searchsorted(ends, place, side="right")))
-        rectangles = Rectangles(
+        ends = np.cumsum(lengths)
+        size = values[:1].size or 1
+        check_fit(
+            values, dtype, lambda place: int(np.searchsorted(ends * size, place, side="right"))
+        )
+        found = RaggedRows(
             values,
+            ends - lengths,
             lengths,
-            bounds,
             self._pad_value(name, dtype),
             dtype=dtype,
             max_length=rule.max_length,
@@ -371,7 +451,7 @@ class PadCollate(RunStage):
             truncating=ENDS[rule.truncation_side or "right"],
             mask=None if mask is None else np.int64,
         )
-        return RaggedWriter(name, rectangles, mask)
+        return RaggedWriter(name, found, mask)
 
     def _even_dtype(self, name: str, values: Any) -> np.dtype[Any]:
         found: np.dtype[Any] = values.dtype

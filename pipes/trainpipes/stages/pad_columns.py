@@ -19,10 +19,8 @@ from trainpipes.arrays import (
     is_number,
     one_chunk,
     python_to_arrow,
-    to_arrow,
     to_numpy,
 )
-from trainpipes.byte_rows import gather_rows
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.fixed_lists import fixed_shape
@@ -65,9 +63,9 @@ class Even:
 
 @dataclass(frozen=True)
 class Opaque:
-    """Anything else: an object a row."""
+    """Anything else: an object a row, or what Python objects are made of."""
 
-    values: list[Any]
+    values: list[Any] | pa.Array
 
 
 Column = Ragged | Even | Opaque
@@ -79,23 +77,17 @@ TWO_RAGGED = (
 )
 
 
-def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) -> Column:
+def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
     """A column of a table.
 
     Args:
         column: the column.
         name: its name, for messages.
-        index: the rows that are meant, int64 ``[rows]``; None for all.
 
     Raises:
         BadCell: a null among numbers, or lists of lists.
     """
     array = one_chunk(column)
-    if index is not None:
-        found = _some_lists(array, index)
-        if found is not None:
-            return found
-        array = array.take(to_arrow(index))
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         _refuse_null(array, name)
@@ -103,7 +95,7 @@ def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) 
         _refuse_null_within(array.storage.flatten(), starts)
         return Even(array.to_numpy_ndarray())
     if isinstance(array, pa.ExtensionArray):
-        return Opaque(array.to_pylist())
+        return Opaque(array)
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         array = python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
         kind = array.type
@@ -112,23 +104,9 @@ def of_arrow(column: pa.ChunkedArray, name: str, index: IntArray | None = None) 
     if pa.types.is_fixed_size_list(kind):
         return _of_fixed(array, name)
     if not is_number(kind):
-        return Opaque(array.to_pylist())
+        return Opaque(array)
     _refuse_null(array, name)
     return Even(to_numpy(array))
-
-
-def _some_lists(array: Any, index: IntArray) -> Column | None:
-    """Some rows of lists of plain numbers; None for what is not that simple."""
-    kind = array.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or array.null_count:
-        return None
-    leaf = kind.value_type
-    if not (pa.types.is_integer(leaf) or pa.types.is_floating(leaf)):
-        return None
-    values, offsets = apart(array)
-    if values.null_count:
-        return None
-    return Ragged(*gather_rows(to_numpy(values), offsets, index))
 
 
 def _of_lists(array: Any, name: str) -> Column:
@@ -142,7 +120,7 @@ def _of_lists(array: Any, name: str) -> Column:
             inner = inner.value_type
         if inner is not leaf and is_number(inner):
             raise BadCell(None, TWO_RAGGED)
-        return Opaque(array.to_pylist())
+        return Opaque(array)
     _refuse_null(array, name)
     values, offsets = apart(array)
     starts = offsets[:-1].astype(np.int64)
@@ -157,7 +135,7 @@ def _of_lists(array: Any, name: str) -> Column:
 def _of_fixed(array: Any, name: str) -> Column:
     shape = fixed_shape(array.type)
     if shape is None:
-        return Opaque(array.to_pylist())
+        return Opaque(array)
     _refuse_null(array, name)
     rows, starts = len(array), np.arange(len(array))
     while pa.types.is_fixed_size_list(array.type):

@@ -13,7 +13,7 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.naming import nearest
 from trainpipes.rectangles import PadSide
-from trainpipes.runtime.stage import spelt
+from trainpipes.runtime.options import spelt
 from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from trainpipes.checks import whole_number
-from trainpipes.runtime.kinds import PlanStage
+from trainpipes.runtime.kinds import RepeatStage
 
 __all__ = ["Repeat"]
 
 
-class Repeat(PlanStage):
+class Repeat(RepeatStage):
     """Goes on with the next epoch where one ends, each in its own order.
 
     In and out: rows or micro-batches. Before ``batch``, micro-batches go across the epochs' joints and
@@ -21,8 +21,6 @@ class Repeat(PlanStage):
     Raises:
         DataError: a stage below yields nothing in a whole epoch.
     """
-
-    role = "repeat"
 
     times: int | None = None
 

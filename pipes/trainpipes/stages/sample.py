@@ -60,7 +60,7 @@ class Drawn(RunStage):
 
     @made_once
     def _names(self) -> RowNames:
-        return row_names(self.plan)
+        return row_names(self.plan_inputs)
 
     def draws(self, run: Run) -> npt.NDArray[np.float64]:
         """The number of each row, from 0 up to 1, float64."""
@@ -90,7 +90,7 @@ class Sample(Drawn):
     nothing about a row. The rows of a smaller fraction are among those of a larger one with the same seed.
 
     In: rows. Out: those kept, in order. Cursor: none of its own. Costs about 20 ns a row, and as much again
-    a key. How many rows an epoch has is then not known beforehand: see ``filter``.
+    a key. How many rows an epoch has is then not known in advance: see ``filter``.
 
     Args:
         fraction: from 0 to 1.

@@ -6,12 +6,12 @@ from dataclasses import KW_ONLY
 from typing import Literal
 
 from trainpipes.checks import whole_number
-from trainpipes.runtime.kinds import PlanStage
+from trainpipes.runtime.kinds import DealStage
 
 __all__ = ["ShardingFilter"]
 
 
-class ShardingFilter(PlanStage):
+class ShardingFilter(DealStage):
     """Deals the micro-batches of an epoch to logical shards, and these to ranks and workers.
 
     In and out: rows. Micro-batch m of the one global sequence belongs to shard
@@ -26,14 +26,13 @@ class ShardingFilter(PlanStage):
         split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
             micro-batches in file order, every consumer reading all rows: for evaluation.
         balance: "rows" cuts the epoch into ranges of as many rows, "bytes" into ranges of about as many
-            bytes, by the files' footers. For pipelines whose batches are not counted beforehand (a
+            bytes, by the files' footers. For pipelines whose batches are not counted in advance (a
             filter, batches by tokens), so that shards end nearly together; others are dealt evenly anyway.
         tail: "even" ends an epoch at the same step on all ranks, leaving out the last few micro-batches;
             "ragged" delivers all, so that ranks may end a step or more apart: for evaluation without
             collectives in the loop. A state of such an end is for the same number of ranks.
     """
 
-    role = "shard"
     free = frozenset({"tail"})
 
     num_shards: int = 24

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import PlanStage
+from trainpipes.runtime.kinds import OrderStage
 from trainpipes.samplers import RandomSampler
 
 __all__ = ["Shuffle", "whole_number"]
 
 
-class Shuffle(PlanStage):
+class Shuffle(OrderStage):
     """Shuffles the order of row groups, and rows within windows.
 
     In: rows. Out: the same rows in another order, a new one every epoch, the same for the same
@@ -44,8 +44,6 @@ class Shuffle(PlanStage):
     >>> list(pipe), list(pipe)
     ([5, 0, 4, 2, 1, 3], [5, 0, 1, 2, 4, 3])
     """
-
-    role = "shuffle"
 
     buffer_size: int = 40_960
     _: KW_ONLY

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import DataError
-from trainpipes.runtime.drought import MOST_DRY_EPOCHS
+from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.runtime.kinds import CutStage, OpenBelow
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 
@@ -21,7 +21,7 @@ class _Counted(CutStage):
     and the rows' state at the start of the run in hand."""
 
     cursor_keys = ("passed", "row")
-    asks_plan = True
+    asks_inputs = True
 
     count: int
 
@@ -31,7 +31,7 @@ class _Counted(CutStage):
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         bounds = (0, self.count) if self.role == "take" else (self.count, None)
         rows, passed, row = (at["below"], at["passed"], at["row"]) if "below" in at else (at, 0, 0)
-        return _Counter(below(rows), rows, passed, row, bounds, self.plan.rolling)
+        return _Counter(below(rows), rows, passed, row, bounds, self.plan_inputs.chain.rolling)
 
 
 class Take(_Counted):
@@ -95,7 +95,7 @@ class _Counter:
             epoch = innermost(run.cursors.state(0))["epoch"]
             if epoch != self._epoch:
                 self._dry = 0 if self._gave else self._dry + 1
-                if self._dry == MOST_DRY_EPOCHS:
+                if self._dry == MOST_EMPTY_EPOCHS:
                     raise DataError(
                         "repeat() goes on for ever only where an epoch gives something, and take() or "
                         f"skip() left nothing of {self._dry} in a row"

@@ -14,9 +14,9 @@ from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.runtime.blame import blame
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.options import identify
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import identify
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns

@@ -1,11 +1,10 @@
-"""What a cache() keeps.
+"""What ``cache()`` keeps on disk, and how files of ours are written and read.
 
-cached      of each block, once, on disk
-holes       the places of rows that are not kept
-address     what an entry is known by
-contents    what functions and objects do and hold
-used_names  the names that functions use
-sealed      how an entry is written and checked
-own_file    files that only their owner may write
-file_lock   how processes keep out of each other's way
+block_cache   the rows of each block, made once and kept
+holes         rows that a filter below the cache dropped, where the dealing still counts them
+cache_key     what names kept rows: the stages that made them, functions included
+contents      what functions and objects do and hold, as a digest
+used_names    the global names that a function uses
+checked_file  Arrow files with a checksum, which are whole or taken for missing
+private_file  files and locks of which their owner alone may write
 """

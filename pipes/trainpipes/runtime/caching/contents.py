@@ -2,7 +2,8 @@
 
 A function is its code, its defaults, what it closes over, and what its global names stand for: values,
 functions, classes, objects, and what it uses of modules of the user's own. An object is its class and its
-state, as it would be pickled. Of installed packages and of what is made in C, names count.
+state, as it would be pickled. Of installed packages and of what is made in C, names count. Called by the
+thread that plans; a ``Contents`` keeps the digests of one chain.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from __future__ import annotations
 import copyreg
 import functools
 import hashlib
-import inspect
 import json
 import types
 import warnings
-from collections.abc import Iterable, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,19 +24,21 @@ import torch
 
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.caching.used_names import is_installed, used_by
+from trainpipes.runtime.options import identify, show
 from trainpipes.runtime.rows.content import table_digest, tensor_digest
-from trainpipes.runtime.stage import identify, show
 
 __all__ = ["Contents"]
 
 #: Types whose values are their text.
-PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
-#: What keeps others out, or leads to the outside world: known by its type.
-OUTSIDE = (
+PLAIN = {bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)}
+#: Packages of what keeps others out, or leads to the outside world: known by its type.
+OUTSIDE = {
     "_asyncio", "_contextvars", "_io", "_queue", "_socket", "_ssl", "_thread", "_weakref", "asyncio",
     "concurrent", "io", "logging", "multiprocessing", "queue", "select", "socket", "ssl", "subprocess",
     "tempfile", "threading", "weakref",
-)  # fmt: skip
+}  # fmt: skip
+#: Python's own types of the kind.
+OUTSIDE_TYPES = (types.FrameType, types.TracebackType)
 #: Wrappers that keep what they wrap in an attribute.
 WRAPPED = ("__wrapped__", "__func__", "fget", "func")
 
@@ -90,7 +92,7 @@ class Contents:
     def of(self, value: Any) -> str:
         """A digest of 32 hexadecimal digits."""
         if type(value) in PLAIN:
-            return _hash(_plain(value))
+            return _hash(f"{type(value).__name__} {value!r}")
         key = id(value)
         if key in self._done:
             return self._done[key][1]
@@ -104,19 +106,13 @@ class Contents:
         self._done[key] = value, found
         return found
 
-    @contextmanager
-    def _in(self, name: str) -> Any:
-        """Say where one is, if it fails."""
-        depth = len(self._where)
-        self._where.append(name)
-        yield
-        del self._where[depth:]
-
     def _each(self, values: Mapping[str, Any]) -> list[Any]:
+        """The digests of named values. If one fails, its name is left in ``_where``."""
         found = []
         for name, value in values.items():
-            with self._in(name):
-                found.append([name, self.of(value)])
+            self._where.append(name)
+            found.append([name, self.of(value)])
+            self._where.pop()
         return found
 
     # Kinds of values
@@ -124,15 +120,13 @@ class Contents:
     def _parts(self, value: Any) -> list[Any]:
         kind = type(value)
         if kind in (list, tuple):
-            if set(map(type, value)) <= set(PLAIN):
+            if PLAIN.issuperset(map(type, value)):
                 return [kind.__name__, repr(value)]
             return [kind.__name__, [self.of(inner) for inner in value]]
         if kind in (set, frozenset):
             return [kind.__name__, sorted(self.of(inner) for inner in value)]
         if kind in (dict, types.MappingProxyType):
-            if set(map(type, value)) | set(map(type, value.values())) <= set(PLAIN):
-                return ["dict", repr(list(value.items()))]
-            return ["dict", [[self.of(k), self.of(v)] for k, v in value.items()]]
+            return ["dict", self._parts([*value, *value.values()])]
         if isinstance(value, types.CodeType):
             return self._code(value)
         if isinstance(value, types.FunctionType):
@@ -145,29 +139,22 @@ class Contents:
             return ["method", self.of(value.__func__), self.of(value.__self__)]
         if kind is functools.partial:
             return ["partial", self.of(value.func), self.of(value.args), self.of(value.keywords)]
-        arrays = self._arrays(value)
-        return self._object(value) if arrays is None else arrays
-
-    def _arrays(self, value: Any) -> list[Any] | None:
-        if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
-            with suppress(RuntimeError, TypeError):  # sparse: as it is pickled
-                return ["tensor", tensor_digest(value)]
-            return None
         if isinstance(value, np.ndarray | np.generic):
             array = np.asarray(value)
             if array.dtype.hasobject:
-                return [
-                    "objects",
-                    list(array.shape),
-                    [self.of(one) for one in array.ravel().tolist()],
-                ]
+                return ["objects", array.shape, self.of(array.ravel().tolist())]
             content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-            return ["array", str(array.dtype.descr), list(array.shape), content]
-        if isinstance(value, pa.RecordBatch):
-            value = pa.Table.from_batches([value])
+            return ["array", str(array.dtype.descr), array.shape, content]
         if isinstance(value, pa.Array | pa.ChunkedArray):
             value = pa.table({"": value})
-        return ["table", table_digest(value)] if isinstance(value, pa.Table) else None
+        if isinstance(value, pa.RecordBatch):
+            value = pa.Table.from_batches([value])
+        if isinstance(value, pa.Table):
+            return ["table", table_digest(value)]
+        if kind in (torch.Tensor, torch.nn.Parameter):
+            with suppress(RuntimeError, TypeError):  # sparse: as it is pickled
+                return ["tensor", tensor_digest(value)]
+        return self._object(value)
 
     def _code(self, code: types.CodeType) -> list[Any]:
         content = code.co_code + getattr(code, "co_exceptiontable", b"")
@@ -177,44 +164,39 @@ class Contents:
 
     def _function(self, function: types.FunctionType) -> list[Any]:
         home = function.__globals__.get("__name__") or ""
-        followed = self._followed(home)
+        followed = self._is_followed(home)
         # A decorator of a package stands around a function of one's own.
         around = function.__module__ != home or "<locals>" in function.__qualname__
         if not followed and not around:
             return ["function", _name(function)]
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         used = used_by(function) if followed else {}
-        if is_installed(home):
-            used = {k: v for k, v in used.items() if self._is_told(k, v)}
+        if is_installed(home):  # of its globals, functions count
+            names = {k: v for k, v in used.items() if isinstance(v, types.FunctionType)}
+            used = {k: v for k, v in names.items() if self._is_followed(v.__module__ or "")}
         return [
             "function",
             _name(function),
             self.of(function.__code__),
             self.of(function.__defaults__),
             self.of(function.__kwdefaults__),
-            self._each({name: cell.cell_contents for name, cell in cells if _filled(cell)}),
+            self._each({name: cell.cell_contents for name, cell in cells if _is_filled(cell)}),
             self._each(used),
             self._each(vars(function)),
         ]
 
-    def _followed(self, module: str) -> bool:
+    def _is_followed(self, module: str) -> bool:
         """Whether what is in a module is looked at: the user's own, or of the package of what was given."""
         return not is_installed(module) or module.partition(".")[0] in self._packages
-
-    def _is_told(self, name: str, value: Any) -> bool:
-        """Whether a global name of an installed package counts: functions, and constants."""
-        if isinstance(value, types.FunctionType):
-            return self._followed(value.__module__ or "")
-        return name.isupper() and type(value) in (*PLAIN, tuple, frozenset)
 
     def _class(self, kind: type) -> list[Any]:
         if is_installed(kind.__module__ or ""):
             return ["class", _name(kind)]
+        methods = (types.FunctionType, staticmethod, classmethod, property)
         own = {
             name: value
             for name, value in vars(kind).items()
-            if (isinstance(value, types.FunctionType | staticmethod | classmethod | property))
-            or not (name.startswith("__") or name == "_abc_impl")
+            if isinstance(value, methods) or not (name.startswith("__") or name == "_abc_impl")
         }
         return ["class", _name(kind), [self.of(b) for b in kind.__bases__], self._each(own)]
 
@@ -223,15 +205,14 @@ class Contents:
         if callable(getattr(kind, "fingerprint", None)):
             return ["fingerprint", json.dumps(identify(value))]
         about: list[Any] = ["object", self.of(kind)]
-        if is_installed(kind.__module__) and inspect.isfunction(kind.__dict__.get("__call__")):
-            about.append(self.of(kind.__dict__["__call__"].__code__))
         if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
             owner = value.__self__
             module = owner is None or isinstance(owner, types.ModuleType)
             return [*about, _name(value), None if module else self.of(owner)]
         if kind.__module__ == "builtins" and hasattr(value, "__objclass__"):  # str.upper, a slot
             return [*about, _name(value.__objclass__), value.__name__]
-        if any(issubclass(base, OUTSIDE_TYPES) or _outside(base) for base in kind.__mro__[:-1]):
+        packages = {(base.__module__ or "").partition(".")[0] for base in kind.__mro__}
+        if isinstance(value, OUTSIDE_TYPES) or packages & OUTSIDE:
             return [*about, "outside"]
         inner = {name: getattr(value, name, None) for name in WRAPPED}
         inner = {name: one for name, one in inner.items() if callable(one)}
@@ -250,57 +231,28 @@ class Contents:
         if isinstance(found, str):
             return ["global", found]
         if isinstance(found, tuple):
-            make, args, *rest = found
-            rest += [None] * (4 - len(rest))
-            with self._in(f"state of {_kind(value)}"):
-                state = [self.of(make), self.of(args), self._held(rest[0])]
-                items = [list(_filled_items(more)) for more in rest[1:3]]
-                return [*state, self.of(items), self.of(rest[3])]
-        with suppress(TypeError):  # bytes of any kind
-            return ["bytes", hashlib.sha256(memoryview(value)).hexdigest()]
-        slots = [
-            name for base in type(value).__mro__ for name in _slots(base) if hasattr(value, name)
-        ]
-        if slots or hasattr(value, "__dict__"):
-            held = {**getattr(value, "__dict__", {}), **{n: getattr(value, n) for n in slots}}
-            if held or not is_installed(type(value).__module__):
-                return self._each(held)
+            rest: list[Any] = [*found, None, None, None, None]
+            make, args, state, items, pairs, setter = rest[:6]
+            named = type(state) is dict and all(type(name) is str for name in state)
+            self._where.append(f"state of {_kind(value)}")
+            rest = [make, args, list(items or ()), list(pairs or ()), setter]
+            said = [self._each(state) if named else self.of(state), *map(self.of, rest)]
+            self._where.pop()
+            return said
+        held = getattr(value, "__dict__", None)
+        if held or (held is not None and not is_installed(type(value).__module__)):
+            return self._each(held)
         if self._strict:
             raise _UntoldError(_kind(value))
         return "untold"
 
-    def _held(self, state: Any) -> Any:
-        named = type(state) is dict and all(type(name) is str for name in state)
-        return self._each(state) if named else self.of(state)
 
-
-#: Python's own objects that lead to the outside.
-OUTSIDE_TYPES = (types.FrameType, types.TracebackType)
-
-
-def _outside(kind: type) -> bool:
-    return (kind.__module__ or "").partition(".")[0] in OUTSIDE
-
-
-def _slots(kind: type) -> Iterable[str]:
-    found = kind.__dict__.get("__slots__", ())
-    return [found] if isinstance(found, str) else [n for n in found if not n.startswith("__")]
-
-
-def _filled_items(items: Any) -> Iterable[Any]:
-    return () if items is None else items
-
-
-def _filled(cell: Any) -> bool:
+def _is_filled(cell: types.CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018  (raises where the variable has no value yet)
     except ValueError:
         return False
     return True
-
-
-def _plain(value: Any) -> str:
-    return f"{type(value).__name__} {value!r}"
 
 
 def _hash(text: str) -> str:

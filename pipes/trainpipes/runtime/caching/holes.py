@@ -1,4 +1,8 @@
-"""Rows that are dealt before it is known which of them are left."""
+"""Rows that are dealt before it is known which of them are left.
+
+A cache puts holes in their places, and a stage above the dealing closes them. Owns nothing; called by any
+thread.
+"""
 
 from __future__ import annotations
 

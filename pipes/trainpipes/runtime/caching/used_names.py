@@ -1,4 +1,7 @@
-"""Which global names a function reads, and what of the user's own code is behind them."""
+"""Which global names a function reads, and what of the user's own code is behind them.
+
+Called by the thread that plans. Keeps which modules are installed, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 __all__ = ["is_installed", "used_by"]
 
-#: Operations that read a global name, that set one, and that import a module.
+#: Operations that read a global name, and that set one.
 READS = ("LOAD_GLOBAL", "LOAD_NAME")
 SETS = ("STORE_GLOBAL", "DELETE_GLOBAL")
 #: Folders of packages that were installed.
-INSTALLED = ("site-packages", "dist-packages")
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 @cache
@@ -33,43 +37,54 @@ def is_installed(module: str) -> bool:
     found = sys.modules.get(module) or sys.modules.get(top)
     file = getattr(found, "__file__", None)
     if file is None:
-        try:
+        with suppress(ImportError, ValueError):
             spec = getattr(found, "__spec__", None) or importlib.util.find_spec(top)
-        except (ImportError, ValueError):
-            return False
-        file = None if spec is None else spec.origin
-        if file in ("built-in", "frozen"):
-            return True
-    if file is None:
-        return False
-    parts = file.replace("\\", "/").split("/")
-    if any(part in INSTALLED for part in parts):
-        return True
-    return any(file.startswith(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib"))
+            file = None if spec is None else spec.origin
+    if file is None or file in ("built-in", "frozen"):
+        return file is not None
+    folders = (sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib"))
+    return bool(INSTALLED & {*file.replace("\\", "/").split("/")}) or file.startswith(
+        tuple(folders)
+    )
 
 
 def used_by(function: FunctionType) -> dict[str, Any]:
     """What the global names that a function reads stand for, by name; of modules of the user's own, what
     it uses of them. Names that it sets itself are left out: they count calls, or keep results."""
-    reads, sets, imports = _names(function.__code__)
-    attributes = _attributes(function.__code__)
-    found: dict[str, Any] = {}
-    modules = []
-    for name in sorted(reads - sets):
-        if name not in function.__globals__:
-            continue
-        value = function.__globals__[name]
-        if isinstance(value, ModuleType):
-            modules.append((name, value))
-        else:
-            found[name] = value
+    space = function.__globals__
+    codes = list(_codes(function.__code__))
+    attributes = {name for code in codes for name in code.co_names}
+    reads: set[str] = set()
+    sets: set[str] = set()
+    imports: set[tuple[str, int, tuple[str, ...]]] = set()
+    for code in codes:
+        level, wanted = None, None  # what the last two instructions put on the stack
+        for step in dis.get_instructions(code):
+            if step.opname in READS:
+                reads.add(step.argval)
+            elif step.opname in SETS:
+                sets.add(step.argval)
+            elif step.opname == "IMPORT_NAME":
+                imports.add((step.argval, int(level or 0), tuple(wanted or ())))
+            level, wanted = wanted, step.argval
+    found = {name: space[name] for name in sorted(reads - sets) if name in space}
+    modules = [(name, value) for name, value in found.items() if isinstance(value, ModuleType)]
+    for name, _ in modules:
+        del found[name]
     for name, level, wanted in sorted(imports):
-        module = _imported(name, level, wanted, function.__globals__)
-        modules += [] if module is None else [(name, module)]
+        modules += [(name, module) for module in _imported(name, level, wanted, space)]
     seen: set[int] = set()
     for name, module in modules:
         found.update(_parts(name, module, attributes, seen))
     return found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function, and of those within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
 
 
 def _parts(
@@ -89,48 +104,17 @@ def _parts(
 
 def _imported(
     name: str, level: int, wanted: tuple[str, ...], space: dict[str, Any]
-) -> ModuleType | None:
-    """A module that a function imports when it is called; None if it is not the user's own.
+) -> Iterator[ModuleType]:
+    """The module that a function imports when it is called, if it is the user's own.
 
     It is imported here, as the function would: what it holds cannot be told otherwise.
     """
     if not level and is_installed(name):
-        return None
-    try:
+        return
+    with suppress(Exception):  # it raises for the function, too, which may be ready for it
         whole = importlib.util.resolve_name("." * level + name, space.get("__package__"))
         module = importlib.import_module(whole)
         for inner in wanted:
             if not hasattr(module, inner):
                 importlib.import_module(f"{whole}.{inner}")
-    except Exception:  # it raises for the function, too, which may be ready for it
-        return None
-    return module if wanted else sys.modules.get(whole.partition(".")[0])
-
-
-def _names(code: CodeType) -> tuple[set[str], set[str], set[tuple[str, int, tuple[str, ...]]]]:
-    """Global names that code reads, those that it sets, and modules that it imports: name, level and what
-    is wanted of each."""
-    reads: set[str] = set()
-    sets: set[str] = set()
-    imports: set[tuple[str, int, tuple[str, ...]]] = set()
-    level, wanted = None, None  # what the last two instructions put on the stack
-    for step in dis.get_instructions(code):
-        if step.opname in READS:
-            reads.add(step.argval)
-        elif step.opname in SETS:
-            sets.add(step.argval)
-        elif step.opname == "IMPORT_NAME":
-            imports.add((step.argval, int(level or 0), tuple(wanted or ())))
-        level, wanted = wanted, step.argval
-    for inner in _inner(code):
-        more = _names(inner)
-        reads, sets, imports = reads | more[0], sets | more[1], imports | more[2]
-    return reads, sets, imports
-
-
-def _attributes(code: CodeType) -> set[str]:
-    return set(code.co_names).union(*map(_attributes, _inner(code)))
-
-
-def _inner(code: CodeType) -> list[CodeType]:
-    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        yield module if wanted else sys.modules[whole.partition(".")[0]]

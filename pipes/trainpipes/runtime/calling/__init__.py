@@ -1,11 +1,7 @@
-"""Functions of the user's, called for rows.
+"""Calls functions of the user's for rows, several at a time.
 
-row_call     one of them, as it is called
-row_random   a generator for each row
-hands        who calls them for several rows at a time: threads, or
-crew         worker processes
-crew_member  what one does
-crew_order   what is asked of it
-crew_errors  what is said when it ends
-passage      how rows get there and back
+row_call         a function of rows, and a random generator for each row
+thread_map       threads that call it
+process_map      worker processes that call it
+process_worker   what a worker process does
 """

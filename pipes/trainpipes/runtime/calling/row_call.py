@@ -1,22 +1,98 @@
-"""A user's function as it is called for rows, here, in a thread or in another process."""
+"""Calls a function of the user's for rows, with a random generator for each row if it takes one.
+
+Generators are counter-based: Philox-4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+SC'11) has a key of 128 bits and a counter of 256. The key says who draws: a seed and a name. The upper 192
+bits of the counter say for which row: its number, its epoch, and which part of the row it is. The lower 64
+count the draws of one row. So no two rows share numbers, and none depends on what was drawn before.
+
+Called by the thread that iterates, by threads of ``ThreadMap``, and in worker processes.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
-from trainpipes.errors import DataError
-from trainpipes.runtime.calling.row_random import RowKey, Words
+import numpy as np
+import numpy.typing as npt
+from numpy.random import Generator, Philox
+from numpy.random.bit_generator import ISeedSequence
 
-__all__ = ["RowCall"]
+from trainpipes.errors import DataError
+from trainpipes.runtime.run import Run
+
+__all__ = ["Answer", "RowCall", "RowKey", "Words", "words_of"]
+
+#: Results for the first rows, and what the function raised for the next one, if it did.
+Answer = tuple[list[Any], BaseException | None]
+
+#: The upper counter words of some items: uint64 ``[items, 3]``.
+Words = npt.NDArray[np.uint64]
+
+_NOTHING = np.zeros(4, dtype=np.uint64)
+
+
+class RowKey(ISeedSequence):  # a Philox asks it for its key
+    """Who draws.
+
+    Args:
+        key: two uint64, as ``order.random_key`` makes them.
+
+    >>> from trainpipes.order import random_key
+    >>> key = RowKey(random_key(0, "noise"))
+    >>> rng = key.generator([0, 7, 2])  # row 7 of epoch 2
+    >>> rng.bit_generator.random_raw(2).tolist()
+    [18436814177646055453, 6772959251520411799]
+    """
+
+    def __init__(self, key: npt.NDArray[np.uint64]) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[np.uint64]:
+        return self.key
+
+    def generator(self, words: Sequence[int]) -> Generator:
+        """The generator of one item. About 4 us.
+
+        Args:
+            words: the three upper ones of the counter.
+        """
+        bits = Philox(self)  # type: ignore[arg-type]  # takes what gives a state, as documented
+        state: Any = {
+            "bit_generator": "Philox",
+            "state": {"counter": (0, *words), "key": self.key},
+            "buffer": _NOTHING,
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        bits.state = state
+        return Generator(bits)
+
+
+def words_of(run: Run) -> Words:
+    """The counter words of each item of a run, uint64 ``[items, 3]``: of a row its part, number and epoch; of
+    a batch a digest of these over its rows."""
+    block = run.block
+    places = np.empty((len(block), 3), dtype="<u8")
+    places[:, 0], places[:, 1], places[:, 2] = block.part, block.ids, block.epoch
+    if run.bounds is None:
+        return places
+    digests = [
+        hashlib.sha256(places[start:stop].tobytes()).digest()[:24]
+        for start, stop in pairwise(run.bounds.tolist())
+    ]
+    return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 3)
 
 
 class RowCall:
-    """Calls a function of one item, or of an item and its generator.
+    """A function of one row, or of a row and its generator.
 
     Args:
         fn: the function.
-        key: whose generators it gets; None for none.
+        key: of its generators; None where it takes none.
         said: the stage, as messages name it.
     """
 
@@ -25,26 +101,24 @@ class RowCall:
         self.key = key
         self.said = said
 
-    def each(
-        self, items: Sequence[Any], words: Words | None, note: Callable[[int], None] | None = None
-    ) -> tuple[list[Any], BaseException | None]:
-        """What it returns for each item, up to the first for which it raises, and what that is.
+    def each(self, items: Sequence[Any], words: Words | None, at: Any = None) -> Answer:
+        """Call the function for each item, up to the first at which it raises or returns None.
 
         Args:
             items: the items.
             words: of their generators.
-            note: told the number of each item before it is called for it.
+            at: its ``value`` is set to the number of each item before the function is called for it.
         """
         results: list[Any] = []
-        given = None if words is None else words.tolist()
+        counters = None if words is None else words.tolist()
         try:
             for number, item in enumerate(items):
-                if note is not None:
-                    note(number)
-                if self.key is None or given is None:
+                if at is not None:
+                    at.value = number
+                if self.key is None or counters is None:
                     result = self.fn(item)
                 else:
-                    result = self.fn(item, self.key.generator(given[number]))
+                    result = self.fn(item, self.key.generator(counters[number]))
                 if result is None:
                     raise DataError(
                         f"{self.said}: the function returned None; it returns the row to go on with (drop "

@@ -3,13 +3,14 @@ read and put through the stages to say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from trainpipes.order import count_batches
-from trainpipes.runtime.iterating.one_pass import Pass
+from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.kinds import CutStage, OpenBelow, RunStage
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.run import Run, RunSource
@@ -39,12 +40,11 @@ def estimated_items(plan: Plan) -> int:
     Args:
         plan: whose rows are counted before they are read.
     """
-    assert plan.epoch_rows is not None
-    stages = [s for s in plan.stages if s.role not in ("shard", "repeat", "place")]
+    stages = [s for s in plan.chain.stages if s.role not in ("shard", "repeat", "place")]
     made = _measured(plan, stages)
-    items: float = plan.epoch_rows
+    items: float = plan.inputs.epoch_rows or 0
     in_file_order = True  # where take() and skip() are counted in the plan's rows
-    for stage in stages[len(plan.file_stages) + 1 :]:
+    for stage in stages[len(plan.chain.file_stages) + 1 :]:
         if stage.role in ("take", "skip"):
             count = 0 if in_file_order else int(stage.options["count"])
             if stage.role == "skip":
@@ -55,7 +55,7 @@ def estimated_items(plan: Plan) -> int:
         if stage in made:
             items *= made[stage]
         elif stage.role == "batch":
-            items = count_batches(round(items), plan.batch_size, plan.drop_last)
+            items = count_batches(round(items), plan.chain.batch_size, plan.chain.drop_last)
         elif stage.share is not None:
             items *= stage.share
         ordered = stage.role in ("shuffle", "batch", "pack")
@@ -81,20 +81,14 @@ def _measured(plan: Plan, stages: Sequence[Stage]) -> dict[Stage, float]:
             chain.append(fresh)
             continue
         into, out = counts[stage] = _Count(), _Count()
-        chain += [_First(into) if number == place else _Tally(into), fresh, _Tally(out)]
-    for _ in _pass(Plan([*chain, _Uncollated()], plan.source, plan.schemas)):
-        pass
+        chain += [_First(into)] if number == place else []
+        chain += [_Tally(into), fresh, _Tally(out)]
+    measured = Plan.of([*chain, _Uncollated()], plan.inputs.source, plan.inputs.schemas, quiet=True)
+    walk = OnePass(measured, Topology(), Position(0, 0, 1), 0, go_on=False)
+    with suppress(StopIteration):
+        while True:
+            next(walk)
     return {stage: out.items / max(1, into.items) for stage, (into, out) in counts.items()}
-
-
-def _pass(plan: Plan) -> Iterator[Any]:
-    plan.quiet = True
-    run = Pass(plan, Topology(), Position(0, 0, 1), 0, go_on=False)
-    while True:
-        try:
-            yield next(run)
-        except StopIteration:
-            return
 
 
 class _Count:
@@ -116,7 +110,7 @@ class _Tally(RunStage):
 
 
 class _First(CutStage):
-    """Counts items, and lets only the first pass."""
+    """Lets items pass until so many are counted above it."""
 
     keeps_rows = False
 
@@ -128,18 +122,14 @@ class _First(CutStage):
 
 class _FirstRuns:
     def __init__(self, below: RunSource, count: _Count) -> None:
-        self._below = below
-        self._count = count
+        self._below, self._count = below, count
 
     def next_run(self) -> Run:
         left = SAMPLE_ROWS - self._count.items
         if left <= 0:
             raise StopIteration
         run = self._below.next_run()
-        if len(run) > left:
-            run = run.pick(np.arange(left, dtype=np.int64))
-        self._count.items += len(run)
-        return run
+        return run if len(run) <= left else run.pick(np.arange(left, dtype=np.int64))
 
 
 class _Uncollated(RunStage):

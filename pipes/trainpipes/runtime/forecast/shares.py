@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainpipes.order import Layout, slots_before
-from trainpipes.runtime.iterating.rounds import share_out
+from trainpipes.runtime.iterating.worker_dataset import share_out
 from trainpipes.runtime.planning.plan import Plan
 
 __all__ = ["Share", "reads_per_block", "shares"]
@@ -36,10 +36,10 @@ class Share:
 
 def shares(plan: Plan, world_size: int, num_workers: int) -> list[Share]:
     """The share of each process of an epoch: of each worker where there are some, else of each rank."""
-    layout = plan.layout_of(plan.first_epoch(0))
+    layout = plan.layouts.of(plan.chain.first_epoch(0))
     found = []
     for rank in range(world_size):
-        shards = list(range(rank, plan.num_shards, world_size))
+        shards = list(range(rank, plan.chain.num_shards, world_size))
         workers = max(1, min(num_workers, len(shards)))
         owners = share_out(shards, layout.num_spans, workers)
         for worker in range(workers):
@@ -47,14 +47,14 @@ def shares(plan: Plan, world_size: int, num_workers: int) -> list[Share]:
             spans = tuple(sorted({s % layout.num_spans for s in own}))
             rows = batches = 0
             for shard in own:
-                if plan.known:
-                    count = slots_before(plan.epoch_batches, shard, plan.num_shards)
+                if plan.counts.known:
+                    count = slots_before(plan.counts.batches_in_epoch, shard, plan.chain.num_shards)
                     batches += count
-                    rows += count * plan.batch_size
+                    rows += count * plan.chain.batch_size
                 elif isinstance(layout, Layout):
                     start, stop = layout.span(shard % layout.num_spans)
                     rows += (stop - start) // layout.sharers
-            known = batches if plan.known else None
+            known = batches if plan.counts.known else None
             found.append(Share(rank, worker, own, spans, rows, known))
     return found
 
@@ -62,10 +62,10 @@ def shares(plan: Plan, world_size: int, num_workers: int) -> list[Share]:
 def reads_per_block(plan: Plan, processes: list[Share]) -> float:
     """How often a block of rows is read in an epoch, on average: once for each span it lies in and
     each process that reads that span."""
-    epoch = plan.first_epoch(0)
-    layout = plan.layout_of(epoch)
+    epoch = plan.chain.first_epoch(0)
+    layout = plan.layouts.of(epoch)
     assert isinstance(layout, Layout)
-    starts, _ = plan.blocks.order((epoch,), lambda: plan.block_order(epoch))
+    starts, _ = plan.inputs.blocks.order((epoch,), lambda: plan.layouts.block_order(epoch))
     filled = int(np.count_nonzero(np.diff(starts)))
     if not filled:
         return 0.0

@@ -18,10 +18,10 @@ def warn_if_all_empty(plan: Plan, topology: Topology) -> None:
     Says nothing where other consumers may have had something, or where nothing was asked for.
     """
     world, workers = topology.world_size, topology.num_workers
-    if plan.quiet or (plan.ragged and world > 1):
+    if plan.quiet or (plan.chain.ragged and world > 1):
         return
-    if plan.known:  # one says it for all
-        if topology.rank or topology.worker or plan.last_slot(world):
+    if plan.counts.known:  # one says it for all
+        if topology.rank or topology.worker or plan.counts.end(world):
             return
     elif workers > 1:
         return
@@ -32,12 +32,15 @@ def warn_if_all_empty(plan: Plan, topology: Topology) -> None:
 
 def _cause(plan: Plan, world: int) -> str | None:
     """Which stages left nothing of how many rows; None where there was nothing, or nothing was asked for."""
-    rows = int(plan.source.lengths.sum()) if isinstance(plan.source, RowSource) else None
-    stages = [s for p in (*plan.mixed.values(), plan) for s in p.stages if _drops(s)]
+    rows = (
+        int(plan.inputs.source.lengths.sum()) if isinstance(plan.inputs.source, RowSource) else None
+    )
+    stages = [s for p in (*plan.mixed.values(), plan) for s in p.chain.stages if _drops(s)]
     if rows == 0 or any(stage.share == 0 or _takes_none(stage) for stage in stages):
         return None
-    if plan.known and plan.pass_batches:
-        return f"its {int(plan.pass_batches)} batches are fewer than {world} ranks, which get as many each"
+    if plan.counts.known and plan.counts.batches_in_pass:
+        batches = int(plan.counts.batches_in_pass)
+        return f"its {batches} batches are fewer than {world} ranks, which get as many each"
     count = "the rows" if rows is None else f"{rows:,} rows"
     return f"{' and '.join(map(str, stages))} left none of {count}" if stages else None
 

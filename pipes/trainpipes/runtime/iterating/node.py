@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Concatenate, ParamSpec
 
 from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.iterating.ahead import placed
 from trainpipes.runtime.iterating.foreign import FromNode, NodeStream
-from trainpipes.runtime.iterating.one_pass import Pass
+from trainpipes.runtime.iterating.one_pass import OnePass
+from trainpipes.runtime.iterating.prefetcher import placed
+from trainpipes.runtime.planning.check_state import position_of
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.run import innermost
-from trainpipes.runtime.shards.places import position_of
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.state import Position
@@ -110,9 +111,9 @@ class NodeIterator:
     """
 
     def __init__(self, nodes: Sequence[BaseNode[Any]]) -> None:
-        self._plan = Plan([n.stage if isinstance(n, StageNode) else FromNode(n) for n in nodes])
+        self._plan = Plan.of([n.stage if isinstance(n, StageNode) else FromNode(n) for n in nodes])
         self._number = 0
-        self._pass: Pass | None = None
+        self._pass: OnePass | None = None
         self._consumed = False
         self._threads = None if get_worker_info() is None else 0
 
@@ -120,26 +121,19 @@ class NodeIterator:
         plan = self._plan
         rank, world = data_parallel()
         topology = Topology(rank, world)
-        topology.check(plan.num_shards, plan.shard is not None)
+        topology.check(plan.chain.num_shards, plan.chain.shard is not None)
+        begin = partial(OnePass, plan, topology, threads=self._threads, places=True)
         if state is not None:
             position = position_of(state, plan)
             position.require_all_workers()
-            if isinstance(plan.source, NodeStream):
-                plan.source.resume(farthest(position), begun=position.m == 0)
-            self._pass = Pass(
-                plan,
-                topology,
-                position,
-                position.m,
-                go_on=False,
-                threads=self._threads,
-                places=True,
-            )
+            if isinstance(plan.inputs.source, NodeStream):
+                plan.inputs.source.resume(farthest(position), begun=position.m == 0)
+            self._pass = begin(position, position.m, go_on=False)
         else:
             if self._pass is not None and self._consumed:
                 self._number = self._pass.epoch + 1
-            start = Position(self._number, 0, plan.num_shards)
-            self._pass = Pass(plan, topology, start, 0, threads=self._threads, places=True)
+            start = Position(self._number, 0, plan.chain.num_shards)
+            self._pass = begin(start, 0)
         self._number = self._pass.epoch
         # A state in mid-pass means that something of it was consumed.
         self._consumed = state is not None and position.m > 0
@@ -151,7 +145,7 @@ class NodeIterator:
 
     def state_dict(self) -> dict[str, Any]:
         assert self._pass is not None
-        return self._pass.state({})  # without more keys: see ``Consumer.state``
+        return self._pass.state({})  # without more keys: see ``state_dict_at``
 
 
 def farthest(position: Position) -> dict[int, dict[str, Any]]:

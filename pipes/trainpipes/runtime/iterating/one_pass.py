@@ -1,30 +1,32 @@
-"""One pass over a plan, with a state after every item."""
+"""One pass over a plan, with a state after every item. Used by the thread that iterates.
+
+Puts together what gives the items: a consumer, or what receives from workers; the agreement of ranks where
+it ends; what places batches ahead. Writes the state of where they stand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
-from weakref import WeakMethod
+from dataclasses import replace
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from trainpipes.errors import TopologyError
-from trainpipes.runtime.iterating.agreement import InStep, agreement_over
-from trainpipes.runtime.iterating.ahead import ahead_of
-from trainpipes.runtime.iterating.consumer import Consumer
-from trainpipes.runtime.iterating.delayed import InOrder
+from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
+from trainpipes.runtime.iterating.delivered_state import ConsumerState, ItemIterator
+from trainpipes.runtime.iterating.epoch_end_sync import EpochEndSync, agreement_over
+from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
+from trainpipes.runtime.iterating.prefetcher import prefetched
+from trainpipes.runtime.iterating.worker_receiver import WorkerReceiver
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.state import Position
+from trainpipes.state import Position, render
 from trainpipes.topology import Topology
 
-__all__ = ["Pass", "RoundedFrom"]
-
-#: What one rank's workers make from a position on: see ``Loader``.
-RoundedFrom: TypeAlias = Callable[[Topology, Position, bool], InOrder]
+__all__ = ["OnePass", "state_dict_at"]
 
 
-class Pass:
+class OnePass:
     """A pass from a position on. A position with nothing left goes on with the next pass.
 
     Args:
@@ -33,10 +35,9 @@ class Pass:
         position: where to start.
         origin: the micro-batch from which workers took turns.
         go_on: whether a position with nothing left goes on with the next pass.
-        threads: that work ahead, as ``Consumer`` takes them.
+        threads: that work ahead, as ``ConsumerIterator`` takes them.
         places: whether batches are placed ahead of use, where a stage asks for that.
-        rounded: gives what a ``Loader``'s workers make from a position on. A bound method, which is not
-            held: the loader keeps its latest pass.
+        workers: of a ``Loader``, which make the items.
         one_at_a_time: of the iterator that gives this pass's items.
     """
 
@@ -49,39 +50,47 @@ class Pass:
         go_on: bool = True,
         threads: int | None = 0,
         places: bool = False,
-        rounded: RoundedFrom | None = None,
+        workers: LoaderWorkers | None = None,
         one_at_a_time: OneAtATime | None = None,
     ) -> None:
         self._plan = plan
         self._places = places
         self._threads = threads
         self._topology = topology
-        self._rounded = None if rounded is None else WeakMethod(rounded)
+        self._workers = workers
         self.position = position
         if go_on and self._has_nothing_left(position):
-            position, origin = Position(position.epoch + 1, 0, plan.num_shards), 0
+            position, origin = Position(position.epoch + 1, 0, plan.chain.num_shards), 0
         self.origin = origin
         #: Whether it has no more items.
         self.ended = False
         #: Whether the iterator that gave its items is no more.
         self.left = False
         self.one_at_a_time = one_at_a_time or OneAtATime()
-        #: Gives the items.
-        self.consumer = self._open(position)
-        self.epoch = self.consumer.epoch
         self._may_go_on = go_on and position.m > 0
+        self._open(position)
+
+    def _open(self, start: Position) -> None:
+        self._start = start
+        self._cursors: dict[int, str] = {}
+        found = self._in_step(start)
+        #: Gives the items.
+        self.items = prefetched(self._plan, found) if self._places else found
+
+    @property
+    def epoch(self) -> int:
+        """The number of the pass that is under way."""
+        return self._start.epoch
 
     def __next__(self) -> Any:
         try:
-            item = next(self.consumer)
+            item = next(self.items)
         except StopIteration:
             if not self._may_go_on or self._other_workers_have_more():
                 raise
-            self._may_go_on = False
-            self.origin = 0
-            self.consumer = self._open(Position(self.epoch + 1, 0, self._plan.num_shards))
-            self.epoch = self.consumer.epoch
-            return next(self)
+            self._may_go_on, self.origin = False, 0
+            self._open(Position(self.epoch + 1, 0, self._plan.chain.num_shards))
+            return next(self.items)
         self._may_go_on = False
         return item
 
@@ -89,9 +98,9 @@ class Pass:
         """Whether it is known that a position within a pass is the end for this rank: all its workers begin
         the next pass then, also those that are not asked for anything yet."""
         plan, topology = self._plan.resized(position.sizes), self._topology
-        if not plan.seekable or position.m == 0:
+        if not plan.counted or position.m == 0:
             return False
-        return topology.first(position.m) >= plan.last_slot(topology.world_size, position.m)
+        return topology.first(position.m) >= plan.counts.end(topology.world_size, position.m)
 
     def _other_workers_have_more(self) -> bool:
         """Whether a worker of this rank has something left where this pass started."""
@@ -100,43 +109,69 @@ class Pass:
             return False
         rank = Topology(topology.rank, topology.world_size, members=topology.members)
         try:
-            next(Consumer(self._plan, rank, self.position, self.origin))
+            next(ConsumerIterator(self._plan, rank, self.position, self.origin))
         except StopIteration:
             return False
         return True
 
-    def _open(self, position: Position) -> InOrder:
-        found = self._opened(position)
-        return ahead_of(self._plan, found) if self._places else found
-
-    def _opened(self, position: Position) -> InOrder:
+    def _in_step(self, start: Position) -> ItemIterator:
+        """This rank's items from a position on, up to where all ranks end together."""
         plan, topology = self._plan, self._topology
-        if not plan.ends_unevenly or plan.ragged or topology.world_size == 1:
-            return self._alone(position, False)
+        if not plan.counts.ends_unevenly or plan.chain.ragged or topology.world_size == 1:
+            return self._alone(start, False)
         if topology.num_workers > 1 or get_worker_info() is not None:
             raise TopologyError(
-                "row counts of this pipeline are not known beforehand, so that several ranks would end an "
+                "row counts of this pipeline are not known in advance, so that several ranks would end an "
                 f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "
                 "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
             )
-        consumer = self._alone(position, True)
-        return InStep(consumer, agreement_over(topology), self.origin, topology.world_size)
+        agree = agreement_over(topology)
+        return EpochEndSync(self._alone(start, True), agree, self.origin, topology.world_size)
 
-    def _alone(self, position: Position, stops_at_holes: bool) -> InOrder:
-        """This rank's batches, not agreed with others."""
-        if self._rounded is None:
-            return Consumer(
-                self._plan, self._topology, position, self.origin, stops_at_holes, self._threads
-            )
-        rounded = self._rounded()
-        assert rounded is not None  # whoever iterates holds the loader
-        return rounded(self._topology, position, stops_at_holes)
+    def _alone(self, start: Position, stops_at_holes: bool) -> ItemIterator:
+        """This rank's items, whatever others have."""
+        plan, topology = self._plan, self._topology
+        if self._workers is not None:
+            return WorkerReceiver(self._workers, plan, topology, start, stops_at_holes)
+        return ConsumerIterator(plan, topology, start, self.origin, stops_at_holes, self._threads)
 
     def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The state after the last item given."""
+        """The state after the last item given; see ``state_dict_at``."""
         with self.one_at_a_time.between_items():
-            return self.consumer.state(extra)
+            state = self.items.state()
+            self._cursors.update(state.moved)
+            whole = state._replace(moved=self._cursors)
+            return state_dict_at(self._plan, self._topology, self._start, whole, extra)
 
     def close(self) -> None:
-        """Let go of workers, or of threads. The state stays."""
-        self.consumer.close()
+        """Let go of worker processes, or of threads. The state stays."""
+        self.items.close()
+
+
+def state_dict_at(
+    plan: Plan,
+    topology: Topology,
+    start: Position,
+    state: ConsumerState,
+    extra: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a state's dict says: whole where the pipeline is counted, else with the cursors of this
+    consumer's own shards.
+
+    Args:
+        plan: the pipeline's.
+        topology: which consumer this is.
+        start: where it started.
+        state: where it stands, with the cursors of all its shards.
+        extra: more keys. With them, the state after the last item of a pass is not that of the next one's
+            start: a worker, which has more to say, can't know that the others have come to the end too, and
+            a node tells of the end.
+    """
+    plan = plan.resized(start.sizes)
+    if extra is None and state.over:
+        start = Position(start.epoch + 1, 0, plan.chain.num_shards, notes=start.notes)
+        plan = plan.resized(None)
+        state = ConsumerIterator(plan, topology, start, 0).state()
+    notes = {**start.notes, **plan.notes}
+    position = replace(start, m=state.m, cursors={}, extra=extra or {}, notes=notes)
+    return render(position, plan.identity, state.moved)

@@ -1,10 +1,8 @@
 """Rows of several pipelines, side by side.
 
-mixture      one source of many
-mix_rules    how they are mixed
-mix_windows  the windows of all
-mix_feed     one shard: whose turn it is
-mix_part     one source in it
-mix_columns  columns that all have alike
-mixed_ids    who the rows are
+mixture     several sources as one: their numbers of rows, and what reads them in one process
+mix_rules   how they are mixed, and the columns that all have alike
+mix_source  one source in it; the only module here that knows how the shards of a pipeline are read
+mix_runs    one shard of the mix: whose turn it is
+mix_cursor  positions within a run of mixed rows
 """

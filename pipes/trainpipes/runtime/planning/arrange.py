@@ -1,260 +1,262 @@
-"""Which stage of a chain stands where, or why the chain does not make a pipeline."""
+"""Sorts the stages of a pipeline into a ``Chain``, or says why they do not make one.
+
+Each stage is put above those below it, one after the other; each step makes a new chain.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.caching.holes import DropHoles
-from trainpipes.runtime.kinds import CutStage, PlaceStage, Source
+from trainpipes.runtime.kinds import (
+    BatchingStage,
+    CacheStage,
+    CutStage,
+    DealStage,
+    OrderStage,
+    PlaceStage,
+    RepeatStage,
+    Source,
+)
 from trainpipes.runtime.planning.as_columns import with_columns
-from trainpipes.runtime.reading.numbered import arrange_drawn
+from trainpipes.runtime.planning.chain import Chain
 from trainpipes.runtime.stage import Stage
 
-__all__ = ["Arranged", "arrange"]
+__all__ = ["arrange"]
+
+S = TypeVar("S", bound=Stage)
 
 
-@dataclass
-class Arranged:
-    """The stages of a chain, sorted by what they are to its plan.
+def arrange(written: Sequence[Stage]) -> Chain:
+    """The chain of some stages.
 
-    Attributes:
-        file_stages: on file paths, before they are read.
-        before: on rows, before the shuffle.
-        after: on rows after they are dealt, and above.
-        shuffle: the one that orders rows.
-        shard: the one that deals them.
-        batch: the one that cuts micro-batches.
-        repeat: the one that goes on with the next epoch.
-        cache: the one that keeps rows.
-        cached: how many of ``before`` are below it; None where nothing is kept.
-        place: on finished batches, in the process that trains.
-        skip_rows: rows in file order left out at the start of an epoch.
-        stop_rows: the row in file order before which an epoch ends.
-        skip_batches: micro-batches left out at the start of an epoch.
-        stop_batches: the micro-batch before which an epoch ends.
-        rolling: whether rows go on into the next epoch before they are batched.
-        mixes: whether the rows are of several pipelines.
-        counted: places in ``after`` and stages by which items are counted so far.
-    """
-
-    file_stages: list[Stage] = field(default_factory=list)
-    before: list[Stage] = field(default_factory=list)
-    after: list[Stage] = field(default_factory=list)
-    shuffle: Any = None
-    shard: Any = None
-    batch: Any = None
-    repeat: Any = None
-    cache: Any = None
-    cached: int | None = None
-    place: list[PlaceStage] = field(default_factory=list)
-    skip_rows: int = 0
-    stop_rows: int | None = None
-    skip_batches: int = 0
-    stop_batches: int | None = None
-    rolling: bool = False
-    mixes: bool = False
-    counted: list[tuple[int, Stage]] = field(default_factory=list)
-
-
-def arrange(stages: Sequence[Any]) -> Arranged:
-    """Sort the stages of a chain into the parts of a plan.
+    Args:
+        written: the stages, first one first. The instances belong to the chain.
 
     Raises:
         ConfigError: they do not make a pipeline; says which stage, and where it can stand.
     """
-    plan = Arranged(mixes=bool(stages) and getattr(stages[0], "mixes", False))
+    stages: list[Any] = []
+    for stage in written:
+        stages.append(stage.resolve(stages))
+        if isinstance(stage, Source):
+            stages += [own.resolve(stages) for own in stages[-1].above()]
     if not stages or stages[0].role not in ("files", "source"):
         raise ConfigError(
             "a pipeline starts with rows: list_files(...), from_dataset(...), from_arrow(...), "
             f"from_tensors(...) or from_iterable(...), got {stages[0] if stages else 'no stage'}"
         )
     reader = next((n for n, s in enumerate(stages) if s.role == "reader"), 0)
-    plan.file_stages = list(stages[:reader])
-    for stage in plan.file_stages[1:]:
-        by_file = stage.role in ("shuffle", "shard") or stage.name == "filter"
-        if not by_file or getattr(stage, "order", None) is not None:
-            raise ConfigError(
-                f"{stage} cannot stand on file paths; put it after {stages[reader].name}()"
-            )
-    for stage in plan.file_stages:
-        if stage.role == "shard":
-            plan.shard = once(plan.shard, stage)
-    for stage in with_columns(stages[reader:])[1:]:
-        _arrange_one(plan, stage)
-    if plan.shuffle is not None and getattr(stages[0], "orders_rows", False):
+    chain = Chain(tuple(stages), stages[reader], tuple(stages[:reader]))
+    for stage in chain.file_stages[1:]:
+        chain = _on_files(chain, stage)
+    rows = with_columns(stages[reader:])[1:]
+    for number, stage in enumerate(rows):
+        cut_later = any(above.role in ("batch", "pack") for above in rows[number:])
+        chain = _above(chain, stage, cut_later)
+    _check(chain)
+    if chain.shuffle is not None and chain.drawn is not None:
+        chain = _draw(chain, chain.shuffle)
+    chain = _move_up(chain)
+    late = chain.opener.late()
+    if late is not None and chain.before:
+        chain = replace(chain, before=(late, *chain.before))
+    elif late is not None:
+        chain = replace(chain, after=(late, *chain.after))
+    counting = next((s for s in chain.after if s.role in ("take", "skip")), None)
+    if counting is not None and chain.num_shards > 1:
         raise ConfigError(
-            f"{stages[0]} orders the rows itself, and so does {plan.shuffle}: leave one out"
-        )
-    if plan.mixes:
-        _check_mixed(plan, stages[0])
-    if plan.cache is not None and not stages[reader].has_blocks:
-        raise ConfigError(
-            f"{plan.cache} keeps Arrow rows block by block, as read_parquet() and from_arrow() give them, "
-            f"and {stages[reader]} does not: leave it out, or write the rows to Parquet files first"
-        )
-    if plan.batch is not None and getattr(stages[0], "makes_batches", False):
-        raise ConfigError(f"{stages[0]} makes the batches: leave out {plan.batch}")
-    if getattr(plan.shuffle, "order", None) is not None:
-        arrange_drawn(plan, stages[reader])
-    _move_up(plan)
-    first = stages[0]
-    late = first.late() if isinstance(first, Source) else None
-    if late is not None:
-        (plan.before or plan.after).insert(0, late)
-    shards = 1 if plan.shard is None else plan.shard.num_shards
-    if any(s.role in ("take", "skip") for s in plan.after) and shards > 1:
-        found = next(s for s in plan.after if s.role in ("take", "skip"))
-        raise ConfigError(
-            f"{found} of a sharded pipeline stands directly after the source (rows in file order) "
+            f"{counting} of a sharded pipeline stands directly after the source (rows in file order) "
             "or after batch() (micro-batches): elsewhere each shard would count for itself"
         )
-    return plan
+    return chain
 
 
-def _check_mixed(plan: Arranged, mix: Stage) -> None:
-    """What cannot stand above a mix."""
-    for stage in (plan.shuffle, plan.cache):
-        if stage is not None:
-            raise ConfigError(
-                f"{stage} stands above mix(), where rows come in the order in which they are mixed: give "
-                f"each source its own, mix({{'name': source.{stage.name}(...), ...}})"
-            )
-    endless = getattr(mix, "endless", False)
-    if endless and plan.repeat is not None and plan.repeat.times is not None:
+def _on_files(chain: Chain, stage: Stage) -> Chain:
+    """The chain with a stage on file paths."""
+    if isinstance(stage, DealStage):
+        return replace(chain, shard=_once(chain.shard, stage))
+    shuffles = isinstance(stage, OrderStage) and stage.order is None
+    if not shuffles and stage.name != "filter":
+        raise ConfigError(f"{stage} cannot stand on file paths; put it after {chain.opener.name}()")
+    return chain
+
+
+def _check(chain: Chain) -> None:
+    """Raise where stages do not go together."""
+    opener = chain.opener
+    if chain.shuffle is not None and opener.orders_rows:
         raise ConfigError(
-            f'{plan.repeat} counts epochs, and mix(stop="repeat") has no end: leave one out'
+            f"{opener} orders the rows itself, and so does {chain.shuffle}: leave one out"
         )
-
-
-def _arrange_one(plan: Arranged, stage: Any) -> None:
-    role = stage.role
-    if role == "shuffle":
-        if plan.batch is not None:
-            raise ConfigError(f"{stage} orders rows: put it before batch()")
-        packed = next((s for s in plan.after if s.role == "pack"), None)
-        if packed is not None:
-            raise ConfigError(
-                f"{packed} makes rows of rows in the order in which they are dealt"
-                + (", and mixes them itself" if packed.name == "pack" else "")
-                + ": put shuffle() before it"
-            )
-        if plan.shuffle is not None and plan.shuffle.name != stage.name:
-            raise ConfigError(f"{plan.shuffle} orders the rows, and so does {stage}: leave one out")
-        plan.shuffle = once(plan.shuffle, stage)
-        plan.before, plan.after = plan.before + plan.after, []
-        if any(s.role in ("take", "skip") for s in plan.before):
-            raise ConfigError(
-                "take() and skip() before a shuffle stand directly after the source, where rows "
-                "are counted in file order; here a stage that drops rows stands between"
-            )
-    elif role == "shard":
-        plan.shard = once(plan.shard, stage)
-    elif role == "batch":
-        plan.batch = once(plan.batch, stage)
-        _recut(plan)
-        plan.after.append(stage)
-    elif role == "pack":
-        if plan.batch is not None:
-            raise ConfigError(f"{stage} makes rows of rows: put it before {plan.batch.name}()")
-        _recut(plan)
-        plan.after.append(stage)
-    elif role == "cache":
-        _arrange_cache(plan, stage)
-    elif role == "repeat":
-        plan.repeat = once(plan.repeat, stage)
-    elif role in ("take", "skip"):
-        _arrange_count(plan, stage)
-    elif role == "place":
-        plan.place.append(stage)
-    elif role in ("rows", "finish"):
-        plan.after.append(stage)
-    else:
-        raise ConfigError(f"{stage} starts a pipeline; it cannot stand above another stage")
-
-
-def _recut(plan: Arranged) -> None:
-    """Make way for a stage that cuts what comes from below anew."""
-    plan.rolling = plan.repeat is not None
-    for place, counted in reversed(plan.counted):  # they counted rows, not what comes out now
-        plan.after.insert(place, counted)
-    plan.counted, plan.skip_batches, plan.stop_batches = [], 0, None
-
-
-def _arrange_cache(plan: Arranged, stage: Any) -> None:
-    """A cache: of what the stages on rows below it make of a block, whatever the epoch."""
-    if plan.shuffle is not None:
+    if chain.shard is not None and opener.one_consumer:
+        raise ConfigError(f"{chain.shard} cannot stand above {opener}: {opener.one_consumer}")
+    above_mix = next((s for s in (chain.shuffle, chain.cache) if s is not None), None)
+    if chain.mixes and above_mix is not None:
         raise ConfigError(
-            f"{stage} stands after {plan.shuffle}, where rows come in another order every epoch: put it "
+            f"{above_mix} stands above mix(), where rows come in the order in which they are mixed: give "
+            f"each source its own, mix({{'name': source.{above_mix.name}(...), ...}})"
+        )
+    counts_epochs = chain.repeat is not None and chain.repeat.times is not None
+    if chain.mixes and opener.endless and counts_epochs:
+        raise ConfigError(
+            f'{chain.repeat} counts epochs, and mix(stop="repeat") has no end: leave one out'
+        )
+    if chain.cache is not None and not opener.has_blocks:
+        raise ConfigError(
+            f"{chain.cache} keeps Arrow rows block by block, as read_parquet() and from_arrow() give them, "
+            f"and {opener} does not: leave it out, or write the rows to Parquet files first"
+        )
+    if chain.batch is not None and opener.makes_batches:
+        raise ConfigError(f"{opener} makes the batches: leave out {chain.batch}")
+
+
+def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
+    """The chain with a stage above it.
+
+    Args:
+        chain: what is below.
+        stage: which comes next.
+        cut_later: whether this one, or one above it, cuts what comes from below anew.
+    """
+    after = (*chain.after, stage)
+    if isinstance(stage, OrderStage):
+        return _shuffled(chain, stage)
+    if isinstance(stage, DealStage):
+        return replace(chain, shard=_once(chain.shard, stage))
+    if isinstance(stage, BatchingStage):
+        rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
+        return replace(chain, batch=batch, rolling=rolling, after=after)
+    if isinstance(stage, RepeatStage):
+        return replace(chain, repeat=_once(chain.repeat, stage))
+    if isinstance(stage, PlaceStage):
+        return replace(chain, place_stages=(*chain.place_stages, stage))
+    if stage.role == "pack":
+        if chain.batch is not None:
+            raise ConfigError(f"{stage} makes rows of rows: put it before {chain.batch.name}()")
+        return replace(chain, rolling=chain.repeat is not None, after=after)
+    if isinstance(stage, CacheStage):
+        return _cached(chain, stage)
+    if stage.role in ("take", "skip"):
+        return _counted(chain, stage, cut_later)
+    if stage.role in ("rows", "finish"):
+        return replace(chain, after=after)
+    raise ConfigError(f"{stage} starts a pipeline; it cannot stand above another stage")
+
+
+def _shuffled(chain: Chain, stage: OrderStage) -> Chain:
+    """The chain with a stage that orders rows."""
+    if chain.batch is not None:
+        raise ConfigError(f"{stage} orders rows: put it before batch()")
+    packed = next((s for s in chain.after if s.role == "pack"), None)
+    if packed is not None:
+        raise ConfigError(
+            f"{packed} makes rows of rows in the order in which they are dealt"
+            + (", and mixes them itself" if packed.name == "pack" else "")
+            + ": put shuffle() before it"
+        )
+    if chain.shuffle is not None and chain.shuffle.name != stage.name:
+        raise ConfigError(f"{chain.shuffle} orders the rows, and so does {stage}: leave one out")
+    shuffle = _once(chain.shuffle, stage)
+    before = chain.before + chain.after
+    if any(s.role in ("take", "skip") for s in before):
+        raise ConfigError(
+            "take() and skip() before a shuffle stand directly after the source, where rows "
+            "are counted in file order; here a stage that drops rows stands between"
+        )
+    return replace(chain, shuffle=shuffle, before=before, after=())
+
+
+def _cached(chain: Chain, stage: CacheStage) -> Chain:
+    """The chain with a cache: of what the stages on rows below it make of a block, whatever the epoch."""
+    if chain.shuffle is not None:
+        raise ConfigError(
+            f"{stage} stands after {chain.shuffle}, where rows come in another order every epoch: put it "
             "before shuffle(), with the stages before it whose work is to be kept: "
             ".tokenize(...).cache().shuffle(...)"
         )
-    above = plan.batch or plan.repeat
+    above: Stage | None = chain.batch or chain.repeat
     if above is None:
         # What makes rows of several rows has a place of its own.
-        above = next((s for s in plan.after if s.role != "rows" or isinstance(s, CutStage)), None)
+        above = next((s for s in chain.after if s.role != "rows" or isinstance(s, CutStage)), None)
     if above is not None:
         raise ConfigError(
             f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"
         )
-    for below in plan.after:
-        if below.by_epoch:
-            raise ConfigError(
-                f"{below} gives other rows in every epoch, and {stage} would keep those of one: put "
-                f"cache() before {below.name}()"
-            )
-    plan.cache = once(plan.cache, stage)
-    plan.cached = len(plan.after) if stage.on else None
+    below = next((s for s in chain.after if s.by_epoch), None)
+    if below is not None:
+        raise ConfigError(
+            f"{below} gives other rows in every epoch, and {stage} would keep those of one: put "
+            f"cache() before {below.name}()"
+        )
+    cached = len(chain.after) if stage.on else None
+    return replace(chain, cache=_once(chain.cache, stage), cached=cached)
 
 
-def _move_up(plan: Arranged) -> None:
+def _counted(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
+    """The chain with a take or skip: of rows in file order, of micro-batches, or on the way."""
+    count = int(stage.options["count"])
+    if chain.repeat is not None:
+        raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")
+    in_file_order = chain.batch is None and chain.shuffle is None and not chain.mixes
+    if in_file_order and all(s.keeps_rows and s.role == "rows" for s in chain.after):
+        if stage.role == "skip":
+            return replace(chain, skip_rows=chain.skip_rows + count)
+        return replace(chain, stop_rows=_least(chain.stop_rows, chain.skip_rows + count))
+    items = chain.after
+    if chain.batch is not None:
+        items = items[items.index(chain.batch) :]
+    counted = chain.batch is not None or (chain.shuffle is not None and not cut_later)
+    if counted and all(s.keeps_rows for s in items):
+        if stage.role == "skip":
+            return replace(chain, skip_batches=chain.skip_batches + count)
+        return replace(chain, stop_batches=_least(chain.stop_batches, chain.skip_batches + count))
+    return replace(chain, after=(*chain.after, stage))
+
+
+def _least(found: int | None, stop: int) -> int:
+    return stop if found is None else min(found, stop)
+
+
+def _draw(chain: Chain, stage: OrderStage) -> Chain:
+    """The chain where rows are read by number: what stood below the stage that says which follows it."""
+    opener = chain.opener
+    if not opener.random_access:
+        raise ConfigError(
+            f"{stage} reads rows by number, and {opener} cannot: use shuffle(buffer_size=...), or write the "
+            "rows to where that is possible: write_memmap() for numbers, to_map_dataset() for others"
+        )
+    if chain.cache is not None:
+        raise ConfigError(
+            f"{chain.cache} keeps rows block by block, and {stage} reads them one by one"
+        )
+    dropping = next((s for s in chain.before if not s.keeps_rows), None)
+    if dropping is not None and chain.may_repeat:
+        raise ConfigError(
+            f"{stage} numbers the rows of {opener}, all of them: put {dropping} after it"
+        )
+    return replace(chain, before=(), after=chain.before + chain.after)
+
+
+def _move_up(chain: Chain) -> Chain:
     """Let stages that treat each row by itself and keep them all wait until rows are dealt: what
     comes out is the same, and a consumer works on its own rows only. What is below a cache is done for
     whole blocks, and where it drops rows, the dealing is to count them still."""
-    cached = plan.cached or 0
-    if plan.shuffle is None:
-        plan.before, plan.after = plan.after[:cached], plan.after[cached:]
-        if not all(stage.keeps_rows for stage in plan.before):
-            plan.after.insert(0, DropHoles())
-        return
-    last = max((n for n, s in enumerate(plan.before) if not s.keeps_rows), default=-1)
-    last = max(last, cached - 1)
-    plan.before, moved = plan.before[: last + 1], plan.before[last + 1 :]
-    plan.after = moved + plan.after
-    plan.counted = [(place + len(moved), stage) for place, stage in plan.counted]
+    stay = chain.cached or 0
+    if chain.shuffle is None:
+        before, after = chain.after[:stay], chain.after[stay:]
+        if not all(stage.keeps_rows for stage in before):
+            after = (DropHoles(), *after)
+        return replace(chain, before=before, after=after)
+    last = max((n for n, s in enumerate(chain.before) if not s.keeps_rows), default=-1)
+    stay = max(stay, last + 1)
+    return replace(chain, before=chain.before[:stay], after=chain.before[stay:] + chain.after)
 
 
-def _arrange_count(plan: Arranged, stage: Any) -> None:
-    """A take or skip: of rows in file order, of micro-batches, or on the way."""
-    count = int(stage.count)
-    above = plan.after
-    if plan.repeat is not None:
-        raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")
-    in_file_order = plan.batch is None and plan.shuffle is None and not plan.mixes
-    if in_file_order and all(s.keeps_rows and s.role == "rows" for s in above):
-        if stage.role == "skip":
-            plan.skip_rows += count
-        else:
-            stop = plan.skip_rows + count
-            plan.stop_rows = stop if plan.stop_rows is None else min(plan.stop_rows, stop)
-        return
-    items = above if plan.batch is None else above[above.index(plan.batch) :]
-    counted = all(s.keeps_rows for s in items)
-    if counted and (plan.batch is not None or plan.shuffle is not None):
-        if plan.batch is None:
-            plan.counted.append((len(above), stage))
-        if stage.role == "skip":
-            plan.skip_batches += count
-        else:
-            stop = plan.skip_batches + count
-            plan.stop_batches = stop if plan.stop_batches is None else min(plan.stop_batches, stop)
-        return
-    plan.after.append(stage)
-
-
-def once(found: Stage | None, stage: Stage) -> Stage:
+def _once(found: S | None, stage: S) -> S:
     if found is not None:
         raise ConfigError(f"a pipeline has one {stage.name}(), got {found} and {stage}")
     return stage

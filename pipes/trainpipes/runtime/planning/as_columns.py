@@ -10,11 +10,13 @@ import pyarrow as pa
 
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.runtime.kinds import RunStage, Source, TableStage
-from trainpipes.runtime.planning.first_rows import Unfit, find_schema
+from trainpipes.runtime.own_class import is_ours
+from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema
+from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.rows.row_schema import UnfitRow, table_of_rows
 from trainpipes.runtime.rows.row_types import written
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage, is_ours
+from trainpipes.runtime.stage import Stage
 
 __all__ = ["AsColumns", "gives_objects", "with_columns"]
 
@@ -33,7 +35,7 @@ class AsColumns(RunStage):
     """
 
     per_row = True
-    asks_plan = True
+    asks_inputs = True
     thread_safe = True
 
     asker: str
@@ -48,6 +50,11 @@ class AsColumns(RunStage):
     def finds_types(self) -> bool:  # type: ignore[override]
         return self.schema is None
 
+    def use_inputs(self, inputs: Inputs) -> None:
+        super().use_inputs(inputs)
+        if self.schema is not None:
+            inputs.schemas.give(self.key, self.schema)
+
     @property
     def kept(self) -> pa.Schema | None:
         """What all rows fit; None where they stay as they are.
@@ -55,21 +62,21 @@ class AsColumns(RunStage):
         Raises:
             SchemaError: none was given, and none can be found.
         """
-        found: pa.Schema | None = self.plan.schemas.get(self.key, self._find)
+        found: pa.Schema | None = self.plan_inputs.schemas.get(self.key, self._find)
         return found
 
     def _find(self) -> pa.Schema | None:
-        plan = self.plan
-        stages = [*plan.before, *plan.after]
-        place = stages.index(self)
-        find = partial(find_schema, plan, stages[:place], self.asker)
-        cached = plan.cached_blocks if place < (plan.cached or 0) else None
+        inputs: Inputs = self.plan_inputs
+        steps, kept = inputs.chain.steps, inputs.chain.cached or 0
+        below = steps[: steps.index(self)]
+        find = partial(find_schema, inputs, below, self.asker)
+        cached = inputs.cached_blocks if len(below) < kept else None
         try:
             return find() if cached is None else cached.schema(self.key, find)
-        except Unfit as unfit:
+        except UnfitRows:
             if self.may_stay:
                 return None
-            raise unfit.error from None
+            raise
 
     def process(self, run: Run) -> Run:
         data = run.block.data
@@ -87,9 +94,8 @@ class AsColumns(RunStage):
         return run.with_block(run.block.with_data(table))
 
     def _refusal(self, unfit: UnfitRow, schema: pa.Schema) -> str:
-        which = (
-            "of the schema given" if self.schema is not None else "with the types of the first rows"
-        )
+        given = self.schema is not None
+        which = "of the schema given" if given else "with the types of the first rows"
         cure = "bring rows in line with map()"
         if unfit.column is not None and unfit.found is not None:
             fields = {field.name: field.type for field in schema} | {unfit.column: unfit.found}
@@ -99,53 +105,41 @@ class AsColumns(RunStage):
         return f"{self.asker} works on columns {which}, and a row {unfit}: {cure}"
 
 
-def gives_objects(stages: Sequence[Stage]) -> bool:
-    """Whether rows that come out of a chain may be Python objects."""
-    found = False
-    for stage in stages:
-        if _makes_objects(stage):
-            found = _given(stage) is None
-        elif stage.needs_columns:
-            found = False
-    return found
-
-
-def _makes_objects(stage: Stage) -> bool:
-    # A source of the user's may give either; so may a function.
-    return stage.makes_objects or not (is_ours(type(stage)) or isinstance(stage, TableStage))
-
-
-def _given(stage: Stage) -> pa.Schema | None:
-    """The types of the columns that a stage's rows have, where the user says."""
-    schema = stage.options.get("schema")
-    return schema if isinstance(schema, pa.Schema) else None
-
-
 def with_columns(stages: Sequence[Stage]) -> list[Stage]:
     """The stages of a chain, with what turns rows into columns wherever one needs them."""
+    return _with_columns(stages)[0]
+
+
+def gives_objects(stages: Sequence[Stage]) -> bool:
+    """Whether rows that come out of a chain may be Python objects."""
+    return _with_columns(stages)[1]
+
+
+def _with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
     found: list[Stage] = []
     objects = batched = False
     number = 0
     for stage in stages:
         if stage.needs_columns and objects and not _in_batches(stage, stages[0], batched):
             found.append(AsColumns(str(stage), may_stay=stage.takes_objects, key=str(number)))
-            objects, number = False, number + 1
+            number += 1
         found.append(stage)
         batched = batched or stage.role == "batch"
-        if _makes_objects(stage):
-            schema = _given(stage)
-            objects = schema is None
-            if schema is not None:
-                if batched:
-                    raise ConfigError(
-                        f"{stage} stands above batch(), and schema= is of rows: put it before batch(), "
-                        "or leave schema out"
-                    )
-                found.append(AsColumns(str(stage), schema, key=str(number)))
-                number += 1
-        elif stage.needs_columns:
-            objects = False
-    return found
+        # A source of the user's may give objects or columns; so may a function.
+        ours = is_ours(type(stage)) or isinstance(stage, TableStage)
+        makes, schema = stage.makes_objects or not ours, stage.options.get("schema")
+        given = makes and isinstance(schema, pa.Schema)
+        if given and batched:
+            raise ConfigError(
+                f"{stage} stands above batch(), and schema= is of rows: put it before batch(), or leave "
+                "schema out"
+            )
+        if given:
+            found.append(AsColumns(str(stage), schema, key=str(number)))
+            number += 1
+        if makes or stage.needs_columns:
+            objects = makes and not given
+    return found, objects
 
 
 def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:

@@ -1,26 +1,31 @@
-"""From a record of stages to what will happen: which stage stands where, how the epoch is cut, and what reads
-its windows. Reads nothing but the source's listing."""
+"""The plan of a pipeline: which stages, which rows, how many micro-batches, and where number m is.
+
+Immutable, and made of four parts, each of which knows only those before it: the ``Chain`` of stages, the
+``Inputs`` that it reads, the ``Layouts`` of its epochs, the ``Counts`` of its micro-batches. The plan
+itself answers what needs several of them. Nothing is read but the source's listing. Any thread may ask it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-
 from trainpipes.checksum import checksum, unsealed
-from trainpipes.order import Layout, StreamLayout
-from trainpipes.runtime.caching.cached import CachedBlocks
-from trainpipes.runtime.planning.counted import Counted
-from trainpipes.runtime.planning.first_rows import MOST_ROWS
+from trainpipes.runtime.planning.arrange import arrange
+from trainpipes.runtime.planning.counts import Counts
+from trainpipes.runtime.planning.inputs import Inputs
+from trainpipes.runtime.planning.layouts import Layouts
+from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.reading.numbered import NumberedWindows, buffered_numbers, drawn_numbers
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.stream_windows import StreamWindows
 from trainpipes.runtime.reading.windows import ListedWindows, Windows, chain_before
-from trainpipes.runtime.source import Place, RowMixture, RowSource, RowStream
+from trainpipes.runtime.source import MixedWindows, RowMixture, RowSource, RowStream
+from trainpipes.runtime.stage import Stage
 from trainpipes.state import BatchSizes
 
 __all__ = ["Plan"]
@@ -30,132 +35,127 @@ AHEAD_SHARE = 5 / 6
 AHEAD_BYTES = 256 << 20
 
 
-class Plan(Counted):
+class Plan:
     """What a chain of stages amounts to.
 
     Args:
-        stages: the chain, first one first; the instances belong to the plan.
-        source: rows already listed, if another plan of the same chain has; listed anew otherwise.
-        schemas: of such a plan; its own otherwise.
+        inputs: the rows that it reads.
+        quiet: whether it is made to look at rows, not to be trained on.
+
+    Attributes:
+        chain: which stage stands where.
+        inputs: the source of rows, and what is known of it.
+        layouts: how epochs are cut.
+        counts: how many micro-batches there are, and where each begins.
     """
 
-    #: Whether it is made to look at rows, not to be trained on.
-    quiet = False
+    def __init__(self, inputs: Inputs, quiet: bool = False) -> None:
+        self.chain = inputs.chain
+        self.inputs = inputs
+        self.layouts = Layouts(inputs, inputs.chain)
+        self.counts = Counts(self.layouts)
+        self.quiet = quiet
+
+    @staticmethod
+    def of(
+        stages: Sequence[Stage],
+        source: RowSource | RowStream | None = None,
+        schemas: Schemas | None = None,
+        quiet: bool = False,
+    ) -> Plan:
+        """The plan of stages as they are written.
+
+        Args:
+            stages: first one first; the instances belong to the plan.
+            source: rows already listed, if another plan of the same chain has; listed anew otherwise.
+            schemas: of such a plan; its own otherwise.
+            quiet: whether it is made to look at rows, not to be trained on.
+
+        Raises:
+            ConfigError: they do not make a pipeline; says which stage, and where it can stand.
+        """
+        return Plan(Inputs(arrange(stages), source, schemas), quiet)
 
     def resized(self, sizes: BatchSizes | None) -> Plan:
-        """This plan for a pass in which the size of micro-batches was changed."""
-        if sizes == self.sizes:
+        """This plan for a pass in which the size of micro-batches was changed. All that does not depend on
+        it is shared."""
+        if sizes == self.layouts.sizes:
             return self
-        plan = Plan(self.stages, self.source, self.schemas)
-        plan.sizes = sizes
+        plan = copy(self)
+        plan.layouts = Layouts(self.inputs, self.chain, sizes)
+        plan.counts = Counts(plan.layouts)
         return plan
+
+    @property
+    def counted(self) -> bool:
+        """Whether where micro-batch m begins follows from m: see ``Counts.counted``."""
+        return self.counts.counted
 
     @cached_property
     def mixed(self) -> dict[str, Plan]:
         """The plans of the pipelines whose rows are mixed; none where rows are of one source."""
-        if not isinstance(self.source, RowMixture):
-            return {}
-        mix: Any = self.stages[0]
-        plans: dict[str, Plan] = mix.plans(self)
-        for name, plan in plans.items():
-            self.schemas.join(name, plan.schemas)
-        return plans
+        return {name: Plan(part) for name, part in self.inputs.mixed.items()}
 
-    def windows(self, pool: Pool | None = None, number: int = 0) -> Windows:
+    # Windows
+
+    def windows(self, pool: Pool | None = None, number: int = 0) -> Windows | MixedWindows:
         """The windows of this plan, for the shards of one process.
 
         Args:
             pool: reads ahead.
             number: of the pass.
         """
-        if isinstance(self.source, RowMixture):
-            windows: Windows = self.source.windows(self, pool, number)
-            return windows
-        before = chain_before(self.before[self.cached or 0 :])
-        if isinstance(self.source, RowStream):
-            assert isinstance(self.layout, StreamLayout)
-            cut = (self.skip_rows, self.stop_rows)
-            return StreamWindows(self.source, self.layout.window_rows, cut, self.seed, before)
-        assert isinstance(self.layout, Layout)
-        cached = self.cached_blocks
-        source = self.source
-        if isinstance(source, RandomAccessSource) and self.drawn is not None:
-            numbers = drawn_numbers(self.drawn, self.skip_rows, self.blocks.rows)
-            repeats = self.shuffle is not None and self.shuffle.name != "shuffle"
-            return NumberedWindows(source, self.layout_of, numbers, repeats)
-        if isinstance(source, RandomAccessSource) and source.by_number and not self.before:
-            numbers = buffered_numbers(source, self.blocks, self.block_order, self.seed)
-            return NumberedWindows(source, self.layout_of, numbers)
-        keeps = all(s.keeps_rows for s in self.before) or (cached is not None and cached.holes)
+        chain, inputs, layouts = self.chain, self.inputs, self.layouts
+        source = inputs.source
+        if isinstance(source, RowMixture):
+            return source.windows(self, pool, number)
+        before = chain_before(chain.before[chain.cached or 0 :])
+        if isinstance(source, RowStream):
+            cut = (chain.skip_rows, chain.stop_rows)
+            return StreamWindows(source, layouts.usual.window_rows, cut, chain.seed, before)
+        blocks = inputs.blocks
+        if isinstance(source, RandomAccessSource) and chain.drawn is not None:
+            numbers = drawn_numbers(chain.drawn, chain.skip_rows, blocks.rows)
+            return NumberedWindows(source, layouts.of, numbers, chain.may_repeat)
+        if isinstance(source, RandomAccessSource) and source.by_number and not chain.before:
+            numbers = buffered_numbers(source, blocks, layouts.block_order, chain.seed)
+            return NumberedWindows(source, layouts.of, numbers)
+        cached = inputs.cached_blocks
+        keeps = all(s.keeps_rows for s in chain.before) or (cached is not None and cached.holes)
+        shuffle = chain.shuffle
+        ahead = AHEAD_BYTES if shuffle is None else int(shuffle.max_bytes * AHEAD_SHARE)
         return ListedWindows(
-            self.source, self.blocks, self.layout_of, self.block_order, self.seed, before, keeps,
-            None if self.reads_user_code else pool, self._ahead_bytes(), cached,
-            partial(self._following, self.first_epoch(number)),
+            source, blocks, layouts.of, layouts.block_order, chain.seed, before, keeps,
+            None if self.reads_user_code else pool, ahead, cached,
+            partial(self._following, chain.first_epoch(number)),
         )  # fmt: skip
 
     def _following(self, first_epoch: int, shard: int, epoch: int) -> int | None:
         """The span that a shard comes to after an epoch; None where the pass ends with it."""
-        last = self.times is not None and epoch + 1 >= first_epoch + self.times
-        if last or self.repeat is None:
+        times = self.chain.times
+        if self.chain.repeat is None or (times is not None and epoch + 1 >= first_epoch + times):
             return None
-        return self.slot(shard, epoch + 1, first_epoch) % self.layout_of(epoch + 1).num_spans
-
-    @cached_property
-    def cached_blocks(self) -> CachedBlocks | None:
-        """What a cache() keeps; None where nothing is kept."""
-        if self.cache is None or self.cached is None:
-            return None
-        assert isinstance(self.source, RowSource)
-        below = self.before[: self.cached]
-        reader = len(self.file_stages) if self.stages[0].role == "files" else 0
-        return CachedBlocks(
-            self.source, self.blocks.firsts, [self.stages[reader], *below], self.cache,
-            chain_before(below), holes=self.shuffle is None and not all(s.keeps_rows for s in below),
-            listed=getattr(self.stages[0], "urls", None), first=self.first_keys,
-        )  # fmt: skip
-
-    def first_keys(self) -> list[Any]:
-        """What tells the rows that types of columns are found from."""
-        assert isinstance(self.source, RowSource)
-        firsts, found = self.blocks.firsts, []
-        for block in np.flatnonzero(self.blocks.lengths).tolist():
-            if firsts[block] - firsts[0] >= MOST_ROWS:
-                break
-            found.append([int(self.blocks.begins[block]), self.source.block_key(block)])
-        return found
-
-    def _ahead_bytes(self) -> int:
-        """What windows may take in memory, with those that are read ahead."""
-        if self.shuffle is None:
-            return AHEAD_BYTES
-        return int(self.shuffle.max_bytes * AHEAD_SHARE)
+        slot = self.counts.slot(shard, epoch + 1, first_epoch)
+        return slot % self.layouts.of(epoch + 1).num_spans
 
     # Who may call what
 
     @cached_property
     def reads_user_code(self) -> bool:
         """Whether to read a window calls functions that are not ours."""
-        return any(stage.runs_user_code for stage in [self.stages[0], *self.before])
+        return any(stage.runs_user_code for stage in [self.chain.stages[0], *self.chain.before])
 
     @cached_property
     def runs_user_code(self) -> bool:
         """Whether a function that is not ours is called for rows or batches."""
-        return self.reads_user_code or any(stage.runs_user_code for stage in self.after)
-
-    def place_of(self, row: int) -> Place:
-        """Where a row, numbered in file order, stands."""
-        if isinstance(self.source, RowSource):
-            return self.blocks.locate(self.source, row)
-        if isinstance(self.source, RowMixture):
-            return self.source.place_of(self, row)
-        return Place(row=row)
+        return self.reads_user_code or any(stage.runs_user_code for stage in self.chain.after)
 
     # Schemas of rows that are Python objects
 
     @property
     def notes(self) -> dict[str, Any]:
         """What a state keeps beside the identity, and goes on with."""
-        schemas = self.schemas.notes()
+        schemas = self.inputs.schemas.notes()
         return {"schemas": schemas} if schemas else {}
 
     def adopt(self, notes: Mapping[str, Any]) -> None:
@@ -165,7 +165,7 @@ class Plan(Counted):
             StateError: it is damaged, or does not go with the pipeline.
         """
         if "schemas" in notes:
-            self.schemas.load(notes["schemas"])
+            self.inputs.schemas.load(notes["schemas"])
 
     # Identity
 
@@ -188,21 +188,18 @@ class Plan(Counted):
         return written if as_written else self.identity
 
     def _identity(self, moved: bool) -> str:
-        shaping = [s for s in self.stages if s.role not in ("place", "files", "cache")]
-        places = {
-            "reader": 0,
-            "source": 0,
-            "shard": 1,
-        }  # where it stands in a chain changes nothing
+        # Where a stage that deals rows stands in a chain changes nothing.
+        places = {"reader": 0, "source": 0, "shard": 1}
+        shaping = [s for s in self.chain.stages if s.role not in ("place", "files", "cache")]
         shaping.sort(key=lambda s: places.get(s.role, 2))
-        if moved and self.shuffle in shaping:
-            before = shaping[: shaping.index(self.shuffle)]
+        if moved and self.chain.shuffle in shaping:
+            before = shaping[: shaping.index(self.chain.shuffle)]
             last = max((n for n, s in enumerate(before) if not s.keeps_rows), default=-1)
             later = [s for s in before[last + 1 :] if s.role == "rows"]
             shaping = [s for s in shaping if s not in later]
-            after = shaping.index(self.shuffle) + 1
+            after = shaping.index(self.chain.shuffle) + 1
             shaping[after:after] = later
         stages = [stage.identity() for stage in shaping]
         return json.dumps(
-            {"data": self.source.fingerprint(), "stages": stages}, separators=(",", ":")
+            {"data": self.inputs.source.fingerprint(), "stages": stages}, separators=(",", ":")
         )

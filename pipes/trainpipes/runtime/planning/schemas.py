@@ -1,4 +1,8 @@
-"""The schemas of a pipeline's rows that are Python objects: given, kept in a state, or found."""
+"""The schemas of a pipeline's rows that are Python objects: given, kept in a state, or found.
+
+Owns what was found, one schema for each place in a chain where rows become columns, and knows the schemas of
+the pipelines that are mixed or joined. Any thread may ask for one; one is looked for at a time.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +27,22 @@ DIGEST = "sha256:"
 #: What stands for rows that stay Python objects.
 NONE = "none"
 
-#: One schema is found at a time: the search may run functions of the user's.
+#: Held while a schema is looked for: functions of the user's may be called for it.
 _searching = threading.RLock()
 
 
 class Schemas:
-    """One for each place in a chain where rows become columns. Threads may share it.
-
-    Those of the pipelines that are mixed or joined are in here too, under the names of these.
-    """
+    """One for each key."""
 
     def __init__(self) -> None:
-        self._prefix = ""
         self._given: dict[str, pa.Schema] = {}
         self._found: dict[str, pa.Schema | None] = {}
-        self._saved: dict[str, str] = {}  # digests
-        self._parts: list[tuple[str, Schemas]] = []
+        self._saved: dict[str, str] = {}  # as a state has them
+        self._parts: dict[str, Schemas] = {}
 
     def give(self, key: str, schema: pa.Schema) -> None:
         """Say what a user gave."""
-        self._given[self._prefix + key] = schema
+        self._given[key] = schema
 
     def get(self, key: str, find: Callable[[], pa.Schema | None]) -> pa.Schema | None:
         """A schema, found if it is not known yet; None where rows stay as they are.
@@ -50,14 +50,13 @@ class Schemas:
         Raises:
             StateError: it is not the one that a state says.
         """
-        key = self._prefix + key
         if key in self._given:
             return self._given[key]
         if key not in self._found:
             with _searching:
                 if key not in self._found:
-                    found = find()
-                    if key in self._saved and self._saved[key] != _digest(found):
+                    found, saved = find(), self._saved.get(key)
+                    if saved not in (None, _digest(found)):
                         raise StateError(
                             "the rows that Python functions make had other columns or types when the state "
                             f"was saved, now {_said(found)}: make them as they were, or load it with "
@@ -67,28 +66,24 @@ class Schemas:
         return self._found[key]
 
     def join(self, name: str, part: Schemas) -> None:
-        """Take in those of a pipeline that is part of this one."""
-        self._parts.append((name, part))
-        part._move(self, f"{self._prefix}{name}/")
-
-    def _move(self, whole: Schemas, prefix: str) -> None:
-        for own, others in ((self._given, whole._given), (self._found, whole._found)):
-            if own is not others:
-                its = {k: v for k, v in own.items() if k.startswith(self._prefix)}
-                others.update({prefix + k.removeprefix(self._prefix): v for k, v in its.items()})
-        self._given, self._found, self._saved = whole._given, whole._found, whole._saved
-        self._prefix = prefix
-        for name, part in self._parts:
-            part._move(self, f"{prefix}{name}/")
+        """Take in those of a pipeline that is part of this one: a state has them with its name before."""
+        self._parts[name] = part
+        self._tell(name, part, "")
 
     def notes(self) -> dict[str, str]:
-        """What a state keeps of them, by place."""
-        known = {**self._saved, **{key: _text(schema) for key, schema in self._found.items()}}
-        known |= {key: _text(schema) for key, schema in self._given.items()}
-        return dict(sorted(known.items()))
+        """What a state keeps of them."""
+        known = self._found | self._given
+        texts = self._saved | {key: _text(schema) for key, schema in known.items()}
+        for name, part in self._parts.items():
+            texts |= {f"{name}/{key}": text for key, text in part.notes().items()}
+        return dict(sorted(texts.items()))
 
-    def load(self, notes: Any) -> None:
+    def load(self, notes: Any, path: str = "") -> None:
         """Go on with what a state kept.
+
+        Args:
+            notes: as ``notes`` gave them.
+            path: what stands before their keys, for messages.
 
         Raises:
             StateError: it is damaged, or another schema is given now.
@@ -98,16 +93,22 @@ class Schemas:
                 f"schemas: damaged, got {shown(notes)}; load the state as it was saved"
             )
         for key, text in notes.items():
-            given = self._given.get(key)
+            given, name = self._given.get(key), cut(path + key)
             if given is not None and text != _text(given):
                 raise StateError(
-                    f"schema of {cut(key)}: saved {_said(_read(key, text))}, now {_said(given)}; give it as "
+                    f"schema of {name}: saved {_said(_read(name, text))}, now {_said(given)}; give it as "
                     "it was, or go on with the new one by load_state_dict(state, allow_changes=['schema'])"
                 )
-            if text.startswith(DIGEST):
-                self._saved[key] = text
-            elif given is None:
-                self._found[key] = _read(key, text)
+            self._saved[key] = text
+            if given is None and not text.startswith(DIGEST):
+                self._found[key] = _read(name, text)
+        for name, part in self._parts.items():
+            self._tell(name, part, path)
+
+    def _tell(self, name: str, part: Schemas, path: str) -> None:
+        prefix = f"{name}/"
+        own = {k.removeprefix(prefix): v for k, v in self._saved.items() if k.startswith(prefix)}
+        part.load(own, path + prefix)
 
 
 def _text(schema: pa.Schema | None) -> str:
@@ -125,12 +126,12 @@ def _said(schema: pa.Schema | None) -> str:
     return NONE if schema is None else written(schema)
 
 
-def _read(key: str, text: str) -> pa.Schema | None:
+def _read(name: str, text: str) -> pa.Schema | None:
     if text == NONE or text.startswith(DIGEST):
         return None
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (pa.ArrowException, binascii.Error, OSError, ValueError) as error:
         raise StateError(
-            f"schema of {cut(key)}: damaged, got {shown(text)}; load the state as it was saved"
+            f"schema of {name}: damaged, got {shown(text)}; load the state as it was saved"
         ) from error

@@ -5,6 +5,5 @@ windows         rows that a shuffle holds at once: of a source that lists its bl
 stream_windows  of one that cannot
 numbered        of one whose rows can be had by number
 random_access   what such a source is
-waiting         rows of windows that are not read yet
-feed            the rows of one shard, in its order: the bottom of its chain
+shard_rows      the rows of one shard, in its order: the bottom of its chain
 """

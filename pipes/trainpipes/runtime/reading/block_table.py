@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
+import numpy.typing as npt
 
 from trainpipes.order import IntArray
 from trainpipes.runtime.source import Place, RowSource
@@ -15,7 +16,8 @@ __all__ = ["BlockTable"]
 
 
 class BlockTable:
-    """A source's blocks as arrays, with rows before ``skip`` and from ``take`` on cut away.
+    """A source's blocks as arrays, with rows before ``skip`` and from ``stop`` on cut away, and those of
+    ``unread`` blocks.
 
     Attributes:
         firsts: number of each block's first row in file order, int64 ``[blocks + 1]``.
@@ -23,7 +25,13 @@ class BlockTable:
         lengths: rows used of each block.
     """
 
-    def __init__(self, lengths: IntArray, skip: int = 0, stop: int | None = None) -> None:
+    def __init__(
+        self,
+        lengths: IntArray,
+        skip: int = 0,
+        stop: int | None = None,
+        unread: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
         self.firsts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         total = int(self.firsts[-1])
         last = total if stop is None else min(stop, total)
@@ -31,6 +39,8 @@ class BlockTable:
         high = np.clip(self.firsts[1:], skip, max(skip, last))
         self.begins = low - self.firsts[:-1]
         self.lengths = high - low
+        if unread is not None:
+            self.lengths[unread] = 0
         self.rows = int(self.lengths.sum())
         self._orders: OrderedDict[tuple[int, ...], tuple[IntArray, IntArray | None]] = OrderedDict()
 

@@ -5,35 +5,29 @@ The numbers are those of a sampler's order (``draw``, ``shuffle(scope="global")`
 buffer, or of file order. Of a sampler's order the epoch is one span: its micro-batches are the order's,
 one after the other, whatever the number of shards.
 
-Memory: 8 bytes a row of a window.
+Memory: 8 bytes a row of a window, and of the one before it. All threads of a process may ask.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray, Layout, StreamLayout, permutation, segments
+from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.windows import Window
 from trainpipes.runtime.rows.block import Block
 
-if TYPE_CHECKING:
-    from trainpipes.runtime.planning.arrange import Arranged
-    from trainpipes.runtime.stage import Stage
-
 __all__ = [
     "DRAWN_ROWS",
     "NumberedWindows",
     "RowOrder",
-    "arrange_drawn",
     "buffered_numbers",
     "drawn_numbers",
     "drawn_rows",
@@ -41,8 +35,8 @@ __all__ = [
 
 #: Positions in a window of a sampler's order: 512 KiB of row numbers.
 DRAWN_ROWS = 1 << 16
-#: Windows of one span held at once.
-MOST_HELD = 4
+#: Windows of one span held at once: its shards may stand on both sides of a window's end.
+MOST_HELD = 2
 
 #: The row numbers of a window: of an epoch, span and window, with its first row in the epoch's order and
 #: the row after its last.
@@ -93,12 +87,15 @@ class NumberedWindow(Window):
         self._making = threading.Lock()
 
     def take(self, positions: IntArray) -> Block:
-        with self._making:
-            if self._numbers is None:
-                self._numbers = self._make()
+        if self._numbers is None:
+            with self._making:
+                self._numbers = self._make() if self._numbers is None else self._numbers
         index = self._numbers[positions]
         part = 0 if self._first is None else self._first + positions
         return Block(self._source.take(index), index, epoch=self._epoch, part=part)
+
+    def read_in(self, pool: Pool) -> None:
+        """Nothing: rows are read by those who take them."""
 
     def _all(self) -> tuple[Block, IntArray | None]:
         return self.take(np.arange(len(self), dtype=np.int64)), None
@@ -125,9 +122,7 @@ class NumberedWindows:
         self._layout_of = layout_of
         self._numbers = numbers
         self._repeats = repeats
-        self._held: dict[int, OrderedDict[tuple[int, int], Window]] = {}
-        self._needs: dict[int, dict[int, tuple[int, int]]] = {}  # of each span, where its users are
-        self._span_of: dict[int, int] = {}
+        self._held: dict[int, dict[tuple[int, int], Window]] = {}  # of each span, the latest last
         self._lock = threading.Lock()
 
     def planned(self, epoch: int, span: int, window: int) -> int | None:
@@ -146,16 +141,7 @@ class NumberedWindows:
         return {}
 
     def expect(self, user: int, epoch: int, span: int, window: int) -> None:
-        with self._lock:
-            self._users(user, span).setdefault(user, (epoch, window))
-
-    def _users(self, user: int, span: int) -> dict[int, tuple[int, int]]:
-        """Where the users of a span are; this one is in no other span any more."""
-        before = self._span_of.get(user)
-        if before is not None and before != span:
-            self._needs[before].pop(user, None)
-        self._span_of[user] = span
-        return self._needs.setdefault(span, {})
+        """Nothing: numbers that were let go are made again."""
 
     def close(self) -> None:
         with self._lock:
@@ -164,28 +150,23 @@ class NumberedWindows:
     def get(
         self, user: int, epoch: int, span: int, window: int, state: dict[str, Any]
     ) -> Window | None:
-        layout = self._layout(epoch)
-        if window >= layout.num_windows(span):
+        if not self.planned(epoch, span, window):
             return None
         with self._lock:
-            held = self._held.setdefault(span, OrderedDict())
-            key = (epoch, window)
-            if key not in held:
-                first = layout.span(span)[0]
-                start, stop = layout.window(span, window)
-                make = partial(self._numbers, epoch, span, window, first + start, first + stop)
-                place = first + start if self._repeats else None
-                held[key] = NumberedWindow(self._source, stop - start, make, epoch, place)
-            found = held[key]
-            users = self._users(user, span)
-            if users.get(user) != key:
-                users[user] = key
-                least = min(users.values())
-                for old in [k for k in held if k < least]:
-                    del held[old]
-            while len(held) > MOST_HELD:
-                held.popitem(last=False)
-            return found
+            held = self._held.setdefault(span, {})
+            key = epoch, window
+            held[key] = found = held.pop(key, None) or self._window(epoch, span, window)
+            if len(held) > MOST_HELD:
+                del held[next(iter(held))]
+        return found
+
+    def _window(self, epoch: int, span: int, window: int) -> Window:
+        layout = self._layout(epoch)
+        first = layout.span(span)[0]
+        start, stop = (first + row for row in layout.window(span, window))
+        make = partial(self._numbers, epoch, span, window, start, stop)
+        place = start if self._repeats else None
+        return NumberedWindow(self._source, stop - start, make, epoch, place)
 
 
 def drawn_numbers(order: RowOrder, first: int, rows: int) -> Numbers:
@@ -241,30 +222,3 @@ def drawn_rows(order: RowOrder, rows: int) -> int:
     """Positions in an epoch over ``rows`` rows, which are found to be what the order is for."""
     order.check(rows)
     return order.length(rows)
-
-
-def arrange_drawn(plan: Arranged, source: Stage) -> None:
-    """Make way for a stage that draws rows by number: what stood below it follows it.
-
-    Raises:
-        ConfigError: rows cannot be drawn there.
-    """
-    stage = plan.shuffle
-    assert stage is not None
-    if not getattr(source, "random_access", False):
-        raise ConfigError(
-            f"{stage} reads rows by number, and {source} cannot: use shuffle(buffer_size=...), or write the "
-            "rows to where that is possible: write_memmap() for numbers, to_map_dataset() for others"
-        )
-    if plan.cache is not None:
-        raise ConfigError(
-            f"{plan.cache} keeps rows block by block, and {stage} reads them one by one"
-        )
-    dropping = next((s for s in plan.before if not s.keeps_rows), None)
-    if dropping is not None and stage.name != "shuffle":
-        raise ConfigError(
-            f"{stage} numbers the rows of {source}, all of them: put {dropping} after it"
-        )
-    moved, plan.before = plan.before, []
-    plan.after = moved + plan.after
-    plan.counted = [(place + len(moved), counted) for place, counted in plan.counted]

@@ -18,7 +18,7 @@ from weakref import ref
 import numpy as np
 
 from trainpipes.order import IntArray, Layout, StreamLayout, permutation, segments
-from trainpipes.runtime.caching.cached import CachedBlocks, CachedReader
+from trainpipes.runtime.caching.block_cache import BlockCache
 from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.rows.block import Block, join_payloads, payload_bytes
@@ -60,6 +60,7 @@ class Window:
 
     Attributes:
         nbytes: bytes of its rows, 0 until they are read.
+        failed: what reading them came to, if it failed.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Window:
         self.after = after or {}
         self.nbytes = 0
         self._content: tuple[Block, IntArray | None] | None = None
+        self._is_begun = False
+        self.failed: Exception | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -81,12 +84,32 @@ class Window:
         return self._rows
 
     def content(self) -> tuple[Block, IntArray | None]:
-        """Its rows and their order, read if nobody has."""
+        """Its rows and their order, read if nobody has. What goes wrong stays so: read again is another
+        window."""
         with self._lock:
+            if self.failed is not None:
+                raise self.failed
             if self._content is None:
-                self._content = block, _ = self._read()
-                self.nbytes = payload_bytes(block.data)
+                self._is_begun = True
+                try:
+                    self._content = found = self._read()
+                except Exception as error:
+                    self.failed = error
+                    raise
+                self.nbytes = payload_bytes(found[0].data)
             return self._content
+
+    def read_in(self, pool: Pool) -> None:
+        """Have a pool read its rows, if nobody has begun to."""
+        if not self._is_begun:
+            self._is_begun = True
+            pool.submit(self.content)
+
+    def read_later(self, pool: Pool) -> None:
+        """The same, when the pool has nothing else to do."""
+        if not self._is_begun:
+            self._is_begun = True
+            pool.later(self.content)
 
     def take(self, positions: IntArray) -> Block:
         """The rows at positions of the window's order, int64."""
@@ -136,7 +159,7 @@ class Held:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.reading = threading.Lock()
-        self.reader: Reader | CachedReader | None = None
+        self.reader: Reader | None = None
         self.windows: dict[tuple[int, int], Window] = {}
         self.needs: dict[int, tuple[int, int]] = {}
 
@@ -178,7 +201,7 @@ class ListedWindows:
         keeps_rows: bool,
         pool: Pool | None = None,
         ahead_bytes: int = 0,
-        cached: CachedBlocks | None = None,
+        cached: BlockCache | None = None,
         following: Following = no_more,
     ) -> None:
         self._source = source
@@ -257,7 +280,7 @@ class ListedWindows:
 
     def _window(self, held: Held, epoch: int, span: int, window: int) -> Window:
         key = (epoch, window)
-        if key not in held.windows:
+        if key not in held.windows or held.windows[key].failed is not None:
             planned = self.planned(epoch, span, window)
             # Not a reference to these windows: in a cycle, their rows would outlive the last one.
             read = partial(_read_of, ref(self), ref(held), epoch, span, window)
@@ -276,7 +299,7 @@ class ListedWindows:
             return
         with held.lock:
             found = self._window(held, epoch, span, window)
-        self._pool.later(found.content)
+        found.read_later(self._pool)
 
     def _bytes(self, current: Window) -> tuple[int, int]:
         """Bytes of a window, and of all, those that are to be read taken for as large as the largest."""
@@ -290,7 +313,7 @@ class ListedWindows:
         self, held: Held, epoch: int, span: int, window: int
     ) -> tuple[Block, IntArray | None]:
         if held.reader is None:
-            held.reader = self._source.reader() if self._cached is None else self._cached.reader()
+            held.reader = self._source.reader()
         layout = self._layout(epoch)
         first = layout.span(span)[0]
         start, stop = layout.window(span, window)
@@ -300,8 +323,8 @@ class ListedWindows:
         for block, low, high in segments(starts, order, first + start, first + stop):
             begin = int(self._blocks.begins[block])
             wanted.append((block, begin + low, begin + high))
-        if isinstance(held.reader, CachedReader):
-            rows = self._before(held.reader.gather(wanted).of_epoch(epoch))
+        if self._cached is not None:
+            rows = self._before(self._cached.read(wanted, held.reader).of_epoch(epoch))
         else:
             firsts = self._blocks.firsts
             if isinstance(held.reader, LooksAhead):

@@ -22,10 +22,10 @@ from trainpipes.arrays import to_arrow
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.rows.joined import Joining
-from trainpipes.runtime.rows.late_items import late_if_small
+from trainpipes.runtime.rows.lazy_batches import late_if_small
 from trainpipes.runtime.rows.lone_copy import copied, gathered
 
-__all__ = ["Block", "Each", "Payload", "TensorRows"]
+__all__ = ["Block", "Each", "Part", "Payload", "TensorRows"]
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,23 @@ Payload: TypeAlias = "pa.Table | TensorRows | list[Any]"
 Each: TypeAlias = "int | IntArray"
 
 
+@dataclass(frozen=True)
+class Part:
+    """Micro-batches of a block whose rows are in one payload.
+
+    Args:
+        data: the payload, which may have rows of others, too.
+        index: places of their rows in it, int64 ``[rows]``; None for all of it.
+        bounds: first row of each micro-batch among these, and the end, int64 ``[batches + 1]``.
+    """
+
+    data: Payload
+    index: IntArray | None
+    bounds: IntArray
+
+
 class Block:
-    """Rows that travel together.
+    """Rows that travel together. Gathered when somebody asks for them as a whole.
 
     Args:
         data: the rows.
@@ -135,9 +150,20 @@ class Block:
             self._data, self._index = take_payload(self._data, self._index), None
         return self._data
 
-    def gathered_from(self) -> tuple[Payload, IntArray | None]:
-        """Rows, and the places of this block's among them; None where they are all."""
-        return self._data, self._index
+    @property
+    def within(self) -> Payload:
+        """What the rows, or the first of them, are picked from: for a look at their kind."""
+        return self._data
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether the rows are Arrow's, told without gathering them."""
+        return isinstance(self._data, pa.Table)
+
+    def parts(self, bounds: IntArray) -> list[Part]:
+        """The micro-batches cut at ``bounds`` int64 ``[batches + 1]``, in order, without gathering them
+        where that can be."""
+        return [Part(self._data, self._index, bounds)]
 
     def take(self, index: IntArray) -> Block:
         """The rows at ``index``, in that order."""
@@ -179,15 +205,87 @@ class Block:
     @staticmethod
     def join(blocks: Sequence[Block]) -> Block:
         """All rows of the blocks, one after the other."""
-        return blocks[0] if len(blocks) == 1 else blocks[0]._followed_by(blocks[1:])
+        return blocks[0] if len(blocks) == 1 else _Joined(blocks)
 
-    def _followed_by(self, others: Sequence[Block]) -> Block:
-        blocks = [self, *others]
-        data = join_payloads([block.data for block in blocks])
+
+class _Joined(Block):
+    """The rows of several blocks, one after the other, which are gathered when they are asked for."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
         sizes = [len(block) for block in blocks]
         epoch = _joined([block.epoch for block in blocks], sizes)
         part = _joined([block.part for block in blocks], sizes)
-        return Block(data, np.concatenate([b.ids for b in blocks]), epoch=epoch, part=part)
+        super().__init__([], np.concatenate([b.ids for b in blocks]), epoch=epoch, part=part)
+        self._blocks: Sequence[Block] = blocks
+
+    def _gather(self) -> None:
+        if self._blocks:
+            self._data = join_payloads([block.data for block in self._blocks])
+            self._blocks = ()
+
+    @property
+    def data(self) -> Payload:
+        self._gather()
+        return self._data
+
+    def parts(self, bounds: IntArray) -> list[Part]:
+        if not self._blocks:
+            return super().parts(bounds)
+        found: list[Part] = []
+        first = k = 0  # row of the block, and micro-batch, that come next
+        for block in self._blocks:
+            last = int(np.searchsorted(bounds, first + len(block), side="right")) - 1
+            if last > k:  # some that are whole
+                start, stop = int(bounds[k]) - first, int(bounds[last]) - first
+                whole = stop - start == len(block)
+                own = block if whole else block.slice(start, stop)
+                found += own.parts(bounds[k : last + 1] - bounds[k])
+                k = last
+            first += len(block)
+            if k + 1 < len(bounds) and bounds[k] < first < bounds[k + 1]:  # one that goes on
+                start, stop = int(bounds[k]), int(bounds[k + 1])
+                found.append(Part(self._between(start, stop), None, bounds[k : k + 2] - start))
+                k += 1
+        return found
+
+    def _between(self, start: int, stop: int) -> Payload:
+        """Rows ``start`` to ``stop``, gathered."""
+        parts: list[Payload] = []
+        first = 0
+        for block in self._blocks:
+            low, high = max(0, start - first), min(len(block), stop - first)
+            if low < high or not (parts or start < stop):
+                parts.append(block.slice(low, max(low, high)).data)
+            first += len(block)
+        return join_payloads(parts)
+
+    def take(self, index: IntArray) -> Block:
+        self._gather()
+        return super().take(index)
+
+    def slice(self, start: int, stop: int) -> Block:
+        self._gather()
+        return super().slice(start, stop)
+
+    def with_columns(self, change: Callable[[pa.Table], pa.Table]) -> Block:
+        if not self._blocks:
+            return super().with_columns(change)
+        return _Joined([block.with_columns(change) for block in self._blocks])
+
+    def of_epoch(self, epoch: int) -> Block:
+        self._gather()
+        return super().of_epoch(epoch)
+
+    @property
+    def within(self) -> Payload:
+        return self._blocks[0].within if self._blocks else self._data
+
+    @property
+    def has_columns(self) -> bool:
+        blocks = self._blocks
+        return all(block.has_columns for block in blocks) if blocks else super().has_columns
 
 
 def _at(values: Each, rows: IntArray | slice) -> Each:
@@ -223,6 +321,23 @@ def take_rows(table: pa.Table, index: IntArray) -> pa.Table:
     ):  # of views of text and bytes, whose rows Arrow cannot gather
         plain = [field.with_type(_PLAIN.get(field.type, field.type)) for field in table.schema]
         return table.cast(pa.schema(plain)).take(places).cast(table.schema)
+    except (
+        pa.ArrowInvalid
+    ):  # several chunks, which Arrow would join, hold more than 32-bit offsets count
+        columns = [_taken_by_chunk(column, index) for column in table.columns]
+        return pa.table(columns, schema=table.schema)
+
+
+def _taken_by_chunk(column: pa.ChunkedArray, index: IntArray) -> pa.Array:
+    firsts = np.cumsum([0, *map(len, column.chunks)])
+    chunk_of = np.searchsorted(firsts, index, side="right") - 1
+    parts = [
+        column.chunk(n).take(to_arrow(index[chunk_of == n] - firsts[n]))
+        for n in np.unique(chunk_of).tolist()
+    ]
+    place = np.empty(len(index), dtype=np.int64)
+    place[np.argsort(chunk_of, kind="stable")] = np.arange(len(index))
+    return pa.concat_arrays(parts).take(to_arrow(place))
 
 
 #: Types that hold what views hold, and whose rows Arrow can gather.

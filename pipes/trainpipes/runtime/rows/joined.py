@@ -116,7 +116,10 @@ class _Column:
         chunks = filled + self._chunks
         if len(chunks) == 1 and filled:
             return chunks[0]
-        return one_chunk(pa.chunked_array(chunks, kind))
+        try:
+            return one_chunk(pa.chunked_array(chunks, kind))
+        except pa.ArrowInvalid:  # there is more than 32-bit offsets count
+            return pa.chunked_array(chunks, kind)
 
 
 def _filled_for(kind: pa.DataType, share: float) -> _Filled | None:

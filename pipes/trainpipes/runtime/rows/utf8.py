@@ -6,8 +6,6 @@ them. So nobody looks before a stage makes Python strings or tokens of them and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,9 +21,8 @@ __all__ = ["check_whole", "has_text", "naming_bad_text", "replaced"]
 SHOWN = 40
 
 
-@contextmanager
-def naming_bad_text(block: Block, asker: object = None) -> Iterator[None]:
-    """Say of which row text could not be decoded.
+class naming_bad_text:
+    """A context that says of which row text could not be decoded.
 
     Args:
         block: the rows that are worked on.
@@ -34,19 +31,27 @@ def naming_bad_text(block: Block, asker: object = None) -> Iterator[None]:
     Raises:
         UnreadableError: instead of what was raised over text of these rows that is not UTF-8.
     """
-    try:
-        yield
-    except Exception as error:
-        found = _first_bad(block.data) if _is_about_text(error) else None
+
+    __slots__ = ("_asker", "_block")
+
+    def __init__(self, block: Block, asker: object = None) -> None:
+        self._block = block
+        self._asker = asker
+
+    def __enter__(self) -> None:
+        """Nothing is looked at before something is raised."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        found = _first_bad(self._block.data) if _is_about_text(error) else None
         if found is None:
-            raise
-        number, name, text = found
+            return
+        asker, (number, name, text) = self._asker, found
         problem = UnreadableError(
             f"{'' if asker is None else f'{asker}: '}column {name!r} holds text that is not UTF-8: "
             f'{text}; write the file as UTF-8, or take read_parquet(errors="replace")',
             stage=None if asker is None else str(asker),
         )
-        problem._trainpipes = asker and str(asker), int(block.ids[number])  # type: ignore[attr-defined]
+        problem._trainpipes = asker and str(asker), int(self._block.ids[number])  # type: ignore[attr-defined]
         raise problem from error
 
 

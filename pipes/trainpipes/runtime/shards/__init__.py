@@ -1,7 +1,10 @@
-"""The runs of one shard, made in order.
+"""The items of one consumer's shards, made in order.
 
-chains      its stages: those that must see runs in order, and those that finish them in any thread
-making      its runs, epoch after epoch
-lane        one item at a time, and its cursor
-beforehand  the next items, made while somebody is at work
+turns           which micro-batches a consumer gives
+finishing       stages that treat each run by itself
+counted_items   the path for counted pipelines: positions by arithmetic
+opener          the general way: the stages of a shard, opened at a cursor
+shard_runs      its runs, epoch after epoch
+shard_iterator  its items, and its cursor
+items           one of the two ways, for a plan
 """

@@ -1,0 +1,40 @@
+"""Epochs that give nothing, under ``repeat``: some are chance, too many would never end."""
+
+from __future__ import annotations
+
+from trainpipes.order import Layout, StreamLayout
+
+__all__ = ["MOST_EMPTY_EPOCHS", "EmptyEpochGuard"]
+
+#: Epochs in a row that may give nothing, of small data. Where a shard has one row in an epoch and a
+#: condition that half of the rows meet, that many are empty once in 65,536.
+MOST_EMPTY_EPOCHS = 16
+
+#: Rows that are looked at for nothing, unless a single epoch has more.
+MOST_EMPTY_ROWS = 2**20
+
+
+class EmptyEpochGuard:
+    """Counts the epochs in a row that gave nothing.
+
+    Args:
+        endless: whether epoch follows epoch without end; else none are too many.
+        gave: whether the epoch at hand may have given something already.
+    """
+
+    def __init__(self, endless: bool, gave: bool = False) -> None:
+        self._endless = endless
+        self._gave = gave
+        self._epochs = 0
+
+    def gave(self) -> None:
+        """The epoch at hand gave something."""
+        self._gave = True
+
+    def next_epoch(self, layout: Layout | StreamLayout) -> bool:
+        """The epoch at hand, which ``layout`` cuts, ends. Whether too many in a row gave nothing."""
+        self._epochs = 0 if self._gave else self._epochs + 1
+        self._gave = False
+        rows = layout.rows if isinstance(layout, Layout) else 0
+        most = max(1, min(MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS // max(1, rows)))
+        return self._endless and self._epochs >= most

@@ -1,0 +1,125 @@
+"""Items that are taken before they are asked for, with the state of the last one given.
+
+``ItemIterator`` is what all that gives a rank's items has in common: the next item, and where its shards
+stand after it. Used by the thread that iterates.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+__all__ = ["ConsumerState", "DeliveredState", "ItemIterator"]
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+class ConsumerState(NamedTuple):
+    """Where a consumer stands after the last item that it gave.
+
+    Args:
+        m: micro-batches of the pass that all ranks together have taken: that item's step is over.
+        upcoming: number of the micro-batch that comes next. Where the consumer has ended at one that is
+            missing, the number of that one.
+        over: whether the pass is over: what is saved then is the start of the next one.
+        moved: cursors, as JSON, of the shards that moved since the state was asked for before; the first
+            time, of all. Empty where the pipeline is counted.
+    """
+
+    m: int
+    upcoming: int
+    over: bool
+    moved: dict[int, str]
+
+
+class ItemIterator(Protocol):
+    """Gives one rank's items in the order of m. Only its owner asks for its state."""
+
+    def __next__(self) -> Any: ...
+
+    def state(self) -> ConsumerState:
+        """The state after the last item given."""
+        ...
+
+    def close(self) -> None:
+        """Let threads and processes go. The state stays."""
+        ...
+
+
+class DeliveredState:
+    """Takes items from an iterator ahead of use, and gives them later; its state is that of the last one
+    given. An error, or the end, is taken and given in its turn, as items are.
+
+    Args:
+        source: gives the items.
+    """
+
+    def __init__(self, source: ItemIterator) -> None:
+        self._source = source
+        self._taken: deque[tuple[Any, Exception | None, ConsumerState]] = deque()
+        self._last: ConsumerState | None = None  # ``moved`` has what the owner was not told yet
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    @property
+    def error(self) -> Exception | None:
+        """What was taken last, if that is an error or the end (``StopIteration``)."""
+        return self._taken[-1][1] if self._taken else None
+
+    @property
+    def upcoming(self) -> int:
+        """The micro-batch that comes after those taken."""
+        return self._taken[-1][2].upcoming
+
+    def take(self, begin: Callable[[Any], Any] = _as_it_is) -> None:
+        """Take one more item, and keep what ``begin`` makes of it."""
+        item = error = None
+        if self._last is None:
+            self._last = self._source.state()
+        try:
+            item = begin(next(self._source))
+        except Exception as raised:
+            error = raised
+        self._taken.append((item, error, self._source.state()))
+
+    def give(self, finish: Callable[[Any], Any] = _as_it_is) -> Any:
+        """The next item that was taken; raises the error that came in its place.
+
+        Args:
+            finish: makes the item of what ``begin`` made. An item for which it fails is not given.
+        """
+        if not self._taken:
+            raise StopIteration
+        item, error, state = self._taken[0]
+        if error is None:
+            item = finish(item)
+        del self._taken[0]
+        self._last = state._replace(moved={**self.state().moved, **state.moved})
+        if error is not None:
+            raise error
+        return item
+
+    def end_at(self, end: int) -> None:
+        """Drop what was taken from micro-batch ``end`` on: the pass is over after what is left."""
+        while self._taken:
+            item, error, state = self._taken[-1]
+            if error is not None and state.upcoming < end:
+                return
+            if error is None and state.m <= end:
+                self._taken[-1] = item, None, state._replace(over=True)
+                return
+            self._taken.pop()
+        self._last = self.state()._replace(over=True)
+
+    def state(self) -> ConsumerState:
+        last = self._source.state() if self._last is None else self._last
+        self._last = last._replace(moved={})
+        return last
+
+    def close(self) -> None:
+        self._source.close()
+        self._taken.clear()

@@ -1,0 +1,147 @@
+"""How ranks end an epoch at the same step, where shards end at steps that nobody knows in advance.
+
+Each rank looks a few steps ahead; then all agree, by one all-reduce of a single number, on the first
+micro-batch that is missing on any of them. What lies before it is delivered, in whole steps; there
+the epoch ends for all. Without that, a rank that has ended leaves the others waiting in their
+next collective.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from trainpipes.errors import TopologyError
+from trainpipes.runtime.iterating.delivered_state import (
+    ConsumerState,
+    DeliveredState,
+    ItemIterator,
+)
+from trainpipes.topology import Topology
+
+__all__ = ["Agreement", "EpochEndSync", "agreement_over"]
+
+#: Steps between two agreements.
+AHEAD = 16
+_NONE_MISSING = (1 << 62) - 1
+
+#: The least of one integer of each rank.
+Agreement = Callable[[int], int]
+
+#: For a rank that comes late to an agreement, because its batches take long.
+TIMEOUT = timedelta(minutes=30)
+
+#: By the default group and the members.
+_groups: dict[tuple[Any, tuple[int, ...]], dist.ProcessGroupGloo] = {}
+# Their threads end while the interpreter is whole: later, the process may be aborted.
+atexit.register(_groups.clear)
+
+
+def agreement_over(topology: Topology) -> Agreement:
+    """Agreement of the data-parallel ranks, over a gloo group of their own.
+
+    Raises:
+        TopologyError: ``torch.distributed`` is not initialised, or has other ranks.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise TopologyError(
+            "row counts of this pipeline are not known in advance, so that its ranks must agree where an "
+            "epoch ends, and torch.distributed is not initialised: call init_process_group() first, or "
+            "add .repeat() and count steps"
+        )
+    members = topology.members or tuple(range(dist.get_world_size()))
+    if len(members) != topology.world_size:
+        raise TopologyError(
+            f"the pipeline is one of {topology.world_size} ranks, and torch.distributed has "
+            f"{len(members)}, so that it is not known who must agree where an epoch ends: give "
+            "pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh"
+        )
+    world = dist.group.WORLD
+    if (world, members) not in _groups:
+        for known in [known for known in _groups if known[0] is not world]:
+            del _groups[known]  # of a world that is no more
+        _groups[world, members] = _group(members)
+    group = _groups[world, members]
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]
+
+    def least(number: int) -> int:
+        shared = torch.tensor([number], dtype=torch.int64)
+        group.allreduce([shared], options).wait()  # type: ignore[attr-defined]
+        return int(shared.item())
+
+    return least
+
+
+def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
+    """A gloo group that only its members have to make.
+
+    Not by ``dist.new_group(use_local_synchronization=True)``: that names the group after the number
+    of groups that a process is in, and hangs where members are in different numbers of them.
+    """
+    name = "trainpipes/agreement/" + "-".join(map(str, members))
+    rank = members.index(dist.get_rank())
+    return dist.ProcessGroupGloo(
+        PrefixStore(name, _get_default_store()), rank, len(members), TIMEOUT
+    )
+
+
+class EpochEndSync:
+    """A rank's items, up to where all ranks end together.
+
+    An error, too, is told to nobody before the ranks have agreed, and is raised when its item is due; then
+    again whenever an item is asked for, since the other ranks have gone on.
+
+    Args:
+        source: this rank's; it stops before its first missing micro-batch.
+        agree: gives the least of all ranks' numbers.
+        origin: the micro-batch from which steps are counted.
+        world_size: ranks.
+    """
+
+    def __init__(
+        self, source: ItemIterator, agree: Agreement, origin: int, world_size: int
+    ) -> None:
+        self._queue = DeliveredState(source)
+        self._agree = agree
+        self._origin = origin
+        self._world = world_size
+        self._agreed = False  # whether what was taken is
+        self._ends = False
+        self._error: Exception | None = None
+
+    def __next__(self) -> Any:
+        if self._error is None:
+            if not (self._agreed or self._ends):
+                self._look_ahead()
+            try:
+                item = self._queue.give()
+            except Exception as error:
+                self._error = error
+            else:
+                self._agreed = bool(self._queue)
+                return item
+        raise self._error
+
+    def _look_ahead(self) -> None:
+        queue = self._queue
+        while len(queue) < AHEAD and queue.error is None:
+            queue.take()
+        ended = isinstance(queue.error, StopIteration)
+        first = self._agree(queue.upcoming if ended else _NONE_MISSING)
+        self._agreed = True
+        if first != _NONE_MISSING:
+            self._ends = True
+            queue.end_at(self._origin + (first - self._origin) // self._world * self._world)
+
+    def state(self) -> ConsumerState:
+        return self._queue.state()
+
+    def close(self) -> None:
+        self._queue.close()

@@ -1,0 +1,119 @@
+"""The worker processes of a ``Loader``: started for a pass, and kept for the next one if they may be.
+
+Owned by the ``Loader``, and used by the thread that iterates. It knows nothing of who iterates: in a cycle
+of references, processes would outlive the last reference to their loader.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from trainpipes.runtime.iterating.worker_dataset import WorkerDataset
+from trainpipes.runtime.iterating.worker_message import WorkerMemory, WorkerMessage
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.stage import Stage
+from trainpipes.state import Position
+
+__all__ = ["LoaderWorkers"]
+
+
+class LoaderWorkers:
+    """Starts a ``Loader``'s workers.
+
+    Args:
+        stages: gives the pipeline's stages as workers get them.
+        check: raises if these can't be sent to a process that is not forked.
+        most: how many workers there may be.
+        ahead: messages of each that are made ahead.
+        persistent: whether they are kept from one pass to the next.
+        init: called with the worker's number in each, if given.
+        options: more of a ``DataLoader``'s.
+    """
+
+    def __init__(
+        self,
+        stages: Callable[[], Sequence[Stage]],
+        check: Callable[[], None],
+        most: int,
+        ahead: int,
+        persistent: bool,
+        init: Callable[[int], None] | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.most = most
+        self._stages = stages
+        self._check = check
+        self._sent: Sequence[Stage] | None = None
+        self._ahead = ahead
+        self._persistent = persistent
+        self._init = init
+        self._options = options
+        self._idle: tuple[DataLoader[WorkerMessage], WorkerMemory] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_idle": None}
+
+    def start(
+        self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
+    ) -> tuple[WorkerMemory, Iterator[WorkerMessage]]:
+        """Workers for a pass: the memory that they share, and their messages. They begin to work when the
+        first one is asked for.
+
+        Args:
+            plan: the pipeline's.
+            ranks: rank and world size.
+            workers: how many the pass has use for.
+            position: where it starts.
+        """
+        idle, self._idle = self._idle, None
+        if idle is None or position.m:
+            idle = self._processes(plan, ranks, workers, position)
+        else:
+            idle[1].begin(position.epoch)
+        return idle[1], self._messages(*idle)
+
+    def _processes(
+        self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
+    ) -> tuple[DataLoader[WorkerMessage], WorkerMemory]:
+        if self._sent is None:
+            self._sent = self._stages()
+        memory = WorkerMemory(workers, self._ahead, position.epoch)
+        source = plan.inputs.source
+        made = WorkerDataset(self._sent, source, ranks, workers, position, memory, self._ahead)
+        generator = torch.Generator()  # a DataLoader would draw from the global one
+        generator.manual_seed(position.epoch)
+        loader = DataLoader(
+            made, batch_size=None, num_workers=workers, prefetch_factor=self._ahead,
+            persistent_workers=self._persistent, worker_init_fn=partial(_begin, self._init),
+            generator=generator, **self._options,
+        )  # fmt: skip
+        context: Any = loader.multiprocessing_context or torch.multiprocessing
+        if context.get_start_method() != "fork":
+            self._check()
+        return loader, memory
+
+    def _messages(
+        self, loader: DataLoader[WorkerMessage], memory: WorkerMemory
+    ) -> Iterator[WorkerMessage]:
+        sound = True
+        try:
+            for message in loader:
+                sound = sound and message.failed is None
+                yield message
+        except GeneratorExit:
+            pass  # the pass is left; the processes can begin another
+        if sound and self._persistent:
+            self._idle = loader, memory
+
+
+def _begin(own: Callable[[int], None] | None, worker: int) -> None:
+    """What a worker does first."""
+    gc.freeze()  # what it shares with its parent is not looked through for garbage, which copies it
+    if own is not None:
+        own(worker)

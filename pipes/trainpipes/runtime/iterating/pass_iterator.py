@@ -1,0 +1,181 @@
+"""What users iterate, with a state before and after every item."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from trainpipes.errors import StateError
+from trainpipes.runtime.iterating.delivered_state import ItemIterator
+from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
+from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
+from trainpipes.runtime.iterating.one_pass import OnePass
+from trainpipes.runtime.iterating.pass_counter import Shared, shared_by_workers
+from trainpipes.runtime.iterating.prefetcher import placed
+from trainpipes.runtime.iterating.session import Session
+from trainpipes.runtime.iterating.worker_end import end_in_peace
+from trainpipes.runtime.warn_once import warn_once
+from trainpipes.state import Position
+
+__all__ = ["PassIterator"]
+
+
+class PassIterator:
+    """One pass over a pipeline, in a training process or in a DataLoader's worker.
+
+    Starts at the first ``next`` or ``state_dict``, and is the next epoch from the first ``next`` on. Has
+    ``state_dict`` and ``load_state_dict``, as ``StatefulDataLoader`` looks for. One thread's at a time.
+
+    Args:
+        session: the pipeline's, or a ``Loader``'s.
+        threads: that work ahead in a training process, as ``ConsumerIterator`` takes them; a worker has none.
+        workers: of a ``Loader``, which make the items.
+    """
+
+    def __init__(
+        self, session: Session, threads: int | None = None, workers: LoaderWorkers | None = None
+    ) -> None:
+        self._current: OnePass | None = None
+        self._session = session
+        self._workers = workers
+        self._one_at_a_time = OneAtATime()
+        self._begin_item = self._one_at_a_time.take
+        self._end_item = self._one_at_a_time.done
+        self._pass = partial(
+            OnePass,
+            threads=threads,
+            places=True,
+            workers=workers,
+            one_at_a_time=self._one_at_a_time,
+        )
+        #: The load that was given to this iterator, and where its state says to start.
+        self._own: tuple[int, Position] | None = None
+        #: The pass once it is taken: the next one is another.
+        self._items: OnePass | None = None
+        #: What gives its items after the first one.
+        self._rest: ItemIterator | None = None
+        self._places = False  # whether batches are placed somewhere by this process
+        self._info = get_worker_info()
+        self._is_here = self._info is None
+        self._shared: Shared | None = None  # what the workers of a pass have in common
+        end_in_peace()
+        iterated = session.count()
+        if self._info is None:
+            session.passes.here()
+        else:
+            self._shared = shared_by_workers(self._info, iterated)
+
+    def __iter__(self) -> PassIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._begin_item(False):
+            self._one_at_a_time.wait()
+        try:
+            rest = self._rest
+            item = self._first() if rest is None else next(rest)
+            if self._is_here:
+                self._session.last = self._items
+            return placed(self._session.plan, item) if self._places else item
+        except StopIteration:
+            if self._items is not None:
+                self._items.ended = True
+                self._items.close()
+            raise
+        finally:
+            self._end_item()
+
+    def __del__(self) -> None:
+        if self._current is not None:
+            self._current.left = True
+            if self._workers is not None:
+                self._current.close()  # its workers go with it
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last item given: integers and strings in a flat dict."""
+        with self._one_at_a_time.between_items():
+            current = self._begin()
+        if self._info is None:
+            return current.state()
+        turn = {
+            "worker": self._info.id,
+            "num_workers": self._info.num_workers,
+            "origin": current.origin,
+        }
+        return current.state({"turn": json.dumps(turn, separators=(",", ":"))})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken.
+
+        Raises:
+            StateError: it does not fit the pipeline.
+        """
+        with self._one_at_a_time.between_items():
+            if self._shared is None:
+                self._own = self._session.place(state)
+            else:
+                self._own = 0, self._session.parse(state)
+                self._session.passes.settle(self._shared, self._own[1].epoch)
+            if self._current is not None and self._workers is not None:
+                self._current.close()
+            self._current = self._items = self._rest = None
+
+    def _first(self) -> Any:
+        """The first item. The pass is this iterator's from here on."""
+        current = self._begin()
+        if self._is_here and self._items is None:  # what can't be begun was not claimed
+            current = self._open(self._session.claim(self._own))
+            self._session.begun.add(current)
+            self._session.last = current
+            self._places = bool(self._session.plan.chain.place_stages)
+        self._items = current
+        item = next(current)
+        if current.epoch != current.position.epoch:  # there was nothing left of it
+            self._session.passes.go_on(current.epoch, self._shared)
+        self._rest = current.items
+        return item
+
+    def _begin(self) -> OnePass:
+        """The pass as it is, or as it would be if it was taken now."""
+        if self._info is not None:
+            self._current = self._current or self._begin_worker()
+        elif self._items is None:
+            own = self._own
+            self._open(self._session.upcoming() if own is None else self._session.loaded(own[1]))
+        assert self._current is not None
+        return self._current
+
+    def _open(self, position: Position) -> OnePass:
+        if self._current is None or self._current.position != position:
+            session = self._session
+            self._current = self._pass(session.plan, session.topology(), position, position.m)
+        return self._current
+
+    def _begin_worker(self) -> OnePass:
+        session = self._session
+        topology = session.topology()
+        placing = session.plan.chain.place_stages
+        if placing:
+            warn_once(
+                f"{placing[0]} is carried out by the process that trains, not by a worker "
+                "of a plain DataLoader: pass pin_memory=True to the DataLoader, or use trainpipes.Loader"
+            )
+        if self._own is None:
+            assert self._shared is not None
+            position = session.start(*session.passes.join(self._shared))
+            return OnePass(session.plan, topology, position, position.m)
+        position = session.loaded(self._own[1])
+        turn = position.extra.get("turn")
+        if turn is None:
+            return OnePass(session.plan, topology, position, position.m, go_on=False)
+        saved = json.loads(turn)
+        if (saved["worker"], saved["num_workers"]) != (topology.worker, topology.num_workers):
+            raise StateError(
+                f"this state is of worker {saved['worker']} of {saved['num_workers']}, loaded in "
+                f"worker {topology.worker} of {topology.num_workers}: a StatefulDataLoader resumes with "
+                "the number of workers it was saved with; trainpipes.Loader takes any"
+            )
+        return OnePass(session.plan, topology, position, saved["origin"], go_on=False)

@@ -1,0 +1,286 @@
+"""Where a pipeline or a ``Loader`` stands: what is outside its record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
+from typing import Any
+from weakref import WeakSet
+
+from torch.utils.data import get_worker_info
+
+from trainpipes.cursor import is_count
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.merge import merge_states
+from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
+from trainpipes.runtime.iterating.one_pass import OnePass, state_dict_at
+from trainpipes.runtime.iterating.pass_counter import PassCounter
+from trainpipes.runtime.planning.check_state import position_of
+from trainpipes.runtime.planning.migrate import migrate
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.warn_once import warn_once
+from trainpipes.shown import shown
+from trainpipes.state import Position
+from trainpipes.topology import Topology
+
+__all__ = ["Session"]
+
+#: Above it, numbers of epochs no longer fit where they are kept.
+MOST_EPOCHS = 1 << 40
+
+
+class Session:
+    """Where one pipeline object, or one ``Loader``, stands.
+
+    Args:
+        stages: makes the pipeline's stages.
+        ranks: gives rank and world size.
+        source: what a ``Loader``'s own starts out from: that of its pipeline.
+    """
+
+    def __init__(
+        self,
+        stages: Callable[[], Plan],
+        ranks: Callable[[], tuple[int, int]],
+        source: Session | None = None,
+    ) -> None:
+        self._make = stages
+        self._plan: Plan | None = None
+        self._notes: dict[str, Any] = {}  # of the rows' schemas, in a copy
+        self.ranks = ranks
+        self.members: tuple[int, ...] | None = None
+        self.passes = PassCounter()
+        #: The number of the last load, and where its state says to start.
+        self.pending: tuple[int, Position] | None = None
+        #: The pass that gave the last item.
+        self.last: OnePass | None = None
+        self._iterated = (0, 0)
+        #: Those whose items were asked for.
+        self.begun: WeakSet[OnePass] = WeakSet()
+        self._source = source
+        self._from_source = 0  # the source's load that this starts from, 0 if from none
+        #: Those of ``Loader``s that have not started.
+        self._followers: WeakSet[Session] = WeakSet()
+        if source is not None:
+            self.members = source.members
+            self.passes = PassCounter(source.passes.upcoming)
+            source._followers.add(self)
+            if source._goes_on:
+                self._expect(source.upcoming(), True)
+            elif source.pending is not None and source.pending[0] == source.passes.loaded:
+                self._follow(*source.pending)
+
+    def __getstate__(self) -> dict[str, Any]:
+        alone = {"_plan", "last", "begun", "_followers"}  # of this process
+        kept = {name: value for name, value in vars(self).items() if name not in alone}
+        return {**kept, "_notes": self.notes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._plan = self.last = None
+        self.begun, self._followers = WeakSet(), WeakSet()
+
+    @property
+    def plan(self) -> Plan:
+        if self._plan is None:
+            self._plan = self._make()
+            self._plan.adopt(self._notes)
+        return self._plan
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What is known of the rows' schemas, for a copy of the pipeline."""
+        return self._notes if self._plan is None else self._plan.notes
+
+    @notes.setter
+    def notes(self, notes: dict[str, Any]) -> None:
+        self._notes = notes
+
+    def topology(self) -> Topology:
+        """This consumer, checked against the pipeline's shards."""
+        rank, world = self.ranks()
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        topology = Topology(rank, world, worker, workers, self.members)
+        chain = self.plan.chain
+        topology.check(chain.num_shards, chain.shard is not None, chain.opener.one_consumer)
+        return topology
+
+    def parse(self, state: Any) -> Position:
+        return position_of(state, self.plan)
+
+    def require_whole(self, position: Position) -> None:
+        """Raise unless a state says all that this rank needs."""
+        if get_worker_info() is not None:
+            return
+        position.require_all_workers()
+        rank, world = self.ranks()
+        if not self.plan.counted and self.plan.chain.num_shards % world == 0:
+            position.require(Topology(rank, world).shards(position.m, self.plan.chain.num_shards))
+
+    def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
+        """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
+        if isinstance(state, Mapping) and "trainpipes" not in state and "pipeline" not in state:
+            state = merge_states([state])
+        if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
+            state = migrate(state, self.plan, allow_changes)
+        self.place(state)
+
+    def place(self, state: Any) -> tuple[int, Position]:
+        """Let the next pass start at a state, if it fits. Returns the number of this load, and its place."""
+        position = self.parse(state)
+        self.require_whole(position)
+        self._part()
+        return self._expect(position, position.m > 0), position
+
+    def _expect(self, position: Position, within: bool) -> int:
+        load = self.passes.load(position.epoch, within)
+        self.pending = load, position
+        self.last = None
+        self.begun.clear()
+        for follower in self._followers:
+            follower._follow(load, position)
+        return load
+
+    def _follow(self, load: int, position: Position) -> None:
+        """A ``Loader`` that has not started: start where its pipeline was told to."""
+        self._from_source = load
+        self._expect(position, bool(load % 2))
+
+    def _part(self) -> None:
+        """From here on a ``Loader`` stands where it stands, whatever its pipeline is told."""
+        if self._source is not None:
+            self._source._followers.discard(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be that of an epoch, as ``Pipeline.set_epoch`` says."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MOST_EPOCHS:
+            raise ConfigError(
+                f"set_epoch(epoch) takes the number of an epoch, an integer from 0 on, got {shown(epoch)}"
+            )
+        if not self.plan.chain.endless:
+            self._part()
+            before = self.passes.upcoming
+            self.passes.set_epoch(epoch)
+            if self.last is not None and self.last.ended and self.passes.upcoming != before:
+                self.last = None  # what comes next is no longer what came after it
+
+    def claim(self, own: tuple[int, Position] | None = None) -> Position:
+        """Where the pass that begins now starts.
+
+        Args:
+            own: the load and the position that are the iterator's own, if it was given a state.
+        """
+        self._part()
+        if own is not None:
+            position = self.loaded(own[1])
+            self.passes.begin(position.epoch, own[0])
+        elif self._goes_on:
+            return self.upcoming()
+        else:
+            position = self.start(*self.passes.claim())
+        if self._source is not None:
+            self._source.passes.outrun(position.epoch, self._from_source)
+        return position
+
+    def upcoming(self) -> Position:
+        """Where the next pass starts."""
+        if self._goes_on and self.last is not None:
+            return self.parse(self.last.state())
+        return self.start(self.passes.upcoming, self.passes.loaded)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the next pass goes on where the last one stands: an endless pipeline's does."""
+        return self.last is not None and self.plan.chain.endless and not self.passes.loaded
+
+    def start(self, number: int, load: int) -> Position:
+        """Where a pass starts, given the load that it starts from.
+
+        Raises:
+            StateError: that was done after this process had started.
+        """
+        if self.pending is not None and self.pending[0] == load:
+            return self.loaded(self.pending[1])
+        if load % 2:
+            raise StateError(
+                "persistent workers that have started do not see a state that is loaded into the pipeline "
+                f"afterwards, got one from within epoch {number}: make a new DataLoader after "
+                "load_state_dict(), or use StatefulDataLoader or trainpipes.Loader"
+            )
+        return Position(number, 0, self.plan.chain.num_shards)
+
+    def loaded(self, position: Position) -> Position:
+        """A position that was loaded, for a pass of its own: stages may change what they are opened with."""
+        self.plan.adopt(position.notes)
+        return deepcopy(position)
+
+    def count(self) -> int:
+        """How often this was iterated in this process before."""
+        process, times = self._iterated
+        if process != os.getpid():
+            times = 0
+        self._iterated = (os.getpid(), times + 1)
+        return times
+
+    def state_at(self, batches: int, epoch: int) -> dict[str, Any]:
+        """The state after so many batches of each rank in a pass."""
+        if isinstance(batches, bool) or not isinstance(batches, int) or batches < 0:
+            raise StateError(f"state_at(batches_delivered) counts from 0, got {shown(batches)}")
+        if not is_count(epoch):
+            raise StateError(f"state_at(epoch) counts from 0, got {shown(epoch)}")
+        plan, world = self.plan, self.ranks()[1]
+        m = batches * world
+        if plan.counts.known and m > plan.counts.batches_in_pass:
+            most = int(plan.counts.batches_in_pass) // world
+            raise StateError(
+                f"state_at(batches_delivered): an epoch has {most} batches for each "
+                f"of {world} ranks, got {batches}"
+            )
+        walked = 0 if plan.counted else m
+        start = Position(epoch, m - walked, plan.chain.num_shards)
+        walk = ConsumerIterator(plan, Topology(), start, start.m)
+        for taken in range(walked):
+            try:
+                next(walk)
+            except StopIteration:
+                raise StateError(
+                    f"state_at(batches_delivered): the epoch ended after {taken} batches, got {batches}"
+                ) from None
+        return state_dict_at(plan, Topology(), start, walk.state())
+
+    def peek(self) -> Any:
+        """The first item of the next pass, from an iterator of its own."""
+        position = self.upcoming()
+        return next(OnePass(self.plan, self.topology(), position, position.m))
+
+    def state(self) -> dict[str, Any] | None:
+        """The state after the last item given; of the next pass's start where none was. None in a worker,
+        whose iterator has it."""
+        if get_worker_info() is not None:
+            return None
+        last = self.last
+        if last is not None:
+            left = last.left and not last.ended
+            if left and any(not (one.ended or one.left) for one in self.begun):
+                warn_once(
+                    "the iterator that gave the last item was left before its end, and another one is "
+                    "unfinished: this state is that of the last item. To save where the other one is, ask "
+                    "it for its own state_dict(); peek() looks at an item without an iterator"
+                )
+            return last.state()
+        if self.passes.elsewhere:
+            raise StateError(
+                "this pipeline was last iterated by a trainpipes.Loader or by workers of a DataLoader, and "
+                "does not know how far they are: ask the Loader or StatefulDataLoader for its state_dict(); "
+                "for a plain DataLoader count batches, and use pipe.state_at(batches, epoch=...)"
+            )
+        start, topology = self.upcoming(), self.topology()
+        # With cursors of a rank's own shards, also of a state that had all of them.
+        return state_dict_at(
+            self.plan,
+            topology,
+            start,
+            ConsumerIterator(self.plan, topology, start, start.m).state(),
+        )

@@ -1,0 +1,149 @@
+"""What a ``Loader``'s worker process iterates: one rank's pass, a message at a time.
+
+A worker makes the batches of its own shards. Each of its messages is for a stretch of the rank's
+micro-batches, the same for all workers, and may have no batch in it; so any number of workers will do, a
+``DataLoader`` may ask them in strict turn, and a queue's cost is paid once for several batches. Stretches
+start short, so that the first batch comes soon. Batches that are too large to travel together take several
+messages, and the other workers wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from trainpipes.runtime.iterating.worker_end import end_in_peace
+from trainpipes.runtime.iterating.worker_message import (
+    WorkerMemory,
+    WorkerMessage,
+    failure,
+    pack,
+)
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.shards.items import items_of
+from trainpipes.runtime.shards.shard_iterator import ENDED
+from trainpipes.runtime.shards.turns import Turns
+from trainpipes.runtime.source import RowSource, RowStream
+from trainpipes.runtime.stage import Stage
+from trainpipes.state import Position
+
+__all__ = ["WorkerDataset", "share_out"]
+
+#: Micro-batches of each worker in a message, at most. More: a queue's cost is paid less often (1 in 8 is
+#: a few per cent already), and more batches are held.
+MOST_BATCHES = 8
+
+
+def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, int]:
+    """The worker of each shard: shards of one span stay together where there are spans enough,
+    since they share what is read.
+
+    >>> share_out([0, 1, 2, 3], num_spans=2, workers=2)
+    {0: 0, 1: 1, 2: 0, 3: 1}
+    """
+    spans = sorted({s % num_spans for s in shards})
+    if len(spans) >= workers:
+        return {s: spans.index(s % num_spans) % workers for s in shards}
+    return {s: n % workers for n, s in enumerate(shards)}
+
+
+class WorkerDataset(IterableDataset[WorkerMessage]):
+    """One rank's pass as its workers make it.
+
+    Args:
+        stages: the pipeline's.
+        source: the listed rows.
+        ranks: rank and world size.
+        workers: workers that share the rank's shards.
+        position: where the first pass starts.
+        memory: shared with the process that trains.
+        ahead: messages of each worker that are made ahead.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        source: RowSource | RowStream,
+        ranks: tuple[int, int],
+        workers: int,
+        position: Position,
+        memory: WorkerMemory,
+        ahead: int,
+    ) -> None:
+        self._stages = tuple(stages)
+        self._source = source
+        self._rank, self._world = ranks
+        self._workers = workers
+        self._position = position
+        self._memory = memory
+        # Far enough that it holds back only who is out of step with the others.
+        self._stretch = self._world * workers
+        self._most_ahead = (ahead + 2) * MOST_BATCHES * self._stretch
+        self._plan: Plan | None = None
+
+    def __iter__(self) -> Iterator[WorkerMessage]:
+        if self._plan is None:
+            self._plan = Plan.of([stage.fresh() for stage in self._stages], self._source)
+            self._plan.adopt(self._position.notes)
+        info = get_worker_info()
+        end_in_peace()
+        return self.messages(self._plan, 0 if info is None else info.id)
+
+    def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
+        """What a worker sends.
+
+        Args:
+            plan: its own.
+            worker: which one.
+        """
+        number = self._memory.unpacked(worker)
+        for message in self._filled(plan, worker):
+            message.notes = plan.notes
+            self._memory.place(message, number)
+            number += 1
+            yield message
+
+    def _filled(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
+        epoch, position = self._memory.start, self._position
+        if epoch is not None:
+            position = Position(epoch, 0, position.num_shards)
+        plan = plan.resized(position.sizes)
+        running, end = self._own(plan, worker), plan.counts.end(self._world, position.m)
+        turns = Turns(self._world, end, plan.chain.num_shards, frozenset(running))
+        items = items_of(plan, position, turns, frozenset(running))
+        m = position.m + (self._rank - position.m) % self._world
+        length = 1
+        while running and m < end:
+            stop = min(m + length * self._stretch, self._memory.due + self._most_ahead, end)
+            length = min(2 * length, MOST_BATCHES)
+            message = WorkerMessage(worker)
+            while running and m < stop:
+                shard = m % plan.chain.num_shards
+                if shard in running:
+                    try:
+                        item = items.take(m)
+                        batch = None if item is ENDED else pack(item)
+                        text = items.cursor_text(shard)
+                    except Exception:
+                        message.failed = m, failure(worker)
+                        running.clear()
+                        break
+                    if batch is None:
+                        message.ended[shard] = text
+                        running.discard(shard)
+                    else:
+                        if not message.has_room(batch):
+                            yield message
+                            message = WorkerMessage(worker)
+                        message.numbers.append(m)
+                        message.batches.append(batch)
+                        message.cursors.append(text)
+                m += self._world
+            yield message
+
+    def _own(self, plan: Plan, worker: int) -> set[int]:
+        """A worker's shards."""
+        shards = range(self._rank, plan.chain.num_shards, self._world)
+        owners = share_out(shards, plan.layouts.usual.num_spans, self._workers)
+        return {shard for shard in shards if owners[shard] == worker}

@@ -1,0 +1,150 @@
+"""Options of stages: what they may be, how they are compared and shown, and what a state knows them by."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from trainpipes.runtime.rows.content import table_digest, tensor_digest
+from trainpipes.runtime.rows.row_types import written
+from trainpipes.runtime.warn_once import warn_once
+
+__all__ = ["allowed_values", "copied", "either", "identify", "same", "show", "spelt"]
+
+
+@functools.cache
+def allowed_values(kind: Any) -> dict[str, tuple[Any, ...]]:
+    """The values that options may have, of those that are declared as ``bool`` or ``Literal``."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for field in dataclasses.fields(kind):
+        owner = next(
+            base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {})
+        )
+        declared: Any = field.type
+        if isinstance(declared, str):
+            try:
+                declared = eval(declared, vars(sys.modules[owner.__module__]))
+            except Exception:  # of types that are not there when it runs, or are none
+                continue
+        union = get_origin(declared) in (Union, UnionType)
+        parts = get_args(declared) if union else (declared,)
+        if declared is bool:
+            found[field.name] = (True, False)
+        elif all(part is NoneType or get_origin(part) is Literal for part in parts):
+            values = [value for part in parts for value in get_args(part) or (None,)]
+            found[field.name] = tuple(values)
+    return found
+
+
+def copied(value: Any) -> Any:
+    """A value whose dicts and lists are copies: who gave them may change theirs."""
+    if type(value) is dict:
+        return {key: copied(inner) for key, inner in value.items()}
+    return [copied(inner) for inner in value] if type(value) is list else value
+
+
+def either(values: Sequence[Any]) -> str:
+    """``"a", "b" or "c"``; None goes without saying."""
+    said = [f'"{one}"' if isinstance(one, str) else str(one) for one in values if one is not None]
+    return f"{', '.join(said[:-1])} or {said[-1]}"
+
+
+def spelt(asker: str, older: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the names that they have now, with one warning for each older one.
+
+    Args:
+        asker: whose options.
+        older: the name now of each older one.
+        options: as given.
+
+    Raises:
+        TypeError: one is given by both names.
+    """
+    found = {}
+    for given, value in options.items():
+        name = older.get(given, given)
+        if name in found or (name != given and name in options):
+            raise TypeError(f"{asker}({name}) was called {given!r} before, and both are given")
+        if name != given:
+            warn_once(f"{asker}({given}=...) is called {name!r} now: write {name}=")
+        found[name] = value
+    return found
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality of options, also of arrays, tensors and stages."""
+    if a is b:
+        return True
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return type(a) is type(b) and np.array_equal(a, b)
+    equals = getattr(a, "equals", None)
+    return bool(equals(b) if callable(equals) and type(a) is type(b) else a == b)
+
+
+def show(value: Any) -> str:
+    """A short form of an option for ``repr``: functions by name, file and line."""
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        name = getattr(value, "__qualname__", "?").replace("<locals>.", "")
+        return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
+    text = written(value) if isinstance(value, pa.Schema) else repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
+
+
+def identify(value: Any) -> Any:
+    """What stands for an option in a fingerprint: plain values as they are, functions by module
+    and qualified name, arrays and bytes by their content, other objects by what their
+    ``fingerprint()`` says, else by their type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): identify(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [identify(v) for v in value]
+    if isinstance(value, set | frozenset):
+        return sorted((identify(v) for v in value), key=repr)
+    if isinstance(value, bytes):
+        return f"sha256:{hashlib.sha256(value).hexdigest()[:16]}"
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        content = np.ascontiguousarray(value).tobytes()
+        if value.dtype.hasobject:  # else by where its objects lie in memory
+            content = repr(value.tolist()).encode()
+        digest = hashlib.sha256(content).hexdigest()[:16]
+        return f"{value.dtype}{list(value.shape)}:{digest}"
+    if isinstance(value, torch.Tensor) and value.numel() > 1000:  # its text leaves some out
+        return f"{value.dtype}{list(value.shape)}:{tensor_digest(value)[:16]}"
+    if isinstance(value, pa.Table):
+        return f"table[{len(value)}]:{table_digest(value)[:16]}"
+    if hasattr(value, "fingerprint"):
+        return json.loads(json.dumps(value.fingerprint()))
+    qualified = getattr(value, "__qualname__", None)
+    if qualified is not None:
+        return f"{getattr(value, '__module__', '?')}.{qualified}"
+    inner = getattr(value, "func", None)  # functools.partial
+    if inner is not None:
+        return {"function": identify(inner), "arguments": identify([value.args, value.keywords])}
+    return f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"
+
+
+def stable_text(value: Any) -> str:
+    """``str`` of a value whose class defines one (a dtype, an expression), else nothing."""
+    named = any({"__repr__", "__str__"} & vars(c).keys() for c in type(value).__mro__[:-1])
+    return str(value) if named else ""

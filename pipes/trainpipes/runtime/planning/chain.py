@@ -1,0 +1,160 @@
+"""Which stage of a pipeline stands where: what ``arrange`` makes of the stages as they are written.
+
+Immutable, and of no data: nothing is opened to make it. Any thread may ask it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainpipes.runtime.kinds import (
+    BatchingStage,
+    CacheStage,
+    DealStage,
+    OrderStage,
+    PlaceStage,
+    RepeatStage,
+    Source,
+)
+from trainpipes.runtime.reading.numbered import RowOrder
+from trainpipes.runtime.stage import Stage
+
+__all__ = ["Chain"]
+
+#: Epochs between the passes of an endless pipeline, so that no two passes share an order.
+PASS_EPOCHS = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """The stages of a pipeline, sorted by what they are to its plan.
+
+    Attributes:
+        stages: all of them, first one first.
+        opener: the one that opens the source of rows.
+        file_stages: on file paths, before they are read.
+        before: on rows, before the shuffle.
+        after: on rows after they are dealt, and above.
+        shuffle: the one that orders rows.
+        shard: the one that deals them.
+        batch: the one that cuts micro-batches.
+        repeat: the one that goes on with the next epoch.
+        cache: the one that keeps rows.
+        cached: how many of ``before`` are below it; None where nothing is kept.
+        place_stages: on finished batches, in the process that trains.
+        skip_rows: rows in file order left out at the start of an epoch.
+        stop_rows: the row in file order before which an epoch ends.
+        skip_batches: micro-batches left out at the start of an epoch.
+        stop_batches: the micro-batch before which an epoch ends.
+        rolling: whether rows go on into the next epoch before they are batched.
+    """
+
+    stages: tuple[Stage, ...]
+    opener: Source
+    file_stages: tuple[Stage, ...] = ()
+    before: tuple[Stage, ...] = ()
+    after: tuple[Stage, ...] = ()
+    shuffle: OrderStage | None = None
+    shard: DealStage | None = None
+    batch: BatchingStage | None = None
+    repeat: RepeatStage | None = None
+    cache: CacheStage | None = None
+    cached: int | None = None
+    place_stages: tuple[PlaceStage, ...] = ()
+    skip_rows: int = 0
+    stop_rows: int | None = None
+    skip_batches: int = 0
+    stop_batches: int | None = None
+    rolling: bool = False
+
+    # Stages
+
+    @property
+    def steps(self) -> tuple[Stage, ...]:
+        """What rows go through, first one first."""
+        return self.before + self.after
+
+    @property
+    def after_on_rows(self) -> tuple[Stage, ...]:
+        """Stages on rows, or that make rows, after they are dealt."""
+        if self.batch is None:
+            return self.after
+        return self.after[: self.after.index(self.batch)]
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the rows are of several pipelines."""
+        return self.opener.mixes
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether each row read is one that is batched."""
+        rows = self.before + self.after_on_rows
+        rows = rows if self.batch is None else (*rows, self.batch)
+        counting = any(s.role in ("take", "skip") for s in self.after)
+        return all(s.keeps_rows for s in rows) and not counting
+
+    # Options
+
+    @property
+    def urls(self) -> Any:
+        """What was asked for, where files are listed."""
+        return self.stages[0].options["urls"] if self.stages[0].role == "files" else None
+
+    @property
+    def num_shards(self) -> int:
+        return 1 if self.shard is None else self.shard.num_shards
+
+    @property
+    def ragged(self) -> bool:
+        """Whether ranks may end at different steps, and all is delivered."""
+        return self.shard is not None and self.shard.tail == "ragged"
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a micro-batch; 1 where there are none, or where they are not counted."""
+        return 1 if self.batch is None else self.batch.batch_size or 1
+
+    @property
+    def drop_last(self) -> bool:
+        return self.batch is not None and self.batch.drop_last
+
+    @property
+    def drawn(self) -> RowOrder | None:
+        """What says which rows an epoch has, row by row; None where windows are shuffled, or nothing."""
+        return None if self.shuffle is None else self.shuffle.order
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether an epoch may have a row twice."""
+        return self.shuffle is not None and self.shuffle.name != "shuffle"
+
+    @property
+    def buffer(self) -> int | None:
+        """Rows that are shuffled with each other; None where rows are not shuffled within a buffer."""
+        if self.shuffle is None or self.drawn is not None:
+            return None
+        return self.shuffle.buffer_size
+
+    @property
+    def seed(self) -> int | None:
+        """Of a shuffle within a buffer."""
+        return None if self.shuffle is None or self.drawn is not None else self.shuffle.seed
+
+    # Epochs and passes
+
+    @property
+    def times(self) -> int | None:
+        """Epochs in a pass; None for no end."""
+        if self.repeat is None:
+            return None if self.opener.endless else 1
+        return self.repeat.times
+
+    @property
+    def endless(self) -> bool:
+        return self.times is None
+
+    def first_epoch(self, number: int) -> int:
+        """The epoch with which pass ``number`` starts."""
+        return number * (PASS_EPOCHS if self.times is None else self.times)

@@ -1,0 +1,249 @@
+"""Makes a state of a pipeline that differed in what may change one of the pipeline at hand.
+
+Batch size: each row comes at most once in the epoch at hand, rows of each span in the order they would have
+had, and there is one new sequence from m on, the same on any topology. Spans then no longer end together:
+rows left over at that epoch's end are, for each span, at most the epoch's first batch size and the largest
+later one.
+
+Pack length: rows of another length begin where an epoch does. Documents of one epoch are never packed to two
+lengths, and what was delivered before is as it was.
+
+Mix: sources that stay go on where they stand in each shard, new ones start at their beginning, and shares are
+counted anew from there, in all shards alike. The rows drawn so far still count for the schedule.
+
+Called by the thread that loads a state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+from trainpipes.cursor import is_count, shard_key
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.identity import as_old_as, damaged, first_difference, read_identity, said
+from trainpipes.order import Layout, StreamLayout
+from trainpipes.runtime.planning.chain import Chain
+from trainpipes.runtime.planning.counts import Counts
+from trainpipes.runtime.planning.layouts import Layouts
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.run import innermost
+from trainpipes.shown import cut, shown
+from trainpipes.state import BatchSizes, Position, read, render
+
+__all__ = ["ALLOWED", "migrate"]
+
+#: What ``load_state_dict(state, allow_changes=...)`` may name.
+ALLOWED = ("batch_size", "mix", "pack_length", "schema")
+#: Options that say what a source's rows are to a mix: they stay.
+KEPT = ("by", "tokens", "column")
+
+
+def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
+    """The state as ``plan`` would have it, if it differs only in what may change.
+
+    Args:
+        state: of a pipeline that differs in what may change, or of the same.
+        plan: of the pipeline that loads it.
+        allow_changes: what may differ.
+
+    Raises:
+        ConfigError: ``allow_changes`` names something else.
+        StateError: it cannot change where the state stands.
+    """
+    if isinstance(allow_changes, str) or not all(name in ALLOWED for name in allow_changes):
+        raise ConfigError(
+            f"allow_changes is a list of some of {list(ALLOWED)}, got {shown(allow_changes)}; everything "
+            "else must be as it was saved"
+        )
+    saved = read(state)
+    saved.check_like(plan.identity)
+    position = saved.position
+    if position.num_shards != plan.chain.num_shards:
+        return state
+    identity, position.notes = read_identity(saved.pipeline)
+    if "schema" in allow_changes:
+        position.notes.pop("schemas", None)
+    if "mix" in allow_changes:
+        _remix(identity, position, plan)
+    if "pack_length" in allow_changes:
+        _repack(identity, position, plan)
+    if "batch_size" in allow_changes:
+        _rebatch(identity, position, plan)
+    return render(position, json.dumps(identity, separators=(",", ":")))
+
+
+def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[str, Any], Any]]:
+    """The stages of a name as a state has them, each with that of ``plan``; none where these are more or
+    fewer."""
+    both = identity["stages"], json.loads(plan.identity)["stages"]
+    before, now = ([stage for stage in stages if stage["stage"] == name] for stages in both)
+    return list(zip(before, now, strict=True)) if len(before) == len(now) else []
+
+
+def _levels(cursor: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The stages' own part of a cursor, outermost first."""
+    while "below" in cursor:
+        yield cursor
+        cursor = cursor["below"]
+
+
+# The length of packed rows
+
+
+def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
+    """Give a state the pack length of ``plan``."""
+    packs = _pairs(identity, plan, "pack")
+    changed = [(b.get("length"), n["length"]) for b, n in packs if b.get("length") != n["length"]]
+    for shard, cursor in position.cursors.items():
+        if changed and not _begins_epoch(cursor, shard, position.epoch, plan):
+            old, new = shown(changed[0][0]), changed[0][1]
+            raise StateError(
+                f"pack/length: saved {old}, now {new}; it can change where an epoch starts, and "
+                f"{shard_key(shard)} stands within epoch {innermost(cursor)['epoch']} (m = {position.m}): "
+                f"load the state of an epoch's start or end, or go on with max_length={old} until there; a "
+                "run under repeat() without an end goes on with it, or is started anew"
+            )
+    for before, now in packs:
+        before["length"] = now["length"]
+
+
+def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -> bool:
+    """Whether a shard has used nothing of an epoch, or all of it, as far as its cursor tells."""
+    if cursor.get("ended"):
+        return True
+    place = innermost(cursor)
+    if any(level.get("row") for level in (*_levels(cursor), place)):
+        return False
+    if not place.get("window"):
+        return True
+    epoch, layout = place["epoch"], plan.layouts.of(place["epoch"])
+    slot = plan.counts.slot(shard, epoch, plan.chain.first_epoch(number))
+    return isinstance(layout, Layout) and bool(
+        place["window"] >= layout.num_windows(slot % layout.num_spans)
+    )
+
+
+# The size of micro-batches
+
+
+def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
+    """Give a state the batch size of ``plan``."""
+    pairs = [pair for pair in _pairs(identity, plan, "batch") if "batch_size" in pair[0]]
+    if not pairs or "batch_size" not in pairs[0][1]:  # it counts tokens
+        return
+    before, now = pairs[0]
+    old, new = before["batch_size"], now["batch_size"]
+    if old == new:
+        return
+    if not is_count(old, 1):
+        raise damaged(f"batch/batch_size is {shown(old)}")
+    before["batch_size"] = new
+    within = StateError(
+        f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, since "
+        "the rows that come next do not follow from the number of micro-batches: load the state of an "
+        "epoch's start"
+    )
+    chain, sized = plan.chain, _of_size(plan.chain, old)
+    if isinstance(plan.layouts.usual, StreamLayout) and not chain.mixes:
+        # The windows of a stream that is not shuffled are as long as its micro-batches.
+        length, rows = Layouts(plan.inputs, sized).usual.window_rows, plan.layouts.usual.window_rows
+        for place in map(innermost, position.cursors.values() if length != rows else ()):
+            row = place["window"] * length + place["row"]
+            if row and chain.num_shards > 1:  # rows are dealt window by window
+                raise within
+            place["window"], place["row"] = divmod(row, rows)
+    if not plan.layouts.whole:
+        return
+    position.sizes = sizes = _sizes(position, plan, sized)
+    if plan.counted:
+        position.cursors = {}  # which told where the old size had led
+    elif chain.num_shards > 1 and sizes is not None:
+        raise within
+
+
+def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
+    """The sizes of the epoch that a position stands in, the new one from there on.
+
+    Args:
+        position: where the state stands.
+        plan: has the new size.
+        old: has the old one.
+    """
+    chain, m = plan.chain, position.m
+    first, was, size = chain.first_epoch(position.epoch), old.batch_size, chain.batch_size
+    sizes = position.sizes or BatchSizes(first, 0, ((0, was),))
+    if not chain.rolling and chain.repeat is not None and plan.counts.known:
+        # Epochs follow each other in one pass: that of m may be a later one.
+        counts = Counts(Layouts(plan.inputs, old, sizes))
+        epoch = counts.epoch_of(m, first)
+        if epoch != sizes.epoch:
+            sizes = BatchSizes(epoch, counts.epoch_start(epoch, first), ((0, was),))
+    if m == sizes.start:
+        return BatchSizes(sizes.epoch, m, ((0, size),)) if m else None
+    passed = m - sizes.start + (0 if chain.rolling else chain.skip_batches)
+    return replace(sizes, sizes=(*sizes.sizes, (passed, size)))
+
+
+def _of_size(chain: Chain, size: int) -> Chain:
+    """The chain with micro-batches of another size."""
+    if chain.batch is None:
+        return chain
+    batch = chain.batch.replaced(batch_size=size)
+    after = tuple(batch if stage is chain.batch else stage for stage in chain.after)
+    return replace(chain, batch=batch, after=after)
+
+
+# What is mixed
+
+
+def _remix(identity: dict[str, Any], position: Position, plan: Plan) -> None:
+    """Make a state one of the mix of ``plan``; leave it as it is where there is no mix."""
+    now = json.loads(plan.identity)
+    before, after = identity["stages"][0], now["stages"][0]
+    if any(mix["stage"] != "mix" for mix in (before, after)) or before == after:
+        return
+    data = identity["data"].get("sources")
+    if not isinstance(data, dict) or not isinstance(before.get("sources"), dict):
+        raise damaged("it does not say what was mixed")
+    for name in before["sources"]:
+        if name in after["sources"]:
+            present = as_old_as(data.get(name), now["data"]["sources"][name])
+            _same(f"data/sources/{name}", data.get(name), present)
+            _same(f"stages/mix/sources/{name}", *(m["sources"][name] for m in (before, after)))
+    for option in KEPT:
+        _same(f"stages/mix/{option}", before.get(option), after.get(option))
+    if "repeat" in (before.get("stop"), after["stop"]):  # epochs are numbered otherwise
+        _same("stages/mix/stop", before.get("stop"), after["stop"])
+    for shard, cursor in position.cursors.items():
+        if any(level.get("row") for level in _levels(cursor)):
+            raise StateError(
+                f"{shard_key(shard)}: a stage above mix() holds rows that were mixed and are not used up, so "
+                "that the mix cannot change here: load the state with the mix as it was, or build the "
+                "pipeline with pack() and take() in the sources, where it can"
+            )
+        place = innermost(cursor)
+        place.pop("ahead", None)
+        kept = place.get("sources")
+        if isinstance(kept, dict) and kept:
+            place["sources"] = {
+                name: {k: v for k, v in own.items() if k != "gone"}
+                if isinstance(own, dict)
+                else own
+                for name, own in kept.items()
+                if name in after["sources"]
+            }
+    identity["data"], identity["stages"][0] = now["data"], after
+
+
+def _same(path: str, saved: Any, now: Any) -> None:
+    found = first_difference(saved, now, path)
+    if found is not None:
+        where, old, new = found
+        raise StateError(
+            f"{cut(where)}: saved {said(old)}, now {said(new)}; allow_changes=['mix'] lets sources "
+            "come and go, and their weights, schedule and repetitions change: a source that stays, and what "
+            "is counted, must be as it was; give a source that is another now another name"
+        )

@@ -1,0 +1,59 @@
+"""Items of a run that are made when somebody takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableSequence
+from typing import Any
+
+__all__ = ["LazyBatches", "late_if_small"]
+
+#: Bytes of an item up to which it is made when it is taken.
+LATE_BYTES = 1 << 19
+
+
+def late_if_small(make: Callable[[int], Any], count: int, nbytes: int) -> MutableSequence[Any]:
+    """Items of so many bytes together. Small ones are made by whoever takes them: memory that the last one
+    gave back is then still in the processor's cache, and several threads that do many small things only
+    wait for each other. Large ones are made here, in any thread."""
+    items = LazyBatches(make, count)
+    return items if nbytes <= count * LATE_BYTES else list(items)
+
+
+class LazyBatches(MutableSequence[Any]):
+    """Like a list, but each item is made when it is first asked for, by whoever asks.
+
+    Two threads that ask at once may both make it, and one of the two is then forgotten. Set to None, an
+    item is let go.
+
+    Args:
+        make: makes an item, given its number; the same one whenever it is asked.
+        count: of items.
+    """
+
+    def __init__(self, make: Callable[[int], Any], count: int) -> None:
+        self._make = make
+        self._items: list[Any] = [None] * count
+        self._gone = [False] * count
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, k: Any) -> Any:
+        if isinstance(k, slice):
+            return [self[i] for i in range(*k.indices(len(self)))]
+        item = self._items[k]
+        if item is None:
+            item = self._make(k)
+            if not self._gone[k]:
+                self._items[k] = item
+        return item
+
+    def __setitem__(self, k: Any, item: Any) -> None:
+        self._gone[k] = item is None
+        self._items[k] = item
+
+    def __delitem__(self, k: Any) -> None:
+        raise TypeError("the items of a run are not taken out")
+
+    def insert(self, k: int, item: Any) -> None:
+        raise TypeError("nothing is put between the items of a run")

@@ -1,0 +1,321 @@
+"""The path for counted pipelines: a consumer's micro-batches, in order, straight from the windows.
+
+Where a micro-batch's rows stand follows from its number, so that nothing has a position of its own, and a
+group of micro-batches is made by itself, in any thread: its rows are looked up in the windows of their
+spans, and put through the stages above. Groups are small at first, so that the first batch comes soon.
+
+Owned by one consumer and called by the thread that iterates; windows and groups are handed to its pool.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from trainpipes.order import IntArray, Layout
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.pool import Pool, Ticket
+from trainpipes.runtime.reading.windows import Window, Windows
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.lazy_batches import LazyBatches
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.shards.finishing import Finishing, is_about_a_row, raise_placed, unplaced
+from trainpipes.runtime.shards.opener import RUN_ROWS, rows_at_a_time
+from trainpipes.runtime.shards.turns import Turns
+
+__all__ = ["CountedItems"]
+
+#: Micro-batches of the first group; each later one has twice as many as the one before it.
+FIRST = 1
+#: Groups that workers of a stage have at a time, at least.
+SUBMITTED = 3
+#: Items made while the one that trains is at work, and how few of them are left when more are.
+MADE_AHEAD, LEAST_AHEAD = 16, 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """Micro-batches that are made together.
+
+    Args:
+        ms: their numbers, in order.
+        places: where each of them stands among the group's items.
+        parts: windows, and positions in their order, of all rows, item after item.
+        bounds: first row of each item, and the end.
+    """
+
+    ms: IntArray
+    places: list[int]
+    parts: list[tuple[Window, IntArray]]
+    bounds: IntArray
+
+
+class CountedItems:
+    """The items of one consumer of a counted pipeline.
+
+    Args:
+        plan: the pipeline's.
+        number: of the pass.
+        turns: which micro-batches they are.
+        windows: where rows are.
+        pool: reads windows and makes groups; None for none but the thread that iterates.
+        alone: whether the thread that iterates makes the groups, since functions are called that are not
+            ours.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        number: int,
+        turns: Turns,
+        windows: Windows,
+        pool: Pool | None,
+        alone: bool,
+    ) -> None:
+        self._plan = plan
+        self._first_epoch = plan.chain.first_epoch(number)
+        self._turns = turns
+        self._windows = windows
+        self._readers = None if plan.reads_user_code else pool
+        self._pool = None if alone else pool
+        batch = plan.chain.batch
+        self._finish = Finishing(
+            plan.chain.after_on_rows,
+            plan.chain.after[len(plan.chain.after_on_rows) + (batch is not None) :],
+        )
+        calls_rows = batch is not None and any(stage.per_row for stage in plan.chain.after)
+        # Where Python is called for rows, each micro-batch is made by itself, when it is taken.
+        self._when_taken = calls_rows and self._pool is None and not self._finish.has_workers
+        self._most = self._most_items()
+        self._count = min(FIRST, self._most)  # micro-batches of the next group
+        self._singly = 0  # micro-batches that are made one by one, to find the one that fails
+        self._failed: Exception | None = None  # what they failed with together
+        self._ahead = 0 if self._pool is None else self._pool.threads + 1
+        if self._pool is None and self._finish.has_workers:
+            self._ahead = SUBMITTED
+        self._tickets: deque[tuple[Group | None, Ticket]] = deque()
+        self._upcoming: int | None = None  # the micro-batch after the last group in work
+        self._items: MutableSequence[Any] = []
+        self._places: Sequence[int] = ()
+        self._k = 0
+        self._made = 0  # items of the group that are made ahead
+
+    def _most_items(self) -> int:
+        """Micro-batches in a group."""
+        plan = self._plan
+        rows = RUN_ROWS if self._when_taken else rows_at_a_time(plan)
+        return max(1, rows // (1 if plan.chain.batch is None else plan.chain.batch_size))
+
+    # One item after the other
+
+    def take(self, m: int) -> Any:
+        """Micro-batch ``m``, which is the first one or the one after that given last. Asked again after an
+        error, it is made again."""
+        while self._k == len(self._places):
+            self._next_group(m)
+        k = self._places[self._k]
+        try:
+            item = self._items[k]
+        except BaseException as error:
+            raise_placed(error, self._plan)
+        self._items[k] = None  # the group does not keep what was given
+        self._k += 1
+        return item
+
+    def close(self) -> None:
+        """Let the windows go."""
+        self._windows.close()
+
+    def make_ahead(self) -> None:
+        """Have the next items made, where they would else be made when they are taken."""
+        left = max(self._made, self._k) - self._k
+        if self._pool is None or left > LEAST_AHEAD or not isinstance(self._items, LazyBatches):
+            return
+        first = self._k + left
+        self._made = first + MADE_AHEAD
+        if first < len(self._places):
+            self._pool.first(partial(_make, self._items, self._places[first : self._made]))
+
+    def cursor_text(self, shard: int) -> str:
+        """Nothing: where a shard stands follows from m."""
+        return ""
+
+    # Groups
+
+    def _next_group(self, m: int) -> None:
+        self.work_ahead(m)
+        group, ticket = self._tickets[0]
+        try:
+            items = ticket.result() if self._pool is None else self._pool.result(ticket)
+        except BaseException as error:
+            self._start_again()
+            if group is not None and len(group.ms) > 1 and is_about_a_row(error):
+                # Made one by one, the one that fails is raised when it is due.
+                self._singly, self._failed = len(group.ms), error
+                return
+            self._failed = None
+            raise_placed(error, self._plan)
+        assert group is not None
+        if self._singly == 1 and self._failed is not None:
+            failed, self._failed = (
+                self._failed,
+                None,
+            )  # it did not come again, and is not passed over
+            self._start_again()
+            raise_placed(failed, self._plan)
+        self._singly = max(0, self._singly - 1)
+        self._tickets.popleft()
+        self._items, self._places, self._k, self._made = items, group.places, 0, 0
+        self.work_ahead(m)
+
+    def _start_again(self) -> None:
+        """Forget what is in work: asked again, it is made again, and no row is lost."""
+        self._tickets.clear()
+        self._upcoming = None
+
+    def work_ahead(self, m: int) -> None:
+        """Have the next groups in work, from micro-batch ``m`` on if none is."""
+        if self._upcoming is None:
+            self._upcoming = m
+        most = 1 if self._singly else max(1, self._ahead)
+        while len(self._tickets) < most and self._upcoming < self._turns.end:
+            self._tickets.append(self._begin(self._upcoming))
+
+    def _begin(self, m: int) -> tuple[Group | None, Ticket]:
+        """The next group, and what makes its items."""
+        count = 1 if self._singly else self._count
+        try:
+            group = self._group(self._turns.after(m, count))
+        except Exception as error:  # raised when it is due
+            self._upcoming = m + self._turns.stride
+            return None, Ticket(partial(_fail, error))
+        self._upcoming = int(group.ms[-1]) + self._turns.stride
+        if not self._singly:
+            self._count = min(2 * count, self._most)
+        # Not methods: what waits in a ticket would hold these items, which hold the ticket.
+        make = partial(_made, self._finish, group, self._plan.chain.batch is not None)
+        if self._when_taken:
+            make = partial(_made_when_taken, self._finish, group)
+        if self._pool is not None:
+            return group, self._pool.submit(make)
+        if self._finish.has_workers:
+            return group, Ticket(
+                _submitted(self._finish, group, self._plan.chain.batch is not None)
+            )
+        return group, Ticket(make)
+
+    # Where rows stand
+
+    def _group(self, ms: IntArray) -> Group:
+        """The rows of some micro-batches, those of the first one's epoch."""
+        plan = self._plan
+        first = self._first_epoch
+        epoch, shift = first, plan.chain.skip_batches
+        if plan.chain.repeat is not None and not plan.chain.rolling:
+            epoch = plan.counts.epoch_of(int(ms[0]), first)
+            shift -= plan.counts.epoch_start(epoch, first)
+            if plan.chain.times is None or epoch + 1 < first + plan.chain.times:
+                ms = ms[ms < plan.counts.epoch_start(epoch + 1, first)]
+        layout = plan.layouts.of(epoch)
+        assert isinstance(layout, Layout)
+        numbers = ms + shift
+        spans, chunks = numbers % layout.num_spans, numbers // layout.num_spans
+        order = np.argsort(spans, kind="stable")
+        places = np.empty(len(ms), dtype=np.int64)
+        places[order] = np.arange(len(ms))
+        parts: list[tuple[Window, IntArray]] = []
+        sizes: list[IntArray] = []
+        for span in np.unique(spans).tolist():
+            rows, lengths = self._rows(layout, span, chunks[spans == span])
+            sizes.append(lengths)
+            user = (span - shift) % layout.num_spans  # which it is in all epochs
+            parts += self._parts(layout, user, epoch, span, rows)
+        bounds = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
+        return Group(ms, places.tolist(), parts, bounds)
+
+    def _rows(self, layout: Layout, span: int, chunks: IntArray) -> tuple[IntArray, IntArray]:
+        """Rows of a span, counted from its first, that some micro-batches of it have, and how many each."""
+        start, stop = layout.span(span)
+        rows = stop - start
+        if self._plan.chain.rolling:
+            rows *= self._plan.chain.times or 1 << 40
+        firsts = layout.chunk_rows_of(span, chunks)
+        ends = np.minimum(layout.chunk_rows_of(span, chunks + 1), rows)
+        if (firsts[1:] == ends[:-1]).all():
+            return np.arange(firsts[0], ends[-1], dtype=np.int64), ends - firsts
+        each = [np.arange(a, b, dtype=np.int64) for a, b in zip(firsts, ends, strict=True)]
+        return np.concatenate(each), ends - firsts
+
+    def _parts(
+        self, layout: Layout, user: int, epoch: int, span: int, rows: IntArray
+    ) -> list[tuple[Window, IntArray]]:
+        """The windows that hold rows of a span, ascending, and their positions in them."""
+        start, stop = layout.span(span)
+        parts = []
+        while len(rows):
+            passed = int(rows[0]) // (stop - start)  # epochs, where rows roll on
+            base = passed * (stop - start)
+            number = layout.window_of(span, int(rows[0]) - base)
+            low, high = layout.window(span, number)
+            count = int(np.searchsorted(rows, base + high))
+            window = self._windows.get(user, epoch + passed, span, number, {})
+            assert window is not None
+            if self._readers is not None:
+                window.read_in(self._readers)
+            parts.append((window, rows[:count] - (base + low)))
+            rows = rows[count:]
+        return parts
+
+
+def _made(finish: Finishing, group: Group, batched: bool) -> MutableSequence[Any]:
+    """A group's items."""
+    return finish(_run(group, batched)).unroll()
+
+
+def _made_when_taken(finish: Finishing, group: Group) -> MutableSequence[Any]:
+    """A group's items, each of which is made when it is taken."""
+    return LazyBatches(partial(_made_alone, finish, group), len(group.ms))
+
+
+def _made_alone(finish: Finishing, group: Group, place: int) -> Any:
+    """One of a group's items."""
+    start, stop = group.bounds[place : place + 2].tolist()
+    bounds = np.array([0, stop - start], dtype=np.int64)
+    blocks: list[Block] = []
+    for window, positions in group.parts:
+        if start < len(positions) and stop > 0:
+            blocks.append(window.take(positions[max(0, start) : stop]))
+        start, stop = start - len(positions), stop - len(positions)
+    return finish(unplaced(Block.join(blocks), bounds)).unroll()[0]
+
+
+def _submitted(
+    finish: Finishing, group: Group, batched: bool
+) -> Callable[[], MutableSequence[Any]]:
+    """Have workers of a stage begin with a group; what is returned waits for them, and gives its items."""
+    try:
+        rest = finish.submit_run(_run(group, batched))
+    except Exception as error:
+        return partial(_fail, error)
+    return lambda: rest().unroll()
+
+
+def _run(group: Group, batched: bool) -> Run:
+    block = Block.join([window.take(positions) for window, positions in group.parts])
+    return unplaced(block, group.bounds if batched else None)
+
+
+def _make(items: MutableSequence[Any], places: Sequence[int]) -> None:
+    """Make items that wait for that; those that have been taken are passed over."""
+    for place in places:
+        items[place]
+
+
+def _fail(error: BaseException) -> Any:
+    """Raise what was raised before its turn."""
+    raise error

@@ -1,0 +1,64 @@
+"""What gives the items of one consumer: by arithmetic where the pipeline is counted, else shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.shards.counted_items import CountedItems
+from trainpipes.runtime.shards.shard_iterator import ShardItems
+from trainpipes.runtime.shards.turns import Turns
+from trainpipes.runtime.source import MixedWindows
+from trainpipes.state import Position
+
+__all__ = ["Items", "items_of"]
+
+
+class Items(Protocol):
+    """The items of one consumer. Called by one thread at a time."""
+
+    def take(self, m: int) -> Any:
+        """Micro-batch ``m``, the next one of its shard; ENDED if the shard has no more."""
+        ...
+
+    def work_ahead(self, m: int) -> None:
+        """Have other threads, or workers of a stage, begin with what leads to micro-batch ``m``."""
+        ...
+
+    def make_ahead(self) -> None:
+        """Have other threads make the items that come next."""
+        ...
+
+    def cursor_text(self, shard: int) -> str:
+        """Where a shard's next item starts, as it stands in a state; empty where that follows from m."""
+        ...
+
+    def close(self) -> None:
+        """Let the windows go."""
+        ...
+
+
+def items_of(
+    plan: Plan,
+    position: Position,
+    turns: Turns,
+    shards: Collection[int],
+    pool: Pool | None = None,
+    alone: bool = False,
+) -> Items:
+    """The items of some shards of a pass, from a position on.
+
+    Args:
+        plan: the pipeline's.
+        position: where to start.
+        turns: which micro-batches will be asked for.
+        shards: those that they are of.
+        pool: works ahead; None for no other thread.
+        alone: whether the pool only reads windows.
+    """
+    windows = plan.windows(pool, position.epoch)
+    if plan.counted and not isinstance(windows, MixedWindows):
+        return CountedItems(plan, position.epoch, turns, windows, pool, alone)
+    return ShardItems(plan, position, shards, windows, None if alone else pool)

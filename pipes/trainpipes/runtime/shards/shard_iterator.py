@@ -1,0 +1,194 @@
+"""One shard, one item at a time, with its cursor: the general way, for pipelines that are not counted.
+
+Called by the thread that iterates; a thread pool makes the next run while the one at hand is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, MutableSequence
+from typing import Any
+
+from trainpipes.cursor import cursor_text
+from trainpipes.errors import DataError
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.pool import Pool, Ticket
+from trainpipes.runtime.reading.windows import Windows
+from trainpipes.runtime.shards.finishing import is_about_a_row, raise_placed
+from trainpipes.runtime.shards.opener import ShardOpener
+from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.runtime.source import MixedWindows
+from trainpipes.state import Position
+
+__all__ = ["ENDED", "ShardItems", "ShardIterator"]
+
+
+class _Ended:
+    def __repr__(self) -> str:
+        return "ENDED"
+
+
+#: What a shard gives past its last item.
+ENDED: Any = _Ended()
+
+
+class ShardIterator:
+    """Items of one shard.
+
+    Args:
+        opener: of the process.
+        shard: which shard.
+        number: of the pass.
+        cursor: where to start, as ``cursor`` gave it; None for the pass's start.
+        pool: makes the next run ahead of its use; None to make it when it is asked for.
+    """
+
+    def __init__(
+        self,
+        opener: ShardOpener,
+        shard: int,
+        number: int,
+        cursor: dict[str, Any] | None,
+        pool: Pool | None = None,
+    ) -> None:
+        self._opener = opener
+        self._shard = shard
+        self._number = number
+        self._pool = pool
+        below = dict(cursor or {})
+        self.delivered = int(below.pop("delivered", 0))
+        self.ended = bool(below.pop("ended", False))
+        self._runs = ShardRuns(opener, shard, number, None if cursor is None else below)
+        self._run = PlacedRun(None, 0, 0, self._runs.at, self._runs.state)
+        self._items: MutableSequence[Any] = []
+        self._k = 0
+        self._ticket: Ticket | None = None
+
+    def next(self) -> Any:
+        """The next item, or ENDED, and then ever after."""
+        while self._k >= self._run.last:
+            if self.ended:
+                return ENDED
+            self._next_run()
+        try:
+            item = self._items[self._k]
+        except BaseException as error:
+            raise_placed(error, self._opener.plan)
+        self._items[self._k] = None  # the run does not keep what was handed over
+        self._k += 1
+        self.delivered += 1
+        return item
+
+    def _next_run(self) -> None:
+        self.work_ahead()
+        ticket, self._ticket = self._ticket, None
+        assert ticket is not None
+        try:
+            run, items = ticket.result() if self._pool is None else self._pool.result(ticket)
+        except BaseException as error:
+            self._start_again(error)
+            return
+        self._run, self._items, self._k = run, items, run.first
+        self.ended = run.run is None
+        if self._pool is not None:
+            self.work_ahead()
+
+    def work_ahead(self) -> None:
+        """Have the next run in work, or ready, beside the one at hand."""
+        if self._ticket is None and not self.ended:
+            self._ticket = (
+                Ticket(self._make) if self._pool is None else self._pool.submit(self._make)
+            )
+
+    def _make(self) -> tuple[PlacedRun, MutableSequence[Any]]:
+        """The next run and its items; its rows are let go."""
+        found = self._runs.next()
+        return found.without_rows(), [] if found.run is None else found.run.unroll()
+
+    def _start_again(self, error: BaseException) -> None:
+        """Go back to where the items that were given end, and raise, unless smaller runs may put the error
+        where it is due. Asked again, it fails again, and no row is lost."""
+        place = {**self._place(), "at": self._at()}
+        ours = is_about_a_row(error) and not self._opener.plan.runs_user_code
+        again = ours and not self._runs.singly and self._opener.divisible
+        self._runs = ShardRuns(self._opener, self._shard, self._number, place, singly=again)
+        if again:
+            return
+        raise_placed(error, self._opener.plan)
+
+    def _place(self) -> dict[str, Any]:
+        return self._run.place(self._k)
+
+    def _at(self) -> int:
+        return self._run.at + self._k - self._run.first
+
+    def cursor(self) -> dict[str, Any]:
+        """Where the next item starts, as plain JSON types."""
+        cursor = {**self._place(), "delivered": self.delivered, "at": self._at()}
+        if self.ended:
+            cursor["ended"] = True
+        return cursor
+
+    def cursor_text(self) -> str:
+        """``cursor`` as it stands in a state."""
+        try:
+            return cursor_text(self.cursor(), self._shard, self._opener.plan.tag)
+        except TypeError as error:
+            raise DataError(
+                f"a position is kept as JSON, and a node below gave a state that JSON cannot hold: {error}"
+            ) from error
+
+
+class ShardItems:
+    """The items of several shards of one process.
+
+    Args:
+        plan: the pipeline's.
+        position: where they start.
+        shards: which they are.
+        windows: shared by them.
+        pool: makes runs ahead of their use; None to make them when they are asked for.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        position: Position,
+        shards: Collection[int],
+        windows: Windows | MixedWindows,
+        pool: Pool | None,
+    ) -> None:
+        self._plan = plan
+        self._position = position
+        self._opener = ShardOpener(plan, windows, len(shards))
+        self._pool = pool
+        self._iterators: dict[int, ShardIterator] = {}
+
+    def take(self, m: int) -> Any:
+        """Micro-batch ``m``, or ENDED if its shard has no more."""
+        return self._of(m % self._plan.chain.num_shards).next()
+
+    def work_ahead(self, m: int) -> None:
+        """Have a shard's next run in work: that of micro-batch ``m``."""
+        found = self._of(m % self._plan.chain.num_shards)
+        if self._pool is not None:
+            found.work_ahead()
+
+    def close(self) -> None:
+        """Let the windows go."""
+        self._opener.windows.close()
+
+    def make_ahead(self) -> None:
+        """Nothing: items are made with their run."""
+
+    def cursor_text(self, shard: int) -> str:
+        """Where a shard's next item starts, as it stands in a state."""
+        return self._of(shard).cursor_text()
+
+    def _of(self, shard: int) -> ShardIterator:
+        found = self._iterators.get(shard)
+        if found is None:
+            cursor = self._plan.counts.cursor(self._position, shard)
+            found = self._iterators[shard] = ShardIterator(
+                self._opener, shard, self._position.epoch, cursor, self._pool
+            )
+        return found

@@ -1,0 +1,250 @@
+"""``from_torchdata``: items of a torchdata node as rows, with the node's own state in ours.
+
+A node has one place. Whoever reads it, of all pipelines over it in a process, has it go where they stand
+first; called by the thread that reads a stream.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.runtime.iterating.foreign import tells_start
+from trainpipes.runtime.iterating.node import StageNode
+from trainpipes.runtime.iterating.plain import plain, restored
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.shown import shown
+
+__all__ = ["FromTorchdata"]
+
+#: Keys of a position that is told by the start of epoch 0, and by how many epochs follow.
+FIRST, EPOCHS = "first", "epochs"
+#: Epochs of which it is known where they start.
+REMEMBERED = 64
+
+_places: weakref.WeakKeyDictionary[BaseNode[Any], NodePlace] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+class FromTorchdata(Source):
+    """Items of a node of ``torchdata.nodes``, one of torchdata's or of your own, as rows.
+
+    Out: the items, untouched. Cursor: the node's state; it may hold what JSON can, tuples, bytes, arrays and
+    tensors, such as that of a random generator. A resume costs what the node's ``reset(state)`` costs. Items
+    are drawn a batch, or a shuffle's buffer, ahead of use.
+
+    Epoch 0 is what the node gives after its first ``reset()``, each other one what it gives after a
+    ``reset()`` in the epoch before, of which one item was read: so that an epoch is the same whether the one
+    before it was read to its end, or not, or in another process. That is how torchdata's nodes count
+    epochs.
+
+    One consumer only: a node has one place, and each of several ranks or workers would have a copy of it
+    that gives all items again. A node that knows its rank is not told apart from that. Where there are more,
+    read the same files by ``list_files``, or the same data by ``from_dataset``.
+
+    Args:
+        node: the node, of which nothing was read before.
+
+    Raises:
+        ConfigError: that is no node, or one of our own; or its state holds what cannot be kept.
+        TopologyError: there is more than one rank or worker.
+
+    >>> import trainpipes as tp
+    >>> from torchdata.nodes import IterableWrapper
+    >>> list(tp.from_torchdata(IterableWrapper(range(5))).batch(2))
+    [[0, 1], [2, 3], [4]]
+    """
+
+    makes_objects = True
+    runs_user_code = True
+    free = frozenset({"node"})
+    one_consumer = (
+        "a torchdata node has one place, and each of several ranks or workers would have a copy of it that "
+        "gives all of its items again: read it in one process, or read its data by list_files() or "
+        "from_dataset()"
+    )
+
+    node: BaseNode[Any]
+
+    def check(self) -> None:
+        if isinstance(self.node, StageNode):
+            raise ConfigError(
+                "from_torchdata(node) takes a node that is not ours, got one of trainpipes.nodes: write it "
+                "as a pipeline"
+            )
+        if not isinstance(self.node, BaseNode):
+            raise ConfigError(
+                f"from_torchdata(node) takes a torchdata.nodes.BaseNode, got {shown(self.node)}; for what "
+                "can be iterated take from_iterable()"
+            )
+
+    def open(self) -> TorchdataStream:
+        return TorchdataStream(self.node)
+
+    def __repr__(self) -> str:
+        return f"from_torchdata({type(self.node).__name__})"
+
+
+class TorchdataStream(RowStream):
+    """A node as a stream that can go where its state says.
+
+    Args:
+        node: the node.
+    """
+
+    def __init__(self, node: BaseNode[Any]) -> None:
+        self._node = node
+
+    @property
+    def seekable(self) -> bool:
+        return True
+
+    def open(self, epoch: int, state: dict[str, Any] | None) -> NodeReader:
+        place = place_of(self._node)
+        first = place.start(0)  # before the node goes anywhere else
+        if state is None:
+            state = place.start(epoch) if epoch else first
+        return NodeReader(place, state)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"node": type(self._node).__qualname__}
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [
+            ("rows", f"items of {type(self._node).__name__}: not counted, resumed by its state")
+        ]
+
+
+def place_of(node: BaseNode[Any]) -> NodePlace:
+    """Where a node stands, for all who read it in this process."""
+    with _making:
+        if node not in _places:
+            _places[node] = NodePlace(node)
+        return _places[node]
+
+
+class NodePlace:
+    """Where a node stands, and where its epochs start.
+
+    Args:
+        node: the node.
+    """
+
+    def __init__(self, node: BaseNode[Any]) -> None:
+        self._node = weakref.ref(node)
+        self._reader: weakref.ref[NodeReader] | None = None  # whose turn it is
+        self._starts: dict[int, dict[str, Any]] = {}
+        self.lock = threading.RLock()
+
+    @property
+    def node(self) -> BaseNode[Any]:
+        node = self._node()
+        assert node is not None  # who reads it holds it
+        return node
+
+    def start(self, epoch: int) -> dict[str, Any]:
+        """The position at the start of an epoch."""
+        with self.lock:
+            if not self._starts:
+                self.node.reset(None)
+                self._starts[0] = self.state()
+            known = max(number for number in self._starts if number <= epoch)
+            if known < epoch:
+                self._leave()
+                self.go(self._starts[known])
+            for number in range(known + 1, epoch + 1):
+                self._next_epoch()
+                now, told = self.state(), {FIRST: self._starts[0], EPOCHS: number}
+                self._starts[number] = now if tells_start(now) else told
+                if len(self._starts) > REMEMBERED:
+                    del self._starts[sorted(self._starts)[1]]
+            return self._starts[epoch]
+
+    def turn(self, reader: NodeReader) -> None:
+        """Have the node stand where a reader stands."""
+        if self._reader is None or self._reader() is not reader:
+            self._leave()
+            self.go(reader.state())
+            self._reader = weakref.ref(reader)
+
+    def _leave(self) -> None:
+        """Note where the reader is whose turn it was."""
+        reader = None if self._reader is None else self._reader()
+        if reader is not None:
+            reader.leave()
+        self._reader = None
+
+    def state(self) -> dict[str, Any]:
+        """The node's state, of JSON types."""
+        found = plain(self.node.state_dict())
+        try:
+            json.dumps(found)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"from_torchdata(node): the state of {type(self.node).__name__} holds what cannot be kept as "
+                f"JSON ({error}); get_state() may return numbers, texts, lists, dicts, tuples, bytes, arrays "
+                "and tensors"
+            ) from error
+        return dict(found)
+
+    def go(self, state: dict[str, Any]) -> None:
+        """Have the node stand at a position."""
+        try:
+            self.node.reset(restored(state.get(FIRST, state)))
+        except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+            raise StateError(
+                f"{type(self.node).__name__} cannot go to the position in the state ({str(error)[:80]}); "
+                "load it as it was saved, into the same node"
+            ) from error
+        for _ in range(int(state.get(EPOCHS, 0)) if FIRST in state else 0):
+            self._next_epoch()
+
+    def _next_epoch(self) -> None:
+        """Go from the start of an epoch to that of the next one, for which an item is to be read."""
+        with suppress(StopIteration):
+            next(self.node)
+        self.node.reset(None)
+
+
+class NodeReader(StreamReader):
+    """One pass over a node.
+
+    Args:
+        place: where the node stands.
+        start: the position before the first read.
+    """
+
+    def __init__(self, place: NodePlace, start: dict[str, Any]) -> None:
+        self._place = place
+        self._node = place.node
+        self._kept: dict[str, Any] | None = start  # where it stands, unless the node says
+        self._ended = False
+
+    def read(self, rows: int) -> Payload | None:
+        found: list[Any] = []
+        with self._place.lock:
+            if not self._ended:
+                self._place.turn(self)
+                self._kept = None
+            while len(found) < rows and not self._ended:
+                try:
+                    found.append(next(self._node))
+                except StopIteration:
+                    self._ended = True
+        return found or None
+
+    def state(self) -> dict[str, Any]:
+        with self._place.lock:
+            return self._place.state() if self._kept is None else self._kept
+
+    def leave(self) -> None:
+        """Keep where it stands until its next turn."""
+        self._kept = self.state()

@@ -1,0 +1,58 @@
+"""``write_arrow``: a pipeline's rows as Arrow IPC files, which are mapped into memory when they are read."""
+
+from __future__ import annotations
+
+import os
+
+import pyarrow as pa
+
+from trainpipes.checks import whole_number
+from trainpipes.pipeline import Pipeline
+from trainpipes.writers.output_folder import OutputFile, Written
+from trainpipes.writers.write import Format, check_codec, write
+
+__all__ = ["write_arrow"]
+
+#: A record batch's rows and bytes, where its rows are not counted.
+BATCH_ROWS, BATCH_BYTES = 16_384, 4 << 20
+CODECS = ("zstd", "lz4")
+
+
+def write_arrow(
+    pipeline: Pipeline,
+    folder: str | os.PathLike[str],
+    *,
+    rows_per_batch: int | None = None,
+    rows_per_file: int | None = None,
+    files: int | None = None,
+    compression: str | None = None,
+    overwrite: bool = False,
+) -> Written:
+    """Write one epoch to Arrow IPC files; see ``Pipeline.write_arrow``."""
+    if rows_per_batch is not None:
+        whole_number(rows_per_batch, 1, "write_arrow(rows_per_batch)", "rows in each record batch")
+    check_codec(compression, CODECS, "write_arrow")
+
+    def begin(file: OutputFile, schema: pa.Schema) -> _Arrow:
+        return _Arrow(file, schema, compression)
+
+    form = Format(
+        "write_arrow", ".arrow", begin,
+        {"rows_per_batch": rows_per_batch, "compression": compression},
+        rows_per_batch or BATCH_ROWS, None if rows_per_batch else BATCH_BYTES,
+    )  # fmt: skip
+    return write(pipeline, folder, form, files, rows_per_file, overwrite)
+
+
+class _Arrow:
+    """One file; each group of rows is a record batch."""
+
+    def __init__(self, file: OutputFile, schema: pa.Schema, compression: str | None) -> None:
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        self._writer = pa.ipc.new_file(file, schema, options=options)
+
+    def write(self, group: pa.Table, first_row: int) -> None:
+        self._writer.write_table(group, max_chunksize=len(group))
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,218 @@
+"""The rows of one epoch of a pipeline, in order, as tables that are cut by what is in them alone.
+
+A pipeline that goes on at a cursor is cut into runs at other places than one that came there by itself.
+Tables here begin and end at the same rows in both, and lie in memory in the same way, so that a file made of
+them has the same bytes. Used by one thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.arrays import to_arrow
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.pool import Pool, default_threads
+from trainpipes.runtime.rows.columns import table_of
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.shards.finishing import say_where
+from trainpipes.runtime.shards.opener import ShardOpener
+from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
+
+__all__ = ["AsColumns", "EpochRows", "decoded"]
+
+#: Rows that are looked at together, at first and at most, and the bytes that they are to have.
+FIRST_ROWS, MOST_ROWS = 16, 1024
+FEW_BYTES, MANY_BYTES = 256 << 10, 1 << 20
+
+
+class AsColumns(RunStage):
+    """Has rows that are Python objects become columns, all of one schema, whose text is UTF-8.
+
+    Args:
+        asker: the method that wants them, whose name it has.
+    """
+
+    needs_columns = True
+    free = frozenset({"asker"})
+
+    asker: str
+
+    @property
+    def name(self) -> str:
+        return str(vars(self).get("asker", "write"))  # asked for before the options are there
+
+    def process(self, run: Run) -> Run:
+        if isinstance(run.block.data, pa.Table):
+            run.block.data.validate(full=True)
+        return run
+
+    def __repr__(self) -> str:
+        return f"{self.asker}()"
+
+
+class EpochRows:
+    """The rows of a pipeline's first epoch, without what deals them to ranks.
+
+    Args:
+        pipeline: gives rows with columns; no batches.
+        asker: who writes them, for messages.
+
+    Raises:
+        ConfigError: the pipeline batches or repeats.
+    """
+
+    def __init__(self, pipeline: Pipeline, asker: str) -> None:
+        chain = pipeline._session.plan.chain
+        finishing = [stage for stage in chain.after if stage.role == "finish"]
+        in_the_way = chain.batch or chain.repeat or (finishing[0] if finishing else None)
+        source: Any = chain.stages[0]
+        if in_the_way is None and (getattr(source, "makes_batches", False) or chain.endless):
+            in_the_way = source
+        if in_the_way is not None:
+            raise ConfigError(
+                f"{asker}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
+                f"got {in_the_way}"
+            )
+        self.asker = asker
+        rows = [stage for stage in pipeline.stages if stage.role not in ("shard", "place")]
+        self.plan = Pipeline([*rows, AsColumns(asker)], (0, 1))._session.plan
+        self._pool: Pool | None = None
+        self._runs: ShardRuns | None = None
+        self._placed: PlacedRun | None = None
+        self._table: pa.Table | None = None
+        self._used = 0  # rows of the table
+        self._schema: pa.Schema | None = None
+
+    @property
+    def count(self) -> int | None:
+        """How many rows there are, where that is known."""
+        return int(self.plan.counts.end(1)) if self.plan.counts.known else None
+
+    def open(self, cursor: dict[str, Any] | None) -> None:
+        """Begin at a cursor, or at the first row."""
+        threads = default_threads()
+        self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
+        opener = ShardOpener(self.plan, self.plan.windows(self._pool))
+        self._runs = ShardRuns(opener, 0, 0, cursor)
+
+    def close(self) -> None:
+        """Let the threads go."""
+        if self._pool is not None:
+            self._pool.close()
+
+    @property
+    def cursor(self) -> dict[str, Any]:
+        """Where the rows that have been taken end, of JSON types."""
+        placed = self._placed
+        assert placed is not None
+        passed = placed.first + self._used
+        return {**placed.place(passed), "at": placed.at + self._used}
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of all tables; once there has been one."""
+        assert self._schema is not None
+        return self._schema
+
+    def group(self, most: int, most_bytes: int | None) -> tuple[pa.Table, int] | None:
+        """The next rows, and how many bytes they have; None where there are no more.
+
+        Args:
+            most: rows to stop after.
+            most_bytes: bytes to stop after, about; None for any number.
+        """
+        parts: list[pa.RecordBatch] = []
+        rows = size = 0
+        step = FIRST_ROWS
+        while rows < most and (most_bytes is None or size < most_bytes):
+            part = self._take(min(step, most - rows))
+            if part is None:
+                break
+            parts.append(part)
+            rows += len(part)
+            part_size = pa.ipc.get_record_batch_size(part)
+            size += part_size
+            if part_size < FEW_BYTES:
+                step = min(2 * step, MOST_ROWS)
+            elif part_size > MANY_BYTES:
+                step = max(step // 2, 1)
+        if not parts:
+            return None
+        return pa.Table.from_batches(parts, self._schema).combine_chunks(), size
+
+    def _take(self, rows: int) -> pa.RecordBatch | None:
+        """So many rows, or fewer at the end; None after the last."""
+        parts = []
+        while rows:
+            if self._table is None or self._used == len(self._table):
+                if not self._advance():
+                    break
+                continue
+            part = self._table.slice(self._used, rows)
+            parts.append(part)
+            self._used += len(part)
+            rows -= len(part)
+        if not parts:
+            return None
+        table = pa.concat_tables(parts)
+        return pa.RecordBatch.from_arrays(
+            [_compact(column) for column in table.columns], schema=self.schema
+        )
+
+    def _advance(self) -> bool:
+        """Go on to the next run, if there is one."""
+        assert self._runs is not None
+        try:
+            placed = self._runs.next()
+            if placed.run is None:
+                return False
+            table = decoded(table_of(placed.run.block.data, self.asker))
+        except Exception as error:
+            say_where(error, self.plan)
+            raise
+        table = table.slice(placed.first, placed.last - placed.first)
+        found = table.schema.remove_metadata()
+        if self._schema is None:
+            self._schema = found
+        elif not found.equals(self._schema):
+            raise SchemaError(
+                f"{self.asker}(): rows must all have the same columns, got {_said(found)} after "
+                f"{_said(self._schema)}; bring them in line by map(), select() or map_batches()",
+                stage=self.asker,
+            )
+        self._placed, self._table, self._used = placed, table.replace_schema_metadata(), 0
+        return True
+
+
+def _said(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def decoded(table: pa.Table) -> pa.Table:
+    """Without dictionaries, of which a file has one for each column."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            column = table.column(number).cast(field.type.value_type)
+            table = table.set_column(number, field.with_type(field.type.value_type), column)
+    return table
+
+
+def _compact(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array that holds its rows and nothing besides: no bytes of other rows, nor any where a
+    value is null."""
+    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+    return array if _is_plain(array) else array.take(to_arrow(np.arange(len(array))))
+
+
+def _is_plain(array: pa.Array) -> bool:
+    """Whether an array that ``concat_arrays`` made is known to hold nothing besides its rows."""
+    if array.null_count or pa.types.is_boolean(array.type):
+        return False
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return _is_plain(array.values)
+    return bool(not pa.types.is_nested(array.type) and not isinstance(array, pa.ExtensionArray))

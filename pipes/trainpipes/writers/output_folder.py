@@ -1,0 +1,351 @@
+"""A folder of files that are whole, and of a manifest that says what they hold.
+
+A file is written under a hidden name, flushed to the disk and renamed. After each one, ``_unfinished.json``
+says which there are and where the rows go on; at the end ``_manifest.json`` takes its place. So a process
+that is killed at any moment leaves whole files, and the next one goes on after them. One process at a time
+writes to a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from trainpipes.errors import ConfigError, DataChangedError, StateError, UnreadableError
+from trainpipes.identity import check_identity, first_difference, said
+
+__all__ = ["MANIFEST", "Opened", "OutputFile", "OutputFolder", "Written"]
+
+MANIFEST, UNFINISHED = "_manifest.json", "_unfinished.json"
+#: The number of the manifest's form.
+FORM = 1
+#: What names of files that are being written begin with.
+PART = ".part-of-"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a pipeline has been written to.
+
+    Attributes:
+        folder: where.
+        files: paths of the files, in the order of the rows.
+        rows: how many there are in all.
+    """
+
+    folder: str
+    files: tuple[str, ...]
+    rows: int
+
+    def verify(self) -> None:
+        """Compare all files with the manifest's checksums: 1 to 3 GB/s.
+
+        Raises:
+            DataChangedError: one is not what was written.
+        """
+        for entry in _read(Path(self.folder) / MANIFEST)["files"]:
+            path = Path(self.folder) / entry["file"]
+            check = 0
+            with _reading(path), open(path, "rb") as file:
+                while block := file.read(1 << 20):
+                    check = crc32(block, check)
+            if f"{check:08x}" != entry["crc32"]:
+                raise _changed(path, "its bytes are not those that were written")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """How far a folder is.
+
+    Attributes:
+        written: what is in it, if it is finished.
+        files: files that are whole, as the manifest has them.
+        next: cursor of the rows after them; None at the start.
+        notes: kept beside the cursor.
+        columns: names and types of the columns; None before the first file.
+    """
+
+    written: Written | None
+    files: list[dict[str, Any]]
+    next: dict[str, Any] | None
+    notes: dict[str, Any]
+    columns: dict[str, str] | None
+
+
+class OutputFile:
+    """A file that counts its bytes and adds them up; what is written to it may come from Arrow."""
+
+    def __init__(self, path: Path, asker: str) -> None:
+        self._path = path
+        self._asker = asker
+        self.size = self.check = 0
+        self.closed = False
+        with _writing(path, asker):
+            self._file = open(path, "wb")  # noqa: SIM115  (``close`` does)
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or a buffer of them."""
+        with _writing(self._path, self._asker):
+            self._file.write(data)
+        self.check = crc32(data, self.check)
+        self.size += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        with _writing(self._path, self._asker):
+            self._file.flush()
+
+    def sync(self) -> None:
+        """Have all of it on the disk."""
+        self.flush()
+        with _writing(self._path, self._asker):
+            os.fsync(self._file.fileno())
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Let it go. Arrow's writers may close it, too."""
+        self.closed = True
+        with suppress(OSError):
+            self._file.close()
+
+
+class OutputFolder:
+    """A folder that one process writes to.
+
+    Args:
+        path: of this machine; made if it is not there.
+        asker: who writes.
+        about: what is written, of JSON types: its entry "pipeline" as states have it, and "options".
+        overwrite: whether what was written there before, of whatever pipeline, is removed.
+
+    Raises:
+        ConfigError: the folder holds something else, another process writes to it, or it cannot be written.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], asker: str, about: dict[str, Any], overwrite: bool
+    ) -> None:
+        if "://" in os.fspath(path):
+            raise ConfigError(
+                f"{asker}(folder) is a folder of this machine, got {os.fspath(path)!r}: "
+                "write to a local one, and copy it"
+            )
+        self.path = Path(path).expanduser().absolute()
+        self._asker = asker
+        self._about = about
+        self._overwrite = overwrite
+        self._handle: int | None = None
+
+    def __enter__(self) -> OutputFolder:
+        with _writing(self.path, self._asker):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(self.path, os.O_RDONLY)
+        try:
+            import fcntl
+
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._handle)
+            raise ConfigError(
+                f"{self._asker}(): another process writes to {self.path}: let one process write, one rank of "
+                "several, or give each a folder of its own",
+                path=str(self.path),
+            ) from error
+        except (ImportError, OSError):
+            pass  # a file system without locks
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+
+    def open(self) -> Opened:
+        """How far it is; a folder with nothing in it, or with what may be replaced, at the start."""
+        whole, unfinished = self.path / MANIFEST, self.path / UNFINISHED
+        found = next((path for path in (whole, unfinished) if path.exists()), None)
+        if found is None:
+            if any(not name.startswith(PART) for name in os.listdir(self.path)):
+                raise ConfigError(
+                    f"{self._asker}(): {self.path} holds files that nothing here has written: give a folder "
+                    "that is empty or not there",
+                    path=str(self.path),
+                )
+            return self._started()
+        state = _read(found)
+        if self._overwrite or (found == unfinished and not state["files"]):
+            self._remove(state)
+            return self._started()
+        self._check_same(state)
+        for entry in state["files"]:
+            self._check_there(entry)
+        self._sweep()
+        if found == whole:
+            self._remove_unfinished()
+        files = tuple(str(self.path / entry["file"]) for entry in state["files"])
+        written = Written(str(self.path), files, state["rows"]) if found == whole else None
+        return Opened(
+            written,
+            state["files"],
+            state.get("next"),
+            state.get("notes", {}),
+            state.get("columns"),
+        )
+
+    def _started(self) -> Opened:
+        self._sweep()
+        self.save(Opened(None, [], None, {}, None))
+        return Opened(None, [], None, {}, None)
+
+    def _sweep(self) -> None:
+        """Remove what killed processes have left."""
+        for name in os.listdir(self.path):
+            if name.startswith(PART):
+                with suppress(FileNotFoundError), _writing(self.path / name, self._asker):
+                    os.unlink(self.path / name)
+
+    def _remove(self, state: dict[str, Any]) -> None:
+        """Remove all that was written: the manifest first, which says that the files are there."""
+        with _writing(self.path, self._asker):
+            with suppress(FileNotFoundError):
+                os.replace(self.path / MANIFEST, self.path / UNFINISHED)
+            self._sync()
+            for entry in state["files"]:
+                (self.path / Path(entry["file"]).name).unlink(missing_ok=True)
+
+    def _check_same(self, state: dict[str, Any]) -> None:
+        way_out = (
+            "write the same pipeline with the same options, give another folder, or overwrite=True"
+        )
+        mine = json.loads(json.dumps(self._about))
+        found = first_difference(state.get("options"), mine["options"])
+        if found is not None:
+            raise ConfigError(
+                f"{self.path} holds what {self._asker}() wrote with {found[0]}: {said(found[1])}, now "
+                f"{said(found[2])}; {way_out}",
+                path=str(self.path),
+            )
+        try:
+            check_identity(json.dumps(state.get("pipeline")), json.dumps(mine["pipeline"]))
+        except StateError as error:
+            raise ConfigError(
+                f"{self.path} holds the rows of another pipeline, {str(error).split('; ')[0]}; {way_out}",
+                path=str(self.path),
+            ) from error
+
+    def _check_there(self, entry: dict[str, Any]) -> None:
+        path = self.path / entry["file"]
+        with _reading(path):
+            size = os.path.getsize(path)
+        if size != entry["bytes"]:
+            raise _changed(path, f"it has {size:,} bytes, and {entry['bytes']:,} were written")
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[OutputFile]:
+        """A file to be written; it gets its name when it is whole, and is gone if something fails."""
+        part = self.path / f"{PART}{name}"
+        file = OutputFile(part, self._asker)
+        try:
+            yield file
+            file.sync()
+            file.close()
+            with _writing(self.path / name, self._asker):
+                os.replace(part, self.path / name)
+                self._sync()
+        except BaseException:
+            file.close()
+            with suppress(OSError):
+                part.unlink()
+            raise
+
+    def save(self, state: Opened) -> None:
+        """Say how far the folder is."""
+        self._put(UNFINISHED, state)
+
+    def finish(self, files: list[dict[str, Any]], columns: dict[str, str]) -> Written:
+        """Say that all is there."""
+        rows = self._put(MANIFEST, Opened(None, files, None, {}, columns))
+        self._remove_unfinished()
+        return Written(str(self.path), tuple(str(self.path / e["file"]) for e in files), rows)
+
+    def _remove_unfinished(self) -> None:
+        with _writing(self.path, self._asker):
+            (self.path / UNFINISHED).unlink(missing_ok=True)
+            self._sync()
+
+    def _put(self, name: str, state: Opened) -> int:
+        rows = sum(int(entry["rows"]) for entry in state.files)
+        content: dict[str, Any] = {"trainpipes_files": FORM, "rows": rows, "columns": state.columns}
+        content |= {"files": state.files, **self._about}
+        if name == UNFINISHED:
+            content |= {"next": state.next, "notes": state.notes}
+        with self.file(name) as file:
+            file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
+        return rows
+
+    def _sync(self) -> None:
+        assert self._handle is not None
+        with suppress(OSError):  # some file systems cannot for folders
+            os.fsync(self._handle)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+        good = found["trainpipes_files"] == FORM and all(
+            {"file", "rows", "bytes", "crc32"} <= entry.keys() for entry in found["files"]
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _no_manifest(path) from error
+    if not good:
+        raise _no_manifest(path)
+    return dict(found)
+
+
+def _no_manifest(path: Path) -> UnreadableError:
+    return UnreadableError(
+        f"{path} is damaged, or of a newer version: remove the folder and write it anew",
+        path=str(path),
+    )
+
+
+def _changed(path: Path, how: str) -> DataChangedError:
+    return DataChangedError(
+        f"{path} is not as it was written: {how}; write it anew with overwrite=True", path=str(path)
+    )
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _changed(path, str(error.strerror or error)) from error
+
+
+@contextmanager
+def _writing(path: Path, asker: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{asker}(): {path} cannot be written ({error.strerror or error}): make room there, or write to "
+            "another folder",
+            path=str(path),
+        ) from error

@@ -1,0 +1,66 @@
+"""What each rank runs: an uneven epoch in which one rank's function fails at a row.
+
+    python -m torch.distributed.run --nproc-per-node 2 errors_on_ranks.py FOLDER WORKERS ROW
+
+Each rank writes ``errors-R.json``: the batches that it got, and what it was told when it asked on. After each
+step all ranks exchange a number, as for gradients, and stop together.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+
+import trainpipes as tp
+from elastic.launch import write_beside
+
+__all__ = ["uneven"]
+
+
+def uneven(failing: int | None = None) -> tp.Pipeline:
+    """An epoch of some 160 micro-batches, whose number is known only at its end."""
+
+    def two_of_three(row: dict[str, Any]) -> bool:
+        if row["x"] == failing:
+            raise LookupError(f"cannot take row {failing}")
+        return bool(row["x"] % 3)
+
+    table = pa.table({"x": list(range(1000))})
+    dealt = tp.from_arrow(table).sharding_filter(4).shuffle(50, seed=5)
+    return dealt.filter(two_of_three, version="1").batch(4)
+
+
+def main() -> None:
+    folder, workers, failing = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    faulthandler.dump_traceback_later(60, exit=True)  # a hang fails, and says where
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    loader = tp.Loader(uneven(failing), num_workers=workers, timeout=30 if workers else 0)
+    batches = iter(loader)
+    got, told = [], []
+    failed = torch.zeros(1)
+    while not failed:
+        try:
+            got.append([row["x"] for row in next(batches)])
+        except LookupError:
+            failed += 1
+        dist.all_reduce(failed)  # what gradients do
+    while len(told) < 2:  # without another rank's help
+        try:
+            told.append([row["x"] for row in next(batches)])
+        except LookupError as error:
+            told.append(str(error))
+    state = loader.state_dict()
+    rank = dist.get_rank()
+    write_beside(folder / f"errors-{rank}.json", {"got": got, "told": told, "state": state})
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""``from_hf`` gives the rows of a dataset of Hugging Face's as it does itself, and goes on where it stopped.
+
+Those that make datasets need the package ``datasets``; the others have in its place what it is made of.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+from torch.utils.data import DataLoader
+
+import trainpipes as tp
+from every_stage import SavedRows
+from trainpipes.testing import check_resume, digest
+
+
+@pytest.fixture
+def datasets() -> Any:
+    return pytest.importorskip("datasets")
+
+
+def rows(count: int = 100) -> dict[str, list[Any]]:
+    return {
+        "x": list(range(count)),
+        "text": [f"text {n}" for n in range(count)],
+        "chat": [[{"role": "user", "content": str(n)}] * (n % 3) for n in range(count)],
+    }
+
+
+# Without the package
+
+
+def test_rows_come_in_the_order_of_the_indices():
+    table = pa.table({"x": range(30)})
+    chunks = pa.concat_tables([table.slice(0, 7), table.slice(7, 0), table.slice(7)])
+    for indices in ([3, 1, 29, 29, 0], list(range(5, 20)), [7], []):
+        pipe = tp.from_hf(SavedRows(chunks, indices), block_rows=4)
+        assert [row["x"] for row in pipe] == indices
+        assert len(pipe) == len(indices)
+    assert [row["x"] for row in tp.from_hf(SavedRows(chunks))] == list(range(30))
+
+
+def test_columns_that_the_format_leaves_out_are_left_out():
+    data = SavedRows(pa.table({"x": [1, 2], "y": ["a", "b"]}))
+    data.format = {"type": "torch", "columns": ["y"]}  # type: ignore[misc]
+    assert list(tp.from_hf(data)) == [{"y": "a"}, {"y": "b"}]
+
+
+def test_a_transform_that_would_not_be_carried_out_is_refused():
+    data = SavedRows(pa.table({"x": [1, 2]}))
+    data.format = {"type": "custom", "columns": None}  # type: ignore[misc]
+    with pytest.raises(tp.ConfigError, match=r"would not be carried out.*from_dataset"):
+        tp.from_hf(data)
+
+
+def test_of_several_splits_one_is_chosen():
+    both = {"train": SavedRows(pa.table({"x": [1]})), "test": SavedRows(pa.table({"x": [2]}))}
+    assert list(tp.from_hf(both, split="test")) == [{"x": 2}]
+    with pytest.raises(tp.ConfigError, match=r"splits 'train', 'test'.*split='train'"):
+        tp.from_hf(both)
+    with pytest.raises(tp.ConfigError, match=r"no split 'tets' \(did you mean 'test'\?\)"):
+        tp.from_hf(both, split="tets")
+    with pytest.raises(tp.ConfigError, match="leave it out"):
+        tp.from_hf(both["train"], split="train")
+
+
+def test_what_is_no_dataset_is_refused_with_a_way_out():
+    for other in ([1, 2], pa.table({"x": [1]}), "my/dataset", None):
+        with pytest.raises(tp.ConfigError, match=r"from_hf\(dataset\) takes"):
+            tp.from_hf(other)
+
+
+def test_a_state_is_refused_over_other_indices_and_other_rows():
+    table = pa.table({"x": range(30)})
+    pipe = tp.from_hf(SavedRows(table, [3, 1, 2, 9])).batch(2)
+    state = pipe.state_at(1)
+    tp.from_hf(SavedRows(table, [3, 1, 2, 9])).batch(2).load_state_dict(state)
+    for other in (
+        SavedRows(table, [3, 1, 9, 2]),
+        SavedRows(pa.table({"x": range(1, 31)}), [3, 1, 2, 9]),
+    ):
+        with pytest.raises(tp.StateError):
+            tp.from_hf(other).batch(2).load_state_dict(state)
+
+
+def test_a_part_that_was_split_by_node_is_refused():
+    class Part(SavedRows):
+        _distributed: ClassVar = SimpleNamespace(rank=0, world_size=2)
+
+    with pytest.raises(tp.ConfigError, match=r"split_dataset_by_node.*sharding_filter"):
+        tp.from_hf(Part(pa.table({"x": [1]})))
+
+
+# Datasets
+
+
+@pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
+def test_every_choice_that_a_dataset_makes_of_its_rows_is_respected(datasets):
+    data = datasets.Dataset.from_dict(rows())
+    for chosen in (
+        data,
+        data.shuffle(seed=3),
+        data.select([5, 2, 2, 99]),
+        data.select(range(10, 40)),
+        data.filter(lambda row: row["x"] % 3 == 0),
+        data.shuffle(seed=1).shard(3, 1),
+        data.sort("text", reverse=True),
+        datasets.concatenate_datasets(
+            [data.select(range(5)), data.shuffle(seed=1).select(range(9))]
+        ),
+        data.remove_columns("chat").rename_column("x", "y"),
+        data.select([]),
+    ):
+        assert list(tp.from_hf(chosen, block_rows=7)) == list(chosen)
+
+
+def test_datasets_on_disk_and_in_memory_resume_exactly(datasets, tmp_path):
+    data = datasets.Dataset.from_dict(rows())
+    data.save_to_disk(tmp_path / "data", num_shards=3)
+    mapped = datasets.load_from_disk(tmp_path / "data").shuffle(seed=2)
+    for one in (data, mapped):
+        pipe = tp.from_hf(one, block_rows=9).sharding_filter(4).shuffle(16).batch(7)
+        check_resume(pipe, epochs=2, processes=1)
+        loader = DataLoader(pipe.distributed(rank=0, world_size=1), batch_size=None, num_workers=2)
+        assert sorted(map(digest, loader)) == sorted(map(digest, pipe))
+    assert tp.from_hf(mapped).state_dict() == tp.from_hf(mapped).state_dict()
+
+
+def test_images_stay_as_they_are_stored(datasets):
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
+    )
+    data = datasets.Dataset.from_dict(
+        {"image": [{"bytes": b"123", "path": None}], "label": ["b"]}, features=features
+    )
+    assert list(tp.from_hf(data)) == [{"image": {"bytes": b"123", "path": None}, "label": 1}]
+
+
+def test_extension_types_come_as_what_they_are_stored_as(datasets):
+    features = datasets.Features({"a": datasets.Array2D((2, 2), "int32")})
+    data = datasets.Dataset.from_dict({"a": [[[1, 2], [3, 4]]] * 3}, features=features)
+    assert list(tp.from_hf(data)) == [{"a": [[1, 2], [3, 4]]}] * 3
+
+
+# Iterable datasets
+
+
+def streams(datasets: Any) -> dict[str, Callable[[], Any]]:
+    def made() -> Iterator[dict[str, Any]]:
+        for n in range(700):
+            yield {"x": n, "text": f"text {n}"}
+
+    whole = rows(700)
+    return {
+        "of a dataset": lambda: datasets.Dataset.from_dict(whole).to_iterable_dataset(num_shards=3),
+        "mapped": lambda: (
+            datasets.Dataset.from_dict(whole).to_iterable_dataset().map(lambda r: {"y": r["x"] * 2})
+        ),
+        "filtered": lambda: (
+            datasets.Dataset.from_dict(whole)
+            .to_iterable_dataset()
+            .filter(lambda r: r["x"] % 3 == 0)
+        ),
+        "of a generator": lambda: datasets.IterableDataset.from_generator(made),
+    }
+
+
+@pytest.mark.parametrize("name", ["of a dataset", "mapped", "filtered", "of a generator"])
+def test_an_iterable_dataset_goes_on_by_its_own_state(name, datasets):
+    make = streams(datasets)[name]
+    expected = list(make())
+    assert list(tp.from_hf(make())) == expected
+    pipe = tp.from_hf(make()).sharding_filter(4).shuffle(100, seed=1).batch(40)
+    check_resume(pipe, epochs=2, processes=1, every=4)
+    check_resume(tp.from_hf(make()).batch(90), epochs=2, processes=0)
+    loader = DataLoader(pipe.distributed(rank=0, world_size=1), batch_size=None, num_workers=2)
+    assert sorted(map(digest, loader)) == sorted(map(digest, pipe))
+
+
+def test_a_resume_of_an_iterable_dataset_reads_few_rows_again(datasets):
+    read: list[int] = []
+
+    def noted(row: dict[str, Any]) -> dict[str, Any]:
+        read.append(row["x"])
+        return row
+
+    def make() -> tp.Pipeline:
+        data = datasets.Dataset.from_dict({"x": range(6000)}).to_iterable_dataset(num_shards=3)
+        return tp.from_hf(data.map(noted)).batch(50)
+
+    pipe = make()
+    iterator = iter(pipe)
+    for _ in range(108):
+        next(iterator)
+    state = iterator.state_dict()
+    read.clear()
+    later = make()
+    later.load_state_dict(state)
+    assert [row["x"] for batch in later for row in batch] == list(range(5400, 6000))
+    assert (
+        len(read) < 600 + 2100
+    )  # a third of the rows is a shard, in which it may seek by row or not
+
+
+def test_an_iterable_dataset_that_shuffles_resumes_exactly_and_says_what_it_costs(datasets):
+    def make(seed: int | None = 5) -> Any:
+        data = datasets.Dataset.from_dict(rows(300)).to_iterable_dataset(num_shards=3)
+        return data.shuffle(seed=seed, buffer_size=50)
+
+    with pytest.warns(UserWarning, match=r"no position.*\.shuffle\(buffer_size\) behind from_hf"):
+        pipe = tp.from_hf(make())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert list(pipe) == list(make())
+        check_resume(tp.from_hf(make()).batch(20), epochs=2, processes=1, every=3)
+        state = tp.from_hf(make(None)).batch(20).state_dict()
+        with pytest.raises(tp.StateError):
+            tp.from_hf(make(None)).batch(20).load_state_dict(state)
+
+
+def test_columns_of_an_iterable_dataset_have_the_types_of_its_features(datasets):
+    data = datasets.Dataset.from_dict(rows(50)).to_iterable_dataset()
+    batch = next(iter(tp.from_hf(data).batch(10).collate(format="arrow")))
+    assert batch.schema.field("x").type == pa.int64()
+    assert batch.num_rows == 10

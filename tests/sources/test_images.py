@@ -1,0 +1,190 @@
+"""Files as rows, images with their classes and labels: in ImageFolder's order, read when they are needed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import fsspec
+import pytest
+from torch.utils.data import DataLoader
+
+import trainpipes as tp
+from trainpipes.testing import check_resume, digest
+
+
+def tree(folder: Path, names: list[str]) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(f"content of {name}".encode())
+    return folder
+
+
+NAMES = [
+    "dog/10.png",
+    "dog/9.png",
+    "dog/sub/1.JPG",
+    "dog-2/1.png",
+    "cat/b.jpeg",
+    "cat/a.webp",
+    "cat/z/0.png",
+]
+
+
+def short(rows: object, folder: Path) -> list[str]:
+    return [row["path"].removeprefix(f"{folder}/") for row in rows]  # type: ignore[attr-defined]
+
+
+def image_folder(folder: Path) -> list[tuple[str, int]]:
+    """What torchvision's ImageFolder lists: by its code, which is short."""
+    found = []
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    for label, name in enumerate(classes):
+        for root, _, files in sorted(os.walk(folder / name, followlinks=True)):
+            found += [(os.path.join(root, file), label) for file in sorted(files)]
+    return found
+
+
+# Bytes
+
+
+def test_each_file_is_a_row_in_natural_order_of_names(tmp_path):
+    tree(tmp_path, ["10.bin", "9.bin", "a/1.txt", "_skipped"])
+    rows = list(tp.read_bytes(tmp_path))
+    assert short(rows, tmp_path) == ["9.bin", "10.bin", "a/1.txt"]
+    assert rows[2]["bytes"] == b"content of a/1.txt"
+    assert short(tp.list_files(tmp_path, suffix=".txt").read_bytes(), tmp_path) == ["a/1.txt"]
+
+
+def test_files_are_counted_sharded_and_resumed_at_any_batch(tmp_path):
+    tree(tmp_path, [f"{n}.bin" for n in range(41)])
+    pipe = tp.read_bytes(tmp_path, block_rows=5).sharding_filter(4).shuffle(9).batch(4)
+    assert len(pipe) == 11
+    check_resume(pipe, epochs=2, processes=1)
+    loader = DataLoader(pipe.distributed(rank=0, world_size=1), batch_size=None, num_workers=2)
+    assert sorted(map(digest, loader)) == sorted(
+        map(digest, pipe.distributed(rank=0, world_size=1))
+    )
+    drawn = tp.read_bytes(tmp_path).shuffle(scope="global", seed=1).batch(8)
+    assert sorted(row["path"] for batch in drawn for row in batch) == sorted(
+        map(str, tmp_path.iterdir())
+    )
+    again = pickle.loads(pickle.dumps(tp.read_bytes(tmp_path)))
+    assert len(list(again)) == 41
+
+
+def test_files_on_a_server_are_read_alike(tmp_path):
+    tree(tmp_path, [f"{n}.bin" for n in range(30)])
+    memory = fsspec.filesystem("memory")
+    for path in tmp_path.iterdir():
+        memory.pipe_file(f"/whole/{tmp_path.name}/{path.name}", path.read_bytes())
+    there = tp.read_bytes(f"memory://whole/{tmp_path.name}").shuffle(9).batch(4).select("bytes")
+    here = tp.read_bytes(tmp_path).shuffle(9).batch(4).select("bytes")
+    assert [digest(batch) for batch in there] == [digest(batch) for batch in here]
+
+
+def test_a_file_that_changes_or_goes_is_named(tmp_path):
+    tree(tmp_path, ["a.bin", "b.bin"])
+    pipe = tp.read_bytes(tmp_path)
+    assert len(pipe) == 2
+    (tmp_path / "b.bin").write_bytes(b"more than there was before")
+    with pytest.raises(tp.DataChangedError, match=r"b\.bin: the file has changed"):
+        list(pipe)
+    pipe = tp.read_bytes(tmp_path)
+    assert len(pipe) == 2
+    (tmp_path / "b.bin").unlink()
+    with pytest.raises(tp.MissingFilesError, match=r"b\.bin.*is gone"):
+        list(pipe)
+
+
+def test_an_empty_file_is_a_row_without_bytes_and_a_state_of_other_files_is_refused(tmp_path):
+    (tmp_path / "a.bin").touch()
+    pipe = tp.read_bytes(tmp_path)
+    assert [row["bytes"] for row in pipe] == [b""]
+    state = pipe.state_dict()
+    (tmp_path / "b.bin").touch()
+    with pytest.raises(tp.StateError):
+        tp.read_bytes(tmp_path).load_state_dict(state)
+
+
+# Images
+
+
+def test_classes_and_order_are_those_of_image_folder(tmp_path):
+    tree(tmp_path, NAMES)
+    rows = list(tp.read_images(tmp_path))
+    assert [(row["path"], row["label"]) for row in rows] == image_folder(tmp_path)
+    assert [row["class"] for row in rows] == ["cat"] * 3 + ["dog"] * 3 + ["dog-2"]
+    assert rows[0]["bytes"] == b"content of cat/a.webp"
+
+
+def test_other_files_are_no_images_and_labels_may_be_left_out(tmp_path):
+    tree(tmp_path, [*NAMES, "cat/notes.txt", "loose.png"])
+    with pytest.raises(
+        tp.ConfigError, match=r"loose\.png lies in no folder of a class.*labels=None"
+    ):
+        list(tp.read_images(tmp_path))
+    rows = list(tp.read_images(tmp_path, None))
+    assert len(rows) == 8
+    assert list(rows[0]) == ["path", "bytes"]
+    kept = tp.list_files(tmp_path).filter(lambda path: "loose" not in path).read_images()
+    assert len(list(kept)) == 7
+    with pytest.raises(tp.MissingFilesError):
+        list(tp.read_images(tree(tmp_path / "none", ["a.txt"])))
+
+
+def test_classes_on_a_server_are_the_same(tmp_path):
+    tree(tmp_path, NAMES)
+    memory = fsspec.filesystem("memory")
+    for name in NAMES:
+        memory.pipe_file(f"/images/{tmp_path.name}/{name}", (tmp_path / name).read_bytes())
+    there = tp.read_images(f"memory://images/{tmp_path.name}").select("class", "label", "bytes")
+    assert list(there) == list(tp.read_images(tmp_path).select("class", "label", "bytes"))
+
+
+def test_labels_of_a_csv_come_with_their_images(tmp_path):
+    tree(tmp_path / "images", ["a.png", "b.png", "in/c.png"])
+    csv = tmp_path / "labels.csv"
+    csv.write_text("age,file_name,name\n3,b.png,Bo\n4,a.png,Al\n5,in/c.png,\n6,gone.png,No\n")
+    rows = list(tp.read_images(tmp_path / "images", csv))
+    assert [(Path(r["path"]).name, r["age"], r["name"]) for r in rows] == [
+        ("a.png", 4, "Al"),
+        ("b.png", 3, "Bo"),
+        ("c.png", 5, ""),
+    ]
+    csv.write_text("filename,x\nimages/a.png,1\nimages/b.png,2\nimages/in/c.png,3\n")
+    pipe = tp.read_images(tmp_path / "images", str(csv))
+    assert [row["x"] for row in pipe] == [1, 2, 3]
+    state = pipe.state_dict()
+    csv.write_text("filename,x\nimages/a.png,1\nimages/b.png,2\nimages/in/c.png,4\n")
+    with pytest.raises(tp.StateError):
+        tp.read_images(tmp_path / "images", str(csv)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "said"),
+    [
+        ("file_name,x\na.png,1\n", tp.SchemaError, r"no row for .*b\.png"),
+        ("file_name,x\na.png,1\na.png,2\nb.png,3\n", tp.SchemaError, r"two rows for 'a\.png'"),
+        ("picture,x\na.png,1\n", tp.SchemaError, "needs a column with the images' names"),
+        ("file_name,bytes\na.png,1\nb.png,2\n", tp.SchemaError, "rename it"),
+        ("file_name,x\na.png,1\nb.png\n", tp.UnreadableError, "cannot be read as CSV"),
+        (None, tp.MissingFilesError, "is not there"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused_with_a_way_out(content, error, said, tmp_path):
+    tree(tmp_path, ["a.png", "b.png"])
+    csv = tmp_path / "labels.csv"
+    if content is not None:
+        csv.write_text(content)
+    with pytest.raises(error, match=said):
+        list(tp.read_images(tmp_path, csv))
+
+
+def test_options_are_checked_when_they_are_written_down():
+    for options in ({"labels": ""}, {"labels": 3}, {"block_rows": 0}):
+        with pytest.raises(tp.ConfigError, match="read_images"):
+            tp.read_images("x", **options)
+    with pytest.raises(tp.ConfigError, match="read_bytes"):
+        tp.read_bytes("x", block_rows=0)

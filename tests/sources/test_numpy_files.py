@@ -1,0 +1,154 @@
+"""Arrays of .npy and .npz files as rows: what is peculiar to them."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+
+import trainpipes as tp
+
+DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+          "float16", "float32", "float64", "complex64"]  # fmt: skip
+
+
+def column(pipe: tp.Pipeline, name: str = "array") -> torch.Tensor:
+    return torch.stack([row[name] for row in pipe])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_of_every_dtype_come_back_bit_for_bit(dtype, tmp_path):
+    array = np.random.default_rng(0).integers(0, 2, (10, 2, 3)).astype(dtype)
+    np.save(tmp_path / "x.npy", array)
+    found = column(tp.read_numpy(tmp_path / "x.npy"))
+    assert found.numpy().tobytes() == array.tobytes()
+    assert str(found.dtype) == f"torch.{dtype}"
+
+
+def test_order_of_elements_and_of_bytes_is_put_right(tmp_path):
+    array = np.arange(24).reshape(6, 4)
+    np.save(tmp_path / "x.npy", np.asfortranarray(array))
+    np.save(tmp_path / "y.npy", array.astype(">i8"))
+    memory = fsspec.filesystem("memory")
+    for name in ("x.npy", "y.npy"):
+        assert column(tp.read_numpy(tmp_path / name)).tolist() == array.tolist()
+        url = f"memory://numpy/{tmp_path.name}/{name}"
+        memory.pipe_file(url, (tmp_path / name).read_bytes())
+        assert column(tp.read_numpy(url)).tolist() == array.tolist()
+
+
+def test_fields_of_a_structured_array_are_columns(tmp_path):
+    array = np.zeros(5, [("x", "<i4"), ("image", "<f4", (2, 2)), ("name", "U4")])
+    array["x"], array["image"][:, 1, 1] = range(5), range(5)
+    np.save(tmp_path / "rows.npy", array)
+    with pytest.raises(tp.UnreadableError, match=r"'name' is of <U4.*Parquet"):
+        list(tp.read_numpy(tmp_path))
+    rows = list(tp.read_numpy(tmp_path, ["image", "x"]))
+    assert list(rows[3]) == ["image", "x"]
+    assert rows[3]["image"].tolist() == [[0, 0], [0, 3]]
+    assert rows[3]["x"] == 3
+
+
+def test_rows_can_be_chosen_by_number(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(40), y=np.arange(80).reshape(40, 2))
+    np.savez(tmp_path / "b.npz", x=np.arange(40, 50), y=np.zeros((10, 2), np.int64))
+    pipe = (
+        tp.read_numpy(tmp_path)
+        .sharding_filter(4)
+        .shuffle(scope="global", seed=1)
+        .batch(8)
+        .collate()
+    )
+    batches = list(pipe)
+    assert sorted(n for batch in batches for n in batch["x"].tolist()) == list(range(50))
+    for batch in batches:
+        own = batch["x"] < 40
+        assert (batch["y"][own][:, 0] == batch["x"][own] * 2).all()
+    np.savez_compressed(tmp_path / "c.npz", x=np.arange(3), y=np.zeros((3, 2), np.int64))
+    with pytest.raises(tp.ConfigError, match=r"c\.npz is not.*within a buffer"):
+        list(tp.read_numpy(tmp_path).shuffle(scope="global"))
+
+
+def test_arrays_that_do_not_fit_together_are_named(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(4), y=np.arange(4))
+    for other, said in (
+        ({"x": np.arange(3), "y": np.arange(4)}, r"\{'x': 3, 'y': 4\}"),
+        ({"x": np.arange(4)}, "no column 'y'"),
+        ({"x": np.arange(4), "y": np.arange(4), "z": np.arange(4)}, "an array 'z'"),
+        ({"x": np.arange(4.0), "y": np.arange(4)}, r"int64\[\] in .*a\.npz and float64\[\] in"),
+        ({"x": np.zeros((4, 2), int), "y": np.arange(4)}, r"int64\[\] .* int64\[2\]"),
+    ):
+        np.savez(tmp_path / "b.npz", **other)
+        with pytest.raises(tp.SchemaError, match=said) as caught:
+            list(tp.read_numpy(tmp_path))
+        assert caught.value.path == str(tmp_path / "b.npz")
+    np.savez(tmp_path / "b.npz", x=np.arange(4), z=np.arange(5))
+    assert column(tp.read_numpy(tmp_path, ["x"]), "x").tolist() == [0, 1, 2, 3] * 2
+    with pytest.raises(tp.UnreadableError, match="none of the columns"):
+        list(tp.read_numpy(tmp_path, ["y"]))
+
+
+def test_python_objects_are_never_loaded(tmp_path):
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    np.save(tmp_path / "x.npy", np.array([Trap(), Trap()], object), allow_pickle=True)
+    with pytest.raises(tp.UnreadableError, match="runs code"):
+        list(tp.read_numpy(tmp_path))
+    (tmp_path / "x.npy").write_bytes(pickle.dumps([1]))
+    with pytest.raises(tp.UnreadableError, match="a pickle"):
+        list(tp.read_numpy(tmp_path))
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_single_value_is_no_rows(tmp_path):
+    np.save(tmp_path / "x.npy", np.array(3))
+    with pytest.raises(tp.UnreadableError, match="first dimension"):
+        list(tp.read_numpy(tmp_path))
+
+
+def test_a_bomb_in_an_archive_is_refused_by_what_its_header_says(tmp_path):
+    """An array that is far shorter than its header says, and one that is far longer."""
+    np.save(tmp_path / "x.npy", np.arange(100))
+    whole = (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "x.npy").unlink()
+    for content in (whole.replace(b"(100,)", b"(999,)"), whole[:200]):
+        with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("x.npy", content)
+        with pytest.raises(tp.UnreadableError, match="cut short"):
+            list(tp.read_numpy(tmp_path))
+
+
+@pytest.mark.parametrize("how", ["npy", "npz", "compressed"])
+def test_no_damage_does_worse_than_an_error(how, tmp_path):
+    path = tmp_path / ("x.npy" if how == "npy" else "x.npz")
+    x = np.arange(40)
+    if how == "npy":
+        np.save(path, x)
+    else:
+        (np.savez if how == "npz" else np.savez_compressed)(path, x=x, y=x.astype(np.float32))
+    content, draw, errors = path.read_bytes(), random.Random(5), 0
+    for _ in range(200):
+        damaged = bytearray(content)
+        damaged[draw.randrange(min(len(content), 130))] ^= 1 << draw.randrange(8)
+        path.unlink()  # what is still mapped must not change
+        path.write_bytes(damaged)
+        try:
+            list(tp.read_numpy(path))
+        except tp.TrainpipesError:
+            errors += 1
+    assert errors > 20
+
+
+def test_options_are_checked_when_they_are_written_down():
+    for options in ({"block_rows": 0}, {"columns": []}, {"column": ""}):
+        with pytest.raises(tp.ConfigError):
+            tp.read_numpy("x", **options)

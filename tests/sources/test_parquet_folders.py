@@ -1,0 +1,182 @@
+"""Columns that the names of folders make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from trainpipes.errors import SchemaError, StateError
+from trainpipes.testing import check_resume
+
+
+def write(folder: Path, *names: str, **more: Any) -> str:
+    """A file of four rows in two row groups in each of these folders."""
+    for number, name in enumerate(names):
+        path = folder / name
+        path.mkdir(parents=True, exist_ok=True)
+        rows = range(number * 4, number * 4 + 4)
+        table = pa.table({"x": rows, "text": [f"row {n}" for n in rows], **more})
+        pq.write_table(table, path / "part-0.parquet", row_group_size=2)
+    return str(folder)
+
+
+LAYOUT = ("year=2023/lang=de", "year=2023/lang=en", "year=2024/lang=de", "year=2024/lang=en")
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        LAYOUT,
+        ("lang=de%20at/n=007", "lang=a%2Fb/n=-3", "lang=ä/n=0"),
+        ("lang=de/n=1", "lang=__HIVE_DEFAULT_PARTITION__/n=__HIVE_DEFAULT_PARTITION__"),
+        ("n=1/deeper", "n=two/deeper"),
+        ("a=b=c", "a="),
+    ],
+    ids=str,
+)
+def test_columns_are_those_that_pyarrow_makes(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    folder = write(tmp_path / "data", *folders)
+    found = list(tp.read_parquet(folder, partitioning="hive"))
+    theirs = ds.dataset(folder, partitioning="hive").to_table().to_pylist()
+    assert sorted(found, key=lambda row: row["x"]) == sorted(theirs, key=lambda row: row["x"])
+
+
+def test_integers_are_int64_and_all_else_is_text(tmp_path: Path) -> None:
+    folder = write(tmp_path, *LAYOUT)
+    pipe = tp.read_parquet(folder, partitioning="hive").map_batches(dict_of_types, format="arrow")
+    types = {"x": "int64", "text": "string", "year": "int64", "lang": "string"}
+    assert next(iter(pipe)) == {"types": str(types)}
+
+
+def dict_of_types(table: pa.Table) -> pa.Table:
+    said = str({field.name: str(field.type) for field in table.schema})
+    return pa.table({"types": [said] * len(table)})
+
+
+def test_no_columns_are_made_of_folders_unless_they_are_asked_for(tmp_path: Path) -> None:
+    folder = write(tmp_path, *LAYOUT)
+    first = {"x": 0, "text": "row 0"}
+    assert next(iter(tp.read_parquet(folder))) == first
+    assert next(iter(tp.read_parquet(folder, partitioning="hive"))) == {
+        **first,
+        "year": 2023,
+        "lang": "de",
+    }
+    assert next(iter(tp.read_parquet(folder, ["lang", "x"]))) == {"lang": "de", "x": 0}
+    assert list(tp.read_parquet(folder, ["year"]))[::4] == [
+        {"year": n} for n in (2023, 2023, 2024, 2024)
+    ]
+    assert next(iter(tp.read_parquet(folder, filter=pc.field("lang") == "de"))) == {
+        **first,
+        "lang": "de",
+    }
+    assert next(iter(tp.read_parquet(folder, ["x"], filter=pc.field("lang") == "de"))) == {"x": 0}
+
+
+def test_files_of_other_folders_are_not_opened(tmp_path: Path) -> None:
+    folder = write(tmp_path, *LAYOUT)
+    for path in Path(folder).glob("year=*/lang=en/*"):
+        path.write_bytes(b"not Parquet")
+    pipe = tp.read_parquet(
+        folder, ["text"], filter=(pc.field("lang") == "de") & (pc.field("x") > 9)
+    )
+    assert list(pipe) == [{"text": "row 10"}, {"text": "row 11"}]
+    said = dict(pipe.explain().lines)["filter"]
+    assert said == "a row of 1 of 4 row groups may pass; 2 more files are left out by their folders"
+    assert list(tp.read_parquet(folder, filter=pc.field("lang") == "fr")) == []
+
+
+def test_folders_whose_value_is_null_are_found_and_left_out(tmp_path: Path) -> None:
+    folder = write(tmp_path, "lang=de", "lang=__HIVE_DEFAULT_PARTITION__")
+    field = pc.field("lang")
+    for filter, rows in (
+        (field.is_null(), 4),
+        (field != "de", 0),
+        (~(field == "de"), 0),
+        (field == "de", 4),
+    ):
+        found = list(tp.read_parquet(folder, filter=filter))
+        assert len(found) == rows
+        assert len(found) == ds.dataset(folder, partitioning="hive").count_rows(filter=filter)
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (
+            ("lang=de", "lang=en/year=2024"),
+            r"lang=en.* has a folder year=\.\.\., and .*lang=de.* has none",
+        ),
+        (
+            ("lang=de", "en"),
+            r"lang=de.* has a folder lang=\.\.\., and .*en/part-0\.parquet has none",
+        ),
+        (
+            ("de", "en"),
+            r'partitioning="hive" makes columns of folders such as lang=en/, and .* is in none',
+        ),
+    ],
+    ids=str,
+)
+def test_folders_that_do_not_go_together_are_refused(
+    tmp_path: Path, folders: tuple[str, ...], message: str
+) -> None:
+    folder = write(tmp_path, *folders)
+    with pytest.raises(SchemaError, match=message):
+        tp.read_parquet(folder, partitioning="hive").explain()
+    assert len(list(tp.read_parquet(folder))) == 8
+
+
+def test_a_column_that_files_have_too_is_the_files_or_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path, "lang=de", lang=["it"] * 4)
+    assert next(iter(tp.read_parquet(folder, ["lang"]))) == {"lang": "it"}
+    assert len(list(tp.read_parquet(folder, filter=pc.field("lang") == "it"))) == 4
+    with pytest.raises(SchemaError, match=r"makes a column 'lang' .* has one of that name: leave"):
+        tp.read_parquet(folder, partitioning="hive").explain()
+
+
+def test_an_error_about_columns_names_those_of_folders(tmp_path: Path) -> None:
+    folder = write(tmp_path, *LAYOUT)
+    with pytest.raises(
+        SchemaError, match=r"no column 'lnag' \(did you mean 'lang'\?\).*'year', 'lang'\]"
+    ):
+        tp.read_parquet(folder, ["lnag"]).explain()
+
+
+def test_values_of_folders_are_part_of_what_a_state_knows(tmp_path: Path) -> None:
+    """The folders are the ones that hold all files, so that names below them are the same."""
+    one, other = (write(tmp_path / name, "year=2024") for name in ("lang=de", "lang=en"))
+    for pipe in (tp.read_parquet(one), tp.read_parquet(one, partitioning="hive")):
+        iterator = iter(pipe)
+        next(iterator)
+        state = iterator.state_dict()
+        moved = tp.list_files(other).then(pipe.stages[1])
+        if pipe.stages[1].partitioning is None:
+            iter(moved).load_state_dict(state)
+        else:
+            with pytest.raises(StateError, match="data/digests"):
+                iter(moved).load_state_dict(state)
+
+
+def test_a_shuffled_pipeline_over_folders_resumes_and_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "cache"))
+    folder = write(tmp_path / "data", *LAYOUT)
+    pipe = (
+        tp.read_parquet(folder, partitioning="hive")
+        .cache()
+        .sharding_filter(2)
+        .shuffle(5, seed=1)
+        .batch(3)
+    )
+    check_resume(pipe)
+    rows = sorted((row for batch in pipe for row in batch), key=lambda row: row["x"])
+    assert rows == list(tp.read_parquet(folder, partitioning="hive"))

@@ -1,0 +1,472 @@
+"""JSON, CSV and text files: what their rows are, and what is said of those that are none."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.json as pj
+import pytest
+
+import trainpipes as tp
+from sources.native_formats import opened
+from trainpipes.sources import block_scan
+
+GOOD = '{"a":1,"b":"x"}\n'
+CELLS = "id,t\n1,x\n2,y\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str | bytes], str]:
+    def write(name: str, content: str | bytes) -> str:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_scan, "PIECE_BYTES", 100)
+
+
+def rows(pipe: tp.Pipeline) -> list[Any]:
+    return list(pipe)
+
+
+# JSON
+
+
+def test_conversations_and_other_nested_json_come_as_structs_and_lists(write):
+    given = [
+        {"id": n, "messages": [{"role": "user", "content": f"{m}é"} for m in range(n % 3)]}
+        for n in range(1, 50)
+    ]
+    path = write("chats.jsonl", "".join(json.dumps(row) + "\n" for row in given))
+    assert rows(tp.read_json(path)) == given
+    assert rows(tp.read_json(path, ["messages"])) == [{"messages": r["messages"]} for r in given]
+
+
+def test_fields_of_objects_can_be_chosen(write):
+    path = write("a.jsonl", '{"m": {"x": 1, "y": "t"}, "n": 2}\n{"m": {"x": 3}}\n')
+    assert rows(tp.read_json(path, ["m.x"])) == [{"m": {"x": 1}}, {"m": {"x": 3}}]
+    with pytest.raises(tp.SchemaError, match=r"no column 'm\.z'"):
+        rows(tp.read_json(path, ["m.z"]))
+
+
+def test_lines_and_an_array_are_read_alike(write):
+    given = [{"x": n, "t": '[{,}]\\"' * (n % 3)} for n in range(100)]
+    lines = write("a.jsonl", "\n".join(map(json.dumps, given)))
+    array = write("a.json", "\ufeff" + json.dumps(given, indent=2))
+    assert rows(tp.read_json(lines)) == rows(tp.read_json(array)) == given
+
+
+def test_what_a_row_lacks_is_null_and_blank_lines_are_no_rows(write):
+    path = write("a.jsonl", '\n{"a": 1}\r\n \t\n{"b": "x"}\n\n')
+    assert rows(tp.read_json(path)) == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
+
+
+def test_texts_that_look_like_times_stay_texts(write):
+    path = write("a.jsonl", '{"day": "2020-01-01", "in": [{"at": "2020-01-01 00:00:00"}]}\n')
+    assert rows(tp.read_json(path)) == [
+        {"day": "2020-01-01", "in": [{"at": "2020-01-01 00:00:00"}]}
+    ]
+    times = pa.schema([("day", pa.timestamp("s"))])
+    assert str(rows(tp.read_json(path, schema=times))[0]["day"]) == "2020-01-01 00:00:00"
+
+
+def test_a_schema_says_columns_and_types(write):
+    path = write("a.jsonl", '{"a": 1, "b": "x", "c": [1, 2]}\n')
+    schema = pa.schema(
+        [
+            ("c", pa.list_(pa.int8(), 2)),
+            ("b", pa.large_string()),
+            ("a", pa.float16()),
+            ("none", pa.int64()),
+        ]
+    )
+    pipe = tp.read_json(path, schema=schema)
+    assert rows(pipe) == [{"c": [1, 2], "b": "x", "a": 1.0, "none": None}]
+    assert opened(pipe).schema == schema
+    with pytest.raises(tp.ConfigError, match="column 'm' as map<string, int8>"):
+        rows(tp.read_json(path, schema=pa.schema([("m", pa.map_(pa.string(), pa.int8()))])))
+
+
+def later(line: str) -> str:
+    """A file whose first 100 bytes do not show a line that comes later."""
+    return GOOD * 50 + line + "\n" + GOOD * 5
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"a":"z","b":"x"}', "column 'a' is string here, and should be int64"),
+        ('{"a":1.5,"b":"x"}', "column 'a' is double here, and should be int64"),
+        ('{"a":1,"b":"x","c":2}', "column 'c' is new here"),
+        ('{"a":1,"b":["x"]}', "column 'b' is list<item: string> here, and should be string"),
+    ],
+)
+def test_types_of_the_first_blocks_are_held_to(write, small_pieces, line, said):
+    path = write("a.jsonl", later(line))
+    with pytest.raises(tp.SchemaError) as caught:
+        rows(tp.read_json(path))
+    assert f"{path}, line 51: {said}" in str(caught.value)
+    assert 'infer="all"' in str(caught.value)
+    assert (caught.value.path, caught.value.row) == (path, 50)
+
+
+def test_looking_at_all_rows_makes_types_wider(write, small_pieces):
+    path = write("a.jsonl", later('{"a":1.5,"b":"x","c":{"d":null}}') + '{"c":{"d":2,"e":[3]}}\n')
+    found = rows(tp.read_json(path, infer="all"))
+    assert found[0] == {"a": 1.0, "b": "x", "c": None}
+    assert found[50] == {"a": 1.5, "b": "x", "c": {"d": None, "e": None}}
+    assert found[-1] == {"a": None, "b": None, "c": {"d": 2, "e": [3]}}
+    paths = [write("b.jsonl", GOOD), write("c.jsonl", '{"a":"z"}')]
+    with pytest.raises(tp.SchemaError, match=r"column 'a' is int64 in .* and string in"):
+        rows(tp.read_json(paths))
+
+
+def test_chosen_columns_leave_out_new_fields(write, small_pieces):
+    path = write("a.jsonl", later('{"a":1,"b":"x","c":2}'))
+    assert len(rows(tp.read_json(path, ["b", "a"]))) == 56
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"a":1,"b":', "Invalid value"),
+        ('{"a":1,"b":"x"}{"a":2}', "the line has 2 rows"),
+        ("[1, 2]", "changed from object to array"),
+        ("oops", "Invalid value"),
+        ('{"a":1,"a":2}', "specified twice"),
+        ("\0\0\0", "document is empty"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_broken_line_is_named(write, small_pieces, line, said, packed):
+    content = ("\n" + later(line)).encode()
+    path = write("a.jsonl", gzip.compress(content) if packed else content)
+    with pytest.raises(tp.UnreadableError) as caught:
+        rows(tp.read_json(path))
+    assert f"{path}, line 52: " in str(caught.value)
+    assert said in str(caught.value)
+    assert "mend or remove the line" in str(caught.value)
+    assert (caught.value.path, caught.value.row) == (path, 50)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('[{"a":1},\n{"a":2', "cut off: its array has no end"),
+        ("[1, 2]", "rows are objects"),
+        ('[{"a":1}, 2]', "rows are objects"),
+        ('[{"a":1}] {"a":2}', "more after the array's end"),
+        ("7\n8\n", "rows are objects"),
+        (GOOD.encode("utf-16"), "UTF-16"),
+        (b"\x89PNG\r\n", "rows are objects"),
+    ],
+)
+def test_a_file_that_is_no_json_is_named(write, content, said):
+    write("a.jsonl", GOOD)
+    path = write("b.jsonl", content)
+    with pytest.raises(tp.UnreadableError) as caught:
+        len(tp.list_files(str(Path(path).parent)).read_json())
+    assert f"1 of 2 files cannot be read as JSON:\n  {path}: " in str(caught.value)
+    assert said in str(caught.value)
+
+
+# CSV
+
+
+def test_quoted_cells_hold_line_ends_delimiters_and_quotes(write, small_pieces):
+    given = [{"n": i, "t": f'a,\n"{i}"\r\n' * (i % 4) + "."} for i in range(200)]
+    lines = [f'{row["n"]},"{str(row["t"]).replace(chr(34), chr(34) * 2)}"' for row in given]
+    path = write("a.csv", "n,t\r\n" + "\r\n".join(lines))
+    assert rows(tp.read_csv(path)) == given
+    assert rows(tp.read_csv(path, ["t"])) == [{"t": row["t"]} for row in given]
+
+
+def test_nothing_is_null_and_quoted_nothing_is_the_empty_text(write):
+    path = write("a.csv", 'a,b,c\n,,1\n"","",\nx,NA,3\n')
+    assert rows(tp.read_csv(path)) == [
+        {"a": None, "b": None, "c": 1},
+        {"a": "", "b": "", "c": None},
+        {"a": "x", "b": "NA", "c": 3},
+    ]
+    nulls = tp.read_csv(path, null_values=["", "NA"])
+    assert [row["b"] for row in nulls] == [None, "", None]
+
+
+def test_other_delimiters_quotes_and_files_without_a_line_of_names(write):
+    assert rows(tp.read_csv(write("a.csv", "a;b\n1;'x;y'\n"), delimiter=";", quote="'")) == [
+        {"a": 1, "b": "x;y"}
+    ]
+    assert rows(tp.read_csv(write("a.tsv", 'a\tb\n1\t"x"\n'), quote=None)) == [{"a": 1, "b": '"x"'}]
+    named = tp.read_csv(write("b.csv", "1,x\n2,y\n"), column_names=["i", "t"])
+    assert rows(named) == [{"i": 1, "t": "x"}, {"i": 2, "t": "y"}]
+
+
+def test_columns_of_csv_files_are_found_by_name(write):
+    paths = [write("a.csv", "a,b\n1,x\n"), write("b.csv", "b,a\ny,2\n")]
+    assert rows(tp.read_csv(paths)) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    other = write("c.csv", "a,c\n3,z\n")
+    with pytest.raises(tp.SchemaError, match=r"has a column 'b', and .*c\.csv has not"):
+        rows(tp.read_csv([*paths, other]))
+    assert rows(tp.read_csv([*paths, other], ["a"])) == [{"a": 1}, {"a": 2}, {"a": 3}]
+    with pytest.raises(tp.SchemaError, match=r"no column 'b' in .*c\.csv"):
+        rows(tp.read_csv([*paths, other], ["b"]))
+
+
+def test_csv_types_are_held_to_or_made_wider(write, small_pieces):
+    path = write("a.csv", CELLS + "3,z\n" * 60 + "zz,w\n")
+    with pytest.raises(tp.SchemaError, match=r"line 64: column 'id' is string here"):
+        rows(tp.read_csv(path))
+    assert rows(tp.read_csv(path, infer="all"))[-1] == {"id": "zz", "t": "w"}
+    path = write("b.csv", CELLS + "3,z\n" * 60 + "0.5,w\n")
+    assert rows(tp.read_csv(path, infer="all"))[-1] == {"id": 0.5, "t": "w"}
+    schema = pa.schema([("id", pa.float32())])
+    assert rows(tp.read_csv(path, schema=schema))[-1] == {"id": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("3", "Expected 2 columns, got 1"), ("3,a,b", "Expected 2 columns, got 3")]
+)
+def test_a_record_of_other_cells_is_named(write, small_pieces, line, said):
+    path = write("a.csv", "id,t\n" + '1,"x\ny"\n' * 50 + line + "\n4,z\n")
+    with pytest.raises(tp.UnreadableError, match=rf"line 102: {said}"):
+        rows(tp.read_csv(path))
+
+
+def test_a_quote_without_its_end_and_names_given_twice_are_named(write):
+    path = write("a.csv", CELLS + '3,"abc\n4,z\n')
+    with pytest.raises(tp.UnreadableError, match="line 4: cut off: a quoted cell has no end"):
+        rows(tp.read_csv(path))
+    with pytest.raises(tp.UnreadableError, match="names a column 'a' twice"):
+        rows(tp.read_csv(write("b.csv", "a,a\n1,2\n")))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delimiter": ",,"},
+        {"delimiter": "é"},
+        {"quote": "\n"},
+        {"delimiter": '"'},
+        {"null_values": "NA"},
+        {"block_rows": 0},
+        {"column_names": []},
+        {"schema": {"a": "int"}},
+        {"columns": []},
+        {"infer": "none"},
+        {"index": 7},
+    ],
+)
+def test_options_that_are_none_are_refused(options):
+    with pytest.raises(tp.ConfigError):
+        tp.read_csv("a.csv", **options)
+
+
+# Text
+
+
+def test_lines_paragraphs_and_documents(write):
+    path = write("a.txt", "one\r\ntwo\n\n \n\nthree\n\nfour")
+    assert [row["text"] for row in tp.read_text(path)] == [
+        *("one", "two", "", " ", "", "three", "", "four")
+    ]
+    assert [row["p"] for row in tp.read_text(path, "paragraph", column="p")] == [
+        *("one\ntwo", "three", "four")
+    ]
+    empty = write("b.txt", "")
+    documents = tp.read_text([path, empty], "document")
+    assert rows(documents) == [{"text": "one\r\ntwo\n\n \n\nthree\n\nfour"}, {"text": ""}]
+    assert len(documents) == 2
+
+
+# Encodings and compression
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "content"),
+    [
+        (tp.read_json, "a.jsonl", '{"a":"é"}\n' * 30),
+        (tp.read_csv, "a.csv", "a,b\n" + "é,1\n" * 30),
+        (tp.read_text, "a.txt", "é\n" * 30),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_text_that_is_not_utf8_is_named_by_line_and_byte(
+    write, small_pieces, read, name, content, packed
+):
+    lines = content.encode().splitlines(keepends=True)
+    lines[20] = lines[20].decode().encode("latin-1")
+    written = b"".join(lines)
+    place = written.index(b"\xe9")
+    path = write(name, gzip.compress(written) if packed else written)
+    with pytest.raises(tp.UnreadableError) as caught:
+        rows(read(path))
+    assert f"{path}, line 21: byte {place:,}" in str(caught.value)
+    assert "iconv" in str(caught.value)
+    replaced = rows(read(path, errors="replace"))
+    assert "\ufffd" in json.dumps(replaced, ensure_ascii=False)
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".zst": lambda data: bytes(pa.Codec("zstd").compress(data, asbytes=True)),
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("members", [1, 9])
+@pytest.mark.parametrize("block_rows", [None, 7])
+def test_compressed_files_hold_the_same_rows(write, small_pieces, ending, members, block_rows):
+    lines = [f'{{"x": {n}, "t": "{"word " * (n % 9)}"}}\n'.encode() for n in range(90)]
+    step = len(lines) // members
+    parts = [b"".join(lines[n : n + step]) for n in range(0, len(lines), step)]
+    plain = tp.read_json(write("a.jsonl", b"".join(lines)), block_rows=block_rows)
+    packed = write("b.jsonl" + ending, b"".join(map(PACK[ending], parts)))
+    pipe = tp.read_json(packed, block_rows=block_rows)
+    assert rows(pipe) == rows(plain)
+    blocks = len(opened(pipe).lengths)
+    if block_rows is not None:
+        assert blocks == -(-90 // block_rows)
+        seeking = pipe.shuffle(8, seed=1).batch(4)
+        assert list(seeking) == list(plain.shuffle(8, seed=1).batch(4))
+    else:
+        assert (
+            blocks == 1 if members == 1 else 5 <= blocks <= 9
+        )  # a file of one member is one block
+    unnamed = tp.read_json(write("c.jsonl", Path(packed).read_bytes()))
+    assert rows(unnamed) == rows(plain)
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_compressed_file_that_is_none_or_cut_off_is_named(write, ending):
+    path = write("a.jsonl" + ending, GOOD)
+    with pytest.raises(tp.UnreadableError, match=r"its name says \w+, and it starts with"):
+        len(tp.read_json(path))
+    path = write("b.jsonl" + ending, PACK[ending](GOOD.encode() * 1000)[:-9])
+    with pytest.raises(tp.UnreadableError, match=r"cut off|damaged"):
+        len(tp.read_json(path))
+
+
+def test_a_bomb_is_refused_in_bounded_memory(write, monkeypatch):
+    monkeypatch.setattr(block_scan, "MOST_ROW_BYTES", 1 << 20)
+    path = write("a.jsonl.gz", gzip.compress(GOOD.encode() + b'{"a":"' + b"0" * (64 << 20)))
+    with pytest.raises(
+        tp.UnreadableError, match="line 2: a row here has more than 1,048,576 bytes"
+    ):
+        len(tp.read_json(path))
+
+
+def test_explain_says_which_files_are_read_again_from_their_start(write, small_pieces, monkeypatch):
+    lines = [f'{{"x": {n}}}\n'.encode() for n in range(2000)]
+    one = write("a.jsonl.gz", gzip.compress(b"".join(lines)))
+    parts = [gzip.compress(b"".join(lines[n : n + 20])) for n in range(0, len(lines), 20)]
+    many = write("b.jsonl.gz", b"".join(parts))
+    monkeypatch.setattr("trainpipes.sources.blocks.PIECE_BYTES", 100)
+    pipe = tp.read_json([one, many], block_rows=5).shuffle(100, seed=1)
+    assert "1 of 2 files are entered at few places" in str(pipe.explain())
+    assert "bgzip" in str(pipe.explain())
+    assert "so far" not in str(pipe.explain())
+    list(pipe)
+    assert "so far, in this process" in str(pipe.explain())
+    assert "can be entered every few MB" in str(tp.read_json(many).explain())
+
+
+# As pyarrow reads it
+
+
+def test_what_pyarrow_reads_from_json_is_read_alike(write):
+    given = [
+        {"i": 1, "f": 0.5, "s": "é\u2028", "b": True, "n": None, "l": [1, None], "e": [], "o": {}},
+        {"i": None, "f": -1e300, "s": "", "b": None, "n": None, "l": None, "e": [], "o": None},
+    ]
+    path = write("a.jsonl", "".join(json.dumps(row) + "\n" for row in given))
+    assert rows(tp.read_json(path)) == pj.read_json(path).to_pylist()
+
+
+def test_what_pyarrow_reads_from_csv_is_read_alike(write):
+    path = write(
+        "a.csv", "i,f,b,d,t,s\n1,.5,true,2020-01-01,2020-01-01 00:00:01,x\n-2,,false,,,y\n"
+    )
+    found, expected = rows(tp.read_csv(path)), pcsv.read_csv(path).to_pylist()
+    assert repr(found) == repr(expected)
+
+
+# Names
+
+
+def test_a_reader_that_is_given_files_is_the_one_after_list_files(write):
+    path = write("a.jsonl", GOOD)
+    listed = tp.list_files(path)
+    assert tp.read_json(path, ["a"], block_rows=3) == listed.read_json(["a"], block_rows=3)
+    assert tp.read_text(files=path) == listed.read_text()
+    assert tp.read_parquet([path], ["a"]) == tp.list_files([path]).read_parquet(["a"])
+    assert repr(tp.read_csv(path, null_values=["", "NA"])).endswith(
+        ".read_csv(null_values=('', 'NA'))"
+    )
+    assert repr(tp.read_csv(path)).endswith(".read_csv()")
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("read_jsonl", "read_json"),
+        ("from_csv", "read_csv"),
+        ("read_tsv", "read_csv"),
+        ("scan_parquet", "read_parquet"),
+        ("load_txt", "read_text"),
+        ("read_lines", "read_text"),
+        ("read_feather", "read_arrow"),
+        ("load_from_disk", "read_arrow"),
+        ("from_webdataset", "read_webdataset"),
+        ("read_npy", "read_numpy"),
+        ("list_file", "list_files"),
+        ("from_tensor", "from_tensors"),
+    ],
+)
+def test_a_name_that_is_not_there_leads_to_the_one_that_is(name, ours):
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}' \(did you mean '{ours}'"):
+        getattr(tp, name)
+    if ours.startswith("read_"):
+        with pytest.raises(AttributeError, match=rf"no '{name}' \(did you mean '{ours}'"):
+            getattr(tp.list_files("a"), name)
+
+
+def test_names_that_python_looks_for_are_not_there_without_a_word():
+    pipe = tp.list_files("a")
+    assert not hasattr(pipe, "__array__")
+    assert not hasattr(pipe, "nothing_of_the_kind")
+    assert not hasattr(tp, "__wrapped__")
+
+
+def test_a_folder_stands_for_the_files_of_its_reader(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.jsonl", "sub/b.json", "c.ndjson.gz", "_SUCCESS", "d.csv", "e.TXT", "f.parquet"):
+        data = GOOD.encode() if "json" in name else b"a\n1\n"
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    assert len(tp.read_json(tmp_path)) == 3
+    assert len(tp.read_csv(tmp_path)) == 1
+    assert len(tp.read_text(tmp_path)) == 2
+    assert len(tp.list_files(tmp_path, suffix=".jsonl").read_json()) == 1
+    assert [Path(name).name for name in tp.list_files(tmp_path)] == ["f.parquet"]
+    with pytest.raises(tp.MissingFilesError, match=r"no file that ends in \.csv"):
+        len(tp.read_csv(tmp_path / "sub"))
+
+
+def test_explain_says_that_rows_of_one_large_block_are_mixed_within_a_buffer(write):
+    lines = [f'{{"x": {n}}}\n'.encode() for n in range(5000)]
+    pipe = tp.read_json(write("a.jsonl.gz", gzip.compress(b"".join(lines)))).shuffle(100)
+    assert "blocks have up to 5,000 rows: rows are mixed within" in str(pipe.explain())

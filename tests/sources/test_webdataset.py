@@ -1,0 +1,240 @@
+"""Samples of tar archives: grouped by key, found by an index, and nothing of them lost without a word."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import trainpipes as tp
+from trainpipes.testing import digest
+
+
+def tar(path: Path, members: list[tuple[str, bytes]], **options: Any) -> Path:
+    mode = "w:gz" if path.suffix == ".gz" else "w"
+    with tarfile.open(path, mode, **options) as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def pairs(count: int, first: int = 0) -> list[tuple[str, bytes]]:
+    return [
+        (f"{n:05}.{kind}", f"{kind} {n}".encode())
+        for n in range(first, first + count)
+        for kind in ("jpg", "cls")
+    ]
+
+
+def test_members_that_follow_each_other_under_one_name_are_a_sample(tmp_path):
+    members = [
+        ("a/0001.jpg", b"J"),
+        ("a/0001.seg.PNG", b"S"),
+        ("b/0001.jpg", b"K"),
+        ("b/0001.seg.png", b""),
+    ]
+    assert list(tp.read_webdataset(tar(tmp_path / "x.tar", members))) == [
+        {"__key__": "a/0001", "jpg": b"J", "seg.png": b"S"},
+        {"__key__": "b/0001", "jpg": b"K", "seg.png": b""},
+    ]
+
+
+def test_what_is_no_sample_is_passed_over(tmp_path):
+    path = tmp_path / "x.tar"
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.txt").symlink_to("nowhere")
+    with tarfile.open(path, "w") as archive:
+        archive.add(tmp_path / "folder", "folder")
+        archive.add(tmp_path / "link.txt", "link.txt")
+        for name in ("README", ".hidden.txt", "__about__.json", "dir/.DS_Store", "0.txt"):
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"abc"))
+    assert list(tp.read_webdataset(path)) == [{"__key__": "0", "txt": b"abc"}]
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_names_of_any_length_and_script_are_read(format, tmp_path):
+    names = ["n" * 99, "ä" * 40, "m" * 150, "d" * 120 + "/" + "f" * 120, "ü" * 130, "short"]
+    path = tar(tmp_path / "x.tar", [(f"{name}.txt", b"x") for name in names], format=format)
+    assert [row["__key__"] for row in tp.read_webdataset(path)] == names
+
+
+def test_columns_are_chosen_and_text_is_text(tmp_path):
+    members = [("0.txt", "Grüße".encode()), ("0.cls", b"1"), ("1.txt", b"two"), ("1.cls", b"2")]
+    path = tar(tmp_path / "x.tar", members)
+    assert list(tp.read_webdataset(path, ["txt"], text="txt")) == [{"txt": "Grüße"}, {"txt": "two"}]
+    assert list(tp.read_webdataset(path, ["cls", "__key__"]))[1] == {"cls": b"2", "__key__": "1"}
+    with pytest.raises(
+        tp.SchemaError, match=r"no sample has a member 'text' \(did you mean 'txt'\?\)"
+    ):
+        list(tp.read_webdataset(path, ["text"]))
+    tar(tmp_path / "bad.tar", [("0.txt", b"a\xff")])
+    with pytest.raises(
+        tp.UnreadableError, match=r"bad\.tar, row 0.*'txt' here is not text in UTF-8"
+    ):
+        list(tp.read_webdataset(tmp_path / "bad.tar", text="txt"))
+
+
+def test_a_sample_without_its_pair_is_named_or_has_a_null(tmp_path):
+    tar(tmp_path / "a.tar", pairs(5))
+    tar(tmp_path / "b.tar", [*pairs(3, 5), ("00008.jpg", b"alone"), ("00009.jpg", b"too")])
+    with pytest.raises(
+        tp.SchemaError, match=r"sample '00008' of .*b\.tar has no member 'cls'"
+    ) as caught:
+        list(tp.read_webdataset(tmp_path))
+    assert caught.value.row == 3
+    assert "1 more" in str(caught.value)
+    rows = list(tp.read_webdataset(tmp_path, missing="null"))
+    assert [row["cls"] for row in rows[7:]] == [b"cls 7", None, None]
+    assert len(list(tp.read_webdataset(tmp_path, ["jpg"]))) == 10
+    tar(tmp_path / "b.tar", [("00005.jpg", b"x"), ("00005.cls", b"1"), ("00005.json", b"{}")])
+    with pytest.raises(tp.SchemaError, match="alone has a member 'json'"):
+        list(tp.read_webdataset(tmp_path))
+    assert next(iter(tp.read_webdataset(tmp_path, missing="null")))["json"] is None
+
+
+@pytest.mark.parametrize(
+    "name", ["../up.txt", "/etc/passwd.txt", "a/../../b.txt", "C:\\x.txt", "..\\x.txt"]
+)
+def test_names_that_lead_out_of_the_archive_are_refused(name, tmp_path):
+    path = tar(tmp_path / "x.tar", [("0.txt", b"fine"), (name, b"not")])
+    with pytest.raises(tp.UnreadableError, match="outside of the folder"):
+        list(tp.read_webdataset(path))
+
+
+def test_two_members_of_one_extension_in_a_sample_are_refused(tmp_path):
+    path = tar(tmp_path / "x.tar", [("0.txt", b"a"), ("0.TXT", b"b")])
+    with pytest.raises(tp.UnreadableError, match="two members with the extension 'txt'"):
+        list(tp.read_webdataset(path))
+
+
+def test_archives_that_were_put_together_by_cat_are_refused_instead_of_read_in_part(tmp_path):
+    first, second = tar(tmp_path / "a.tar", pairs(3)), tar(tmp_path / "b.tar", pairs(3, 3))
+    (tmp_path / "both.tar").write_bytes(first.read_bytes() + second.read_bytes())
+    with pytest.raises(tp.UnreadableError, match="goes on behind its end"):
+        list(tp.read_webdataset(tmp_path / "both.tar"))
+
+
+def test_a_lost_end_and_a_lost_byte_are_found(tmp_path):
+    path = tar(tmp_path / "x.tar", pairs(3))
+    content = path.read_bytes()
+    path.write_bytes(content[: 6 * 1024])
+    with pytest.raises(tp.UnreadableError, match="mark of its end is missing"):
+        list(tp.read_webdataset(path))
+    path.write_bytes(content[:1000] + content[1001:])
+    with pytest.raises(tp.UnreadableError, match="no header of a member at byte 1,024"):
+        list(tp.read_webdataset(path))
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_no_damage_does_worse_than_an_error(name, tmp_path):
+    content = tar(tmp_path / name, pairs(8)).read_bytes()
+    draw, errors = random.Random(3), 0
+    for _ in range(200):
+        damaged = bytearray(content)
+        damaged[draw.randrange(len(content) // 2)] ^= 1 << draw.randrange(8)
+        (tmp_path / name).unlink()  # what is still mapped must not change
+        (tmp_path / name).write_bytes(damaged)
+        try:
+            list(tp.read_webdataset(tmp_path / name))
+        except tp.TrainpipesError:
+            errors += 1
+    assert errors > 50
+
+
+def test_samples_can_be_chosen_by_number_where_archives_are_not_compressed(tmp_path):
+    tar(tmp_path / "a.tar", pairs(20))
+    tar(tmp_path / "b.tar", pairs(11, 20))
+    pipe = tp.read_webdataset(tmp_path).sharding_filter(4).shuffle(scope="global", seed=1).batch(8)
+    assert sorted(int(row["__key__"]) for batch in pipe for row in batch) == list(range(31))
+    tar(tmp_path / "c.tar.gz", pairs(3, 31))
+    with pytest.raises(tp.ConfigError, match=r"c\.tar\.gz is not.*within a buffer"):
+        list(tp.read_webdataset(tmp_path).shuffle(scope="global"))
+
+
+def test_an_archive_on_a_server_is_indexed_once_and_a_resume_reads_what_is_left(
+    tmp_path, monkeypatch
+):
+    members = [(f"{n:05}.bin", bytes([n % 256]) * 80_000) for n in range(400)]
+    content = tar(tmp_path / "x.tar", members).read_bytes()
+    memory = fsspec.filesystem("memory")
+    url = f"memory://archives/{tmp_path.name}/x.tar"
+    memory.pipe_file(url, content)
+    read: list[int] = []
+    original = type(memory).cat_file
+
+    def counting(
+        system: Any, path: str, start: Any = None, end: Any = None, **options: Any
+    ) -> bytes:
+        found: bytes = original(system, path, start=start, end=end, **options)
+        read.append(len(found))
+        return found
+
+    def stamped(system: Any, path: str, **options: Any) -> dict[str, Any]:
+        return {**told(system, path, **options), "ETag": "1"}
+
+    told = type(memory).info
+    monkeypatch.setattr(type(memory), "info", stamped)
+    monkeypatch.setattr(type(memory), "cat_file", counting)
+
+    def made() -> tp.Pipeline:
+        return tp.read_webdataset(url, index=str(tmp_path / "kept.arrow"), block_rows=20).batch(10)
+
+    state = made().state_at(36)
+    assert len(content) <= sum(read) < len(content) + 100_000
+    read.clear()
+    later = made()
+    later.load_state_dict(state)
+    assert [row["bin"][0] for batch in later for row in batch] == [n % 256 for n in range(360, 400)]
+    assert sum(read) < 0.6 * len(content)  # from the start of its window of 16 MB on
+
+
+def test_an_index_that_is_wrong_is_not_believed(tmp_path):
+    kept = str(tmp_path / "kept.arrow")
+    path = tar(tmp_path / "x.tar", pairs(30))
+    assert len(list(tp.read_webdataset(path, index=kept))) == 30
+    (tmp_path / "kept.arrow").write_bytes(b"ARROW1 something else")
+    with pytest.raises(tp.ConfigError, match="no index of samples"):
+        list(tp.read_webdataset(path, index=kept))
+    whole = Path(kept)
+    whole.unlink()
+    expected = [digest(row) for row in tp.read_webdataset(path, index=kept)]
+    tar(path, [("other.txt", b"1"), *pairs(30)[:-2]])
+    assert [
+        digest(row) for row in tp.read_webdataset(path, ["jpg"], missing="null", index=kept)
+    ] != expected
+
+
+def test_what_is_decompressed_again_is_reported(tmp_path):
+    tar(
+        tmp_path / "x.tar.gz",
+        [(f"{n:05}.bin", random.Random(n).randbytes(2000)) for n in range(300)],
+    )
+    pipe = tp.read_webdataset(tmp_path).batch(10)
+    state = pipe.state_at(25)
+    later = tp.read_webdataset(tmp_path).batch(10)
+    later.load_state_dict(state)
+    assert len(list(later)) == 5
+    assert "read again" in str(later.explain())
+    assert gzip.decompress((tmp_path / "x.tar.gz").read_bytes())
+
+
+def test_options_are_checked_when_they_are_written_down():
+    for options in (
+        {"block_rows": 0},
+        {"columns": []},
+        {"missing": "skip"},
+        {"text": [3]},
+        {"index": 3},
+    ):
+        with pytest.raises(tp.ConfigError, match="read_webdataset"):
+            tp.read_webdataset("x", **options)

@@ -1,0 +1,138 @@
+"""Counted pipelines come by arithmetic what they come to be shard by shard: the oracle of the short path."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from golden_pipelines import COUNTED
+from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
+from trainpipes.runtime.shards.counted_items import CountedItems
+from trainpipes.runtime.shards.shard_iterator import ShardItems
+from trainpipes.runtime.shards.turns import Turns
+from trainpipes.state import Position
+from trainpipes.topology import Topology
+
+#: Micro-batches of each that are compared, where there is no end.
+MOST = 24
+#: A case is small as it is, and takes a while.
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
+def both_ways(pipe: tp.Pipeline, topology: Topology, m: int, number: int = 0) -> tuple[Any, Any]:
+    """The items of a consumer by arithmetic, and shard by shard."""
+    plan = pipe._session.plan
+    assert plan.counted
+    position = Position(number, m, plan.chain.num_shards)
+    shards = topology.shards(m, plan.chain.num_shards)
+    stride = topology.world_size * topology.num_workers
+    turns = Turns(stride, plan.counts.end(topology.world_size, m))
+    ms = turns.after(topology.next_slot(m, m), MOST).tolist()
+    short = CountedItems(plan, number, turns, plan.windows(None, number), None, alone=False)
+    long = ShardItems(plan, position, shards, plan.windows(None, number), None)
+    return [short.take(m) for m in ms], [long.take(m) for m in ms]
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(found, torch.Tensor):
+        return found.dtype == expected.dtype and torch.equal(found, expected)
+    if isinstance(found, dict):
+        return found.keys() == expected.keys() and all(same(found[k], expected[k]) for k in found)
+    if isinstance(found, list | tuple):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    return pickle.dumps(found) == pickle.dumps(expected)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_each_kind_of_counted_pipeline_gives_the_same_both_ways(name: str, tmp_path: Path) -> None:
+    pipe = COUNTED[name](tmp_path)
+    shards = pipe._session.plan.chain.num_shards
+    for world, workers in ((1, 1), (2, 1), (2, 2), (4, 1)):
+        if shards % (world * workers):
+            continue
+        for m in (0, 1, 7):
+            for rank in range(world):
+                for worker in range(workers):
+                    topology = Topology(rank, world, worker, workers)
+                    for number in (0, 1):
+                        short, long = both_ways(pipe, topology, m, number)
+                        assert same(short, long), (topology, m, number)
+
+
+def table(rows: int) -> pa.Table:
+    tokens = [[n] * (n % 5) for n in range(rows)]
+    return pa.table({"x": np.arange(rows), "input_ids": pa.array(tokens, pa.list_(pa.int32()))})
+
+
+def blocks(rows: int, size: int) -> tp.Pipeline:
+    """Rows in blocks of a size."""
+    whole = table(rows)
+    return tp.concat(*(tp.from_arrow(whole.slice(k, size)) for k in range(0, rows, size)))
+
+
+@settings(
+    max_examples=80,
+    deadline=None,
+    phases=NO_SHRINKING,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(
+    rows=st.integers(1, 300),
+    size=st.integers(1, 80),
+    shards=st.sampled_from([1, 2, 4, 6]),
+    buffer=st.one_of(st.none(), st.integers(1, 120)),
+    batch=st.sampled_from([None, 1, 3, 8, 50]),
+    drop_last=st.booleans(),
+    repeat=st.sampled_from([None, "before", "after", "twice"]),
+    ranks=st.sampled_from([(1, 1), (2, 1), (1, 2)]),
+    m=st.integers(0, 40),
+    pads=st.booleans(),
+)
+def test_any_counted_pipeline_gives_the_same_both_ways(
+    rows: int, size: int, shards: int, buffer: int | None, batch: int | None, drop_last: bool,
+    repeat: str | None, ranks: tuple[int, int], m: int, pads: bool,
+) -> None:  # fmt: skip
+    """Micro-batches larger than a window, and windows smaller than a micro-batch, are among them."""
+    pipe: Any = blocks(rows, size).sharding_filter(shards)
+    if buffer is not None:
+        pipe = pipe.shuffle(buffer, seed=1)
+    if repeat == "before":
+        pipe = pipe.repeat()
+    if batch is not None:
+        pipe = pipe.batch(batch, drop_last=drop_last)
+        pipe = pipe.pad_collate() if pads else pipe
+    if repeat == "after":
+        pipe = pipe.repeat()
+    elif repeat == "twice":
+        pipe = pipe.repeat(2)
+    world, workers = ranks
+    plan = pipe._session.plan
+    if (
+        shards % (world * workers)
+        or not plan.counted
+        or m > plan.counts.batches_in_pass
+        or not plan.counts.batches_in_pass
+    ):
+        return
+    for rank in range(world):
+        short, long = both_ways(pipe, Topology(rank, world, workers - 1, workers), m)
+        assert same(short, long)
+
+
+def test_a_consumer_of_a_counted_pipeline_goes_the_short_way() -> None:
+    counted = blocks(40, 10).batch(4)
+    filtered = blocks(40, 10).filter(lambda row: row["x"] > 3).batch(4)
+    found = [
+        type(ConsumerIterator(p._session.plan, Topology(), Position(0, 0, 1), 0).items)
+        for p in (counted, filtered)
+    ]
+    assert found == [CountedItems, ShardItems]

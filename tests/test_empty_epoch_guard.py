@@ -1,0 +1,66 @@
+"""Epochs that give nothing: a few are chance, and too many in a row are an error."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pyarrow as pa
+import pytest
+
+import trainpipes as tp
+from trainpipes.order import Layout
+from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS, EmptyEpochGuard
+
+
+def rows(count: int) -> tp.Pipeline:
+    return tp.from_arrow(pa.table({"x": list(range(count))})).sharding_filter(2).shuffle(4, seed=1)
+
+
+def layout(rows: int) -> Layout:
+    return Layout(rows, 1, 2, 1, 1)
+
+
+def test_shards_that_get_nothing_in_some_epochs_go_on() -> None:
+    pipe = rows(4).batch(1).filter(lambda batch: batch[0]["x"] < 2, version="1").repeat()
+    found = [batch[0]["x"] for batch in islice(pipe, 400)]
+    assert set(found) == {0, 1}
+
+
+def test_a_finite_repeat_ends_whatever_its_epochs_give() -> None:
+    for give in (2, 0):
+        pipe = rows(4).batch(1).filter(lambda b, give=give: b[0]["x"] < give, version="1")
+        assert len(list(pipe.repeat(40))) == 40 * give
+
+
+@pytest.mark.parametrize("stage", ["filter", "batch filter"])
+def test_an_endless_repeat_of_nothing_is_an_error(stage: str) -> None:
+    pipe = rows(9)
+    if stage == "filter":
+        pipe = pipe.filter(lambda row: row["x"] > 9, version="1").batch(2)
+    else:
+        pipe = pipe.batch(2).filter(lambda batch: batch[0]["x"] > 9, version="1")
+    for endless in (pipe.repeat(), tp.Loader(pipe.repeat(), num_workers=1)):
+        with pytest.raises(tp.DataError, match="goes on for ever only where each shard gets rows"):
+            next(iter(endless))
+
+
+def test_an_endless_stream_of_batches_that_a_filter_drops_is_an_error() -> None:
+    pipe = rows(9).repeat().batch(2).filter(lambda batch: batch[0]["x"] > 9, version="1")
+    with pytest.raises(
+        tp.DataError, match=f"let no row of {MOST_EMPTY_EPOCHS} whole epochs through"
+    ):
+        next(iter(pipe))
+
+
+def test_large_data_is_looked_through_for_nothing_only_once() -> None:
+    assert EmptyEpochGuard(True).next_epoch(layout(MOST_EMPTY_ROWS))
+    small = EmptyEpochGuard(True)
+    assert [small.next_epoch(layout(9)) for _ in range(MOST_EMPTY_EPOCHS)] == [False] * 15 + [True]
+
+
+def test_an_epoch_that_gives_something_ends_a_drought() -> None:
+    drought = EmptyEpochGuard(True)
+    for epoch in range(5 * MOST_EMPTY_EPOCHS):
+        if epoch % 5 == 0:
+            drought.gave()
+        assert not drought.next_epoch(layout(9))

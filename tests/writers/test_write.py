@@ -1,0 +1,386 @@
+"""Rows of a pipeline written to files: which rows, in which files, and what a folder holds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+
+FORMATS = ["parquet", "arrow", "json"]
+
+
+def table(rows: int = 1000) -> pa.Table:
+    rng = np.random.default_rng(1)
+    lists = [rng.integers(0, 99, n % 7).tolist() if n % 11 else None for n in range(rows)]
+    return pa.table(
+        {
+            "x": range(rows),
+            "text": [f'row {n} "and\nmore" é' * (n % 4) if n % 5 else None for n in range(rows)],
+            "ids": pa.array(lists, pa.list_(pa.int32())),
+            "real": rng.random(rows),
+            "flag": [None if n % 7 == 0 else n % 2 == 0 for n in range(rows)],
+        }
+    )
+
+
+def rows(count: int = 1000) -> tp.Pipeline:
+    return tp.from_arrow(table(count))
+
+
+def write(pipe: tp.Pipeline, format: str, folder: Path, **options: Any) -> Any:
+    return getattr(pipe, f"write_{format}")(folder, **options)
+
+
+def read(paths: Any) -> list[dict[str, Any]]:
+    """Rows of files, by their formats' own readers."""
+    found: list[dict[str, Any]] = []
+    for path in map(str, paths):
+        if path.endswith(".parquet"):
+            found += pq.read_table(path).to_pylist()
+        elif path.endswith(".arrow"):
+            with pa.ipc.open_file(path) as file:
+                found += file.read_all().to_pylist()
+        else:
+            data = Path(path).read_bytes()
+            if path.endswith(".gz"):
+                data = gzip.decompress(data)
+            if path.endswith(".zst"):
+                with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
+                    data = stream.read()
+            found += [json.loads(line) for line in data.splitlines()]
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_hold_the_rows_that_the_pipeline_gives_in_its_order(
+    format: str, tmp_path: Path
+) -> None:
+    pipe = rows().shuffle(100, seed=2).filter(pc.field("x") > 30)
+    written = write(pipe, format, tmp_path / "out", rows_per_file=300)
+    assert read(written.files) == list(pipe)
+    assert [Path(name).name for name in written.files] == [
+        f"part-{n:05d}{Path(written.files[0]).suffix}" for n in range(4)
+    ]
+    assert written.rows == 969
+    assert [len(read([name])) for name in written.files] == [300, 300, 300, 69]
+
+
+@pytest.mark.parametrize("options", [{"compression": "gzip"}, {"compression": "zstd"}])
+def test_json_lines_may_be_compressed(options: Any, tmp_path: Path) -> None:
+    written = rows().write_json(tmp_path / "out", **options)
+    assert read(written.files) == table().to_pylist()
+    assert written.files[0].endswith(
+        {"gzip": ".jsonl.gz", "zstd": ".jsonl.zst"}[options["compression"]]
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("files", [1, 3, 7])
+def test_a_number_of_files_shares_the_rows_evenly(files: int, format: str, tmp_path: Path) -> None:
+    written = write(rows(), format, tmp_path / "out", files=files)
+    counts = [len(read([name])) for name in written.files]
+    assert len(counts) == files
+    assert sum(counts) == 1000
+    assert max(counts) - min(counts) <= 1
+
+
+def test_row_groups_have_the_rows_that_are_asked_for(tmp_path: Path) -> None:
+    written = rows().write_parquet(tmp_path / "out", rows_per_group=64, rows_per_file=200)
+    groups = []
+    for name in written.files:
+        about = pq.ParquetFile(name).metadata
+        groups.append([about.row_group(n).num_rows for n in range(about.num_row_groups)])
+    assert groups == [[64, 64, 64, 8]] * 5
+    written = rows().write_arrow(tmp_path / "batches", rows_per_batch=300)
+    with pa.ipc.open_file(written.files[0]) as file:
+        counts = [file.get_batch(n).num_rows for n in range(file.num_record_batches)]
+    assert counts == [300, 300, 300, 100]
+
+
+def test_large_rows_make_small_row_groups_and_files_that_end(tmp_path: Path) -> None:
+    def large() -> Iterator[dict[str, Any]]:
+        return ({"x": n, "image": bytes(4 << 20)} for n in range(140))
+
+    written = tp.from_iterable(large).write_parquet(tmp_path / "out", compression="snappy")
+    groups = []
+    for name in written.files:
+        about = pq.ParquetFile(name).metadata
+        groups.append([about.row_group(n).num_rows for n in range(about.num_row_groups)])
+    assert max(max(of_file) for of_file in groups) <= 32
+    assert [sum(of_file) > 100 for of_file in groups] == [True, False]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_sharding_has_no_part_in_it(format: str, tmp_path: Path) -> None:
+    pipe = rows().shuffle(50, seed=4)
+    write(pipe, format, tmp_path / "a", files=2)
+    write(
+        pipe.sharding_filter(24).distributed(rank=1, world_size=4), format, tmp_path / "b", files=2
+    )
+    for name in os.listdir(tmp_path / "a"):
+        if name.startswith("part"):
+            assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_python_rows_become_columns_of_one_schema(tmp_path: Path) -> None:
+    pipe = tp.from_iterable(lambda: ({"x": n, **({"y": n / 2} if n > 3 else {})} for n in range(9)))
+    written = pipe.write_parquet(tmp_path / "out")
+    found = pq.read_table(written.files[0])
+    assert found.schema.equals(pa.schema([("x", pa.int64()), ("y", pa.float64())]))
+    assert found.column("y").to_pylist() == [None] * 4 + [n / 2 for n in range(4, 9)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: p.take(37),
+        lambda p: p.skip(900),
+        lambda p: p.filter(pc.field("x") > 30).take(37),
+        lambda p: p.filter(pc.field("x") > 30).shuffle(20).skip(5).take(200),
+        lambda p: p.select("x", "ids").flat_map(doubled),
+        lambda p: p.drop_columns("flag").with_columns(longer, format="numpy"),
+        lambda p: tp.mix({"a": p, "b": p.take(50)}, weights={"a": 1, "b": 1}),
+        lambda p: tp.concat(p, p).shuffle(100),
+    ],
+)
+def test_what_iteration_gives_is_what_is_written(make: Any, tmp_path: Path) -> None:
+    pipe = make(rows())
+    written = pipe.write_arrow(tmp_path / "out", rows_per_file=60)
+    assert read(written.files) == list(pipe)
+
+
+def doubled(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return iter([row, row] if row["x"] % 3 else [])
+
+
+def longer(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"more": columns["x"] + 1}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_manifest_has_counts_columns_and_checksums(format: str, tmp_path: Path) -> None:
+    written = write(rows(), format, tmp_path / "out", files=2)
+    about = json.loads((tmp_path / "out" / "_manifest.json").read_text())
+    assert about["rows"] == 1000
+    assert [entry["rows"] for entry in about["files"]] == [500, 500]
+    assert about["columns"]["ids"] == "list<item: int32>" or about["columns"]["ids"].startswith(
+        "list<"
+    )
+    assert [entry["bytes"] for entry in about["files"]] == [
+        os.path.getsize(name) for name in written.files
+    ]
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "_manifest.json", *(entry["file"] for entry in about["files"]),
+    ]  # fmt: skip
+    written.verify()
+    with open(written.files[1], "r+b") as file:
+        file.seek(40)
+        file.write(b"\xff")
+    with pytest.raises(tp.DataChangedError, match=r"part-00001.* is not as it was written"):
+        written.verify()
+
+
+def test_a_folder_that_was_written_is_read_as_any_other(tmp_path: Path) -> None:
+    rows().write_parquet(tmp_path / "out", files=3)
+    assert list(tp.list_files(str(tmp_path / "out")).read_parquet()) == list(rows())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_writing_again_what_is_there_does_nothing(format: str, tmp_path: Path) -> None:
+    first = write(rows(), format, tmp_path / "out", files=2)
+    times = [os.stat(name).st_mtime_ns for name in first.files]
+    again = write(rows(), format, tmp_path / "out", files=2)
+    assert again == first
+    assert [os.stat(name).st_mtime_ns for name in first.files] == times
+
+
+def test_another_pipeline_or_other_options_are_refused_unless_to_be_overwritten(
+    tmp_path: Path,
+) -> None:
+    rows().write_parquet(tmp_path / "out", files=3)
+    with pytest.raises(tp.ConfigError, match=r"rows of another pipeline.*overwrite=True"):
+        rows().shuffle(5).write_parquet(tmp_path / "out", files=3)
+    with pytest.raises(tp.ConfigError, match=r"with files: 3, now 2; .*overwrite=True"):
+        rows().write_parquet(tmp_path / "out", files=2)
+    with pytest.raises(tp.ConfigError, match='with format: "parquet", now "json"'):
+        rows().write_json(tmp_path / "out", files=3)
+    written = rows().shuffle(5).write_json(tmp_path / "out", files=2, overwrite=True)
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "_manifest.json", "part-00000.jsonl", "part-00001.jsonl",
+    ]  # fmt: skip
+    assert read(written.files) == list(rows().shuffle(5))
+
+
+def test_files_that_nothing_here_has_written_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(tp.ConfigError, match="holds files that nothing here has written"):
+            rows().write_json(tmp_path, overwrite=overwrite)
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_a_file_that_has_changed_is_found_when_a_run_goes_on(tmp_path: Path) -> None:
+    written = rows().write_json(tmp_path / "out", files=2)
+    with open(written.files[0], "ab") as file:
+        file.write(b"{}\n")
+    with pytest.raises(
+        tp.DataChangedError, match=r"part-00000.jsonl .* has .* bytes, and .* written"
+    ):
+        rows().write_json(tmp_path / "out", files=2)
+
+
+def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
+    rows().write_json(tmp_path / "out")
+    (tmp_path / "out" / "_manifest.json").write_text("{")
+    with pytest.raises(tp.UnreadableError, match=r"_manifest.json is damaged"):
+        rows().write_json(tmp_path / "out")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("make", [lambda p: p.batch(2), lambda p: p.repeat(), lambda p: p.repeat(3),
+                                  lambda p: p.batch(2).collate()])  # fmt: skip
+def test_it_stands_before_batch_and_repeat(make: Any, format: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        tp.ConfigError, match=r"call it before batch\(\), collate\(\) and repeat\(\), got"
+    ):
+        write(make(rows()), format, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"files": 0}, "files"),
+        ({"rows_per_file": 0}, "rows_per_file"),
+        ({"files": 2, "rows_per_file": 2}, "takes files or rows_per_file, got 2 and 2"),
+        ({"files": 1001}, "more than there are rows: 1,000"),
+        ({"compression": "lzma"}, "compression"),
+    ],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_bad_options_are_refused(options: Any, message: str, format: str, tmp_path: Path) -> None:
+    with pytest.raises(tp.ConfigError, match=message):
+        write(rows(), format, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_number_of_files_needs_a_count(tmp_path: Path) -> None:
+    with pytest.raises(tp.ConfigError, match="give rows_per_file"):
+        rows().filter(pc.field("x") > 3).write_parquet(tmp_path / "out", files=2)
+
+
+def test_a_pipeline_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tp.ConfigError, match="has no rows"):
+        rows().filter(pc.field("x") > 3000).write_parquet(tmp_path / "out")
+    assert read(rows().write_parquet(tmp_path / "out").files) == list(rows())
+
+
+def test_a_url_is_refused() -> None:
+    with pytest.raises(tp.ConfigError, match="write to a local one, and copy it"):
+        rows().write_json("s3://bucket/out")
+
+
+def test_columns_that_change_are_refused(tmp_path: Path) -> None:
+    def changing(columns: dict[str, Any]) -> dict[str, Any]:
+        return {"x": columns["x"], "y" if columns["x"][0] < 3000 else "z": columns["x"]}
+
+    pipe = rows(5000).select("x").map_batches(changing, format="numpy")
+    with pytest.raises(tp.SchemaError, match=r"all have the same columns, got x.*z.* after x.*y"):
+        pipe.write_arrow(tmp_path / "out")
+
+
+def test_an_error_of_a_function_names_its_row_and_leaves_whole_files(tmp_path: Path) -> None:
+    fail = True
+
+    def checked(row: dict[str, Any]) -> dict[str, Any]:
+        if fail and row["x"] == 700:
+            raise RuntimeError("no")
+        return row
+
+    pipe = rows().select("x").map(checked, version="1")
+    with pytest.raises(RuntimeError, match="no") as caught:
+        pipe.write_json(tmp_path / "out", files=4)
+    assert "row 700" in caught.value.__notes__[0]
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "_unfinished.json", "part-00000.jsonl", "part-00001.jsonl",
+    ]  # fmt: skip
+    fail = False
+    assert read(pipe.write_json(tmp_path / "out", files=4).files) == [{"x": n} for n in range(1000)]
+    assert "_unfinished.json" not in os.listdir(tmp_path / "out")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("count", "files"), [(1000, 9), (60_000, 2)])
+def test_a_full_disk_is_said_and_the_next_call_goes_on_to_the_same_files(
+    count: int, files: int, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = rows(count).shuffle(count // 7, seed=3)
+    replace, done = os.replace, []
+
+    def failing(before: Any, after: Any) -> None:
+        done.append(after)
+        if len(done) == files + 2:
+            raise OSError(28, "No space left on device")
+        replace(before, after)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", failing)
+        with pytest.raises(tp.ConfigError, match=r"written .No space left on device.: make room"):
+            write(pipe, format, tmp_path / "out", files=files)
+    assert not (tmp_path / "out" / "_manifest.json").exists()
+    written = write(pipe, format, tmp_path / "out", files=files)
+    write(pipe, format, tmp_path / "whole", files=files)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert [row["x"] for row in read(written.files)] == [row["x"] for row in pipe.select("x")]
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(tp.ConfigError, match="cannot be written"):
+        rows().write_parquet(tmp_path / "file" / "out")
+
+
+def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
+    def nested(row: dict[str, Any]) -> dict[str, Any]:
+        rows().write_json(tmp_path / "out")
+        return row
+
+    with pytest.raises(
+        tp.ConfigError, match=r"another process writes to .*give each a folder of its own"
+    ):
+        rows().map(nested).write_json(tmp_path / "out")
+
+
+def test_progress_is_said_where_rows_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trainpipes.runtime.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("trainpipes.runtime.progress.EVERY_LOGGED", 0.0)
+    with caplog.at_level(logging.INFO, "trainpipes"):
+        rows().write_parquet(tmp_path / "out", rows_per_group=250)
+    assert "writing out: 250 of 1,000 rows" in caplog.text
+
+
+def test_a_memory_map_is_written_as_by_the_function(tmp_path: Path) -> None:
+    pipe = rows().select("x", "real").shuffle(10)
+    data = pipe.write_memmap(tmp_path / "a.memmap", dtype={"x": "int32"})
+    tp.write_memmap(tmp_path / "b.memmap", pipe, dtype={"x": "int32"})
+    assert contents(tmp_path / "a.memmap") == contents(tmp_path / "b.memmap")
+    assert [int(x) for x in data[:5]["x"]] == [row["x"] for row in pipe.take(5)]
+    assert len(rows().select("x").batch(3).write_memmap(tmp_path / "c.memmap")) == 1000
