@@ -95,6 +95,7 @@ class Counted:
 
     def __init__(self, log: Path) -> None:
         self.log = log
+        self._seen = 0
 
     def fingerprint(self) -> str:
         return "counted"
@@ -105,9 +106,10 @@ class Counted:
         return {"x": row["x"], "n": len(row["text"])}
 
     def calls(self) -> list[int]:
-        found = self.log.read_text().split() if self.log.exists() else []
-        self.log.unlink(missing_ok=True)
-        return sorted(map(int, found))
+        """Those since the last time. The file is left in place: another thread may be writing to it."""
+        found = self.log.read_bytes()[self._seen :] if self.log.exists() else b""
+        self._seen += len(found)
+        return sorted(map(int, found.split()))
 
 
 class Child:
