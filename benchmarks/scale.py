@@ -30,10 +30,10 @@ import trainpipes as tp
 from trainpipes.order import Layout, even_cuts, segments
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.sources import parquet
-from trainpipes.sources.files import FileList
-from trainpipes.sources.index import ParquetIndex
-from trainpipes.sources.parquet import ParquetSource
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.parquet import read_parquet as parquet
+from trainpipes.sources.parquet.index import ParquetIndex
+from trainpipes.sources.parquet.read_parquet import ParquetSource
 from trainpipes.state import Position
 from trainpipes.topology import Topology
 

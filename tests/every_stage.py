@@ -653,9 +653,9 @@ def public_stages() -> set[str]:
     found = set()
     for package in ("stages", "sources"):
         path = Path(tp.__file__).parent / package
-        for module in pkgutil.iter_modules([str(path)], f"trainpipes.{package}."):
+        for module in pkgutil.walk_packages([str(path)], f"trainpipes.{package}."):
             exported = import_module(module.name)
-            for name in exported.__all__:
+            for name in getattr(exported, "__all__", ()):
                 value = getattr(exported, name)
                 if inspect.isclass(value) and issubclass(value, Stage) and value is not Stage:
                     found.add(value(**needed(value)).name)

@@ -18,8 +18,8 @@ import pytest
 import trainpipes as tp
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
-from trainpipes.sources.dataset import FromDataset
-from trainpipes.sources.packed_list import PackedList, packed
+from trainpipes.sources.memory.from_dataset import FromDataset
+from trainpipes.sources.memory.packed_list import PackedList, packed
 
 SCRIPT = Path(__file__).parent / "flat_memory.py"
 #: Bytes of all windows of the pipelines below, about.

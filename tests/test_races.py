@@ -16,8 +16,8 @@ from trainpipes.runtime.reading import block_table
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from trainpipes.samplers.row_sampler import RowSampler
-from trainpipes.sources import arrow
-from trainpipes.sources.arrow import ArrowSource
+from trainpipes.sources.arrow import from_arrow as arrow
+from trainpipes.sources.arrow.from_arrow import ArrowSource
 
 
 def at_each_line(

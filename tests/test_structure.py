@@ -134,6 +134,32 @@ def test_every_room_has_its_floor_and_its_line():
     assert sorted(told) == sorted(ROOMS)
 
 
+def lines_of(room: str) -> list[str]:
+    """What a room's text names, line by line, from the bottom up."""
+    tree = ast.parse((ROOT / room / "__init__.py").read_text())
+    body = (ast.get_docstring(tree) or "").split("\n\n", 1)[1]
+    return [line.split()[0] for line in body.splitlines() if line]
+
+
+SOURCE_ROOMS = ["sources", *(f"sources/{p.name}" for p in (ROOT / "sources").glob("[a-z]*"))]
+
+
+@pytest.mark.parametrize("room", SOURCE_ROOMS)
+def test_rooms_of_sources_tell_what_is_in_them_from_the_bottom_up(room):
+    told, depth = lines_of(room), room.count("/") + 2
+    there = {p.stem for p in (ROOT / room).iterdir()} - {"__pycache__", "__init__"}
+    assert sorted(told) == sorted(there)
+    home = ["trainpipes", *room.split("/")]
+    for path in (ROOT / room).rglob("*.py"):
+        for module, _ in imports_of(path):
+            parts = module.split(".")
+            if parts[:depth] == home:
+                assert len(parts) == 4, f"{path.name} imports {module}, not a module of it"
+                own = path.relative_to(ROOT / room).with_suffix("").parts[0]
+                below = told.index(parts[depth]) <= told.index(own)
+                assert below, f"{path.name} imports {module}, which is above it"
+
+
 def test_the_library_imports_no_optional_package_at_its_top():
     required = {"torch", "torchdata", "pyarrow", "numpy", "fsspec", "trainpipes"}
     import sys
@@ -186,7 +212,7 @@ PYTHON_ROWS = {
     "runtime/rows/columns.py",
     "runtime/rows/row_schema.py",
     "runtime/rows/row_types.py",
-    "sources/parquet_filter.py",
+    "sources/parquet/filter.py",
     "stages/row_hash.py",
 }
 MAKERS = {"array", "scalar", "repeat", "infer_type"}

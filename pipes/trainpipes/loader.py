@@ -20,7 +20,7 @@ from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.sources.packed_list import packed
+from trainpipes.sources.memory.packed_list import packed
 from trainpipes.stages.pin import Pin
 
 __all__ = ["Loader"]

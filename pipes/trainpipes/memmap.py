@@ -17,11 +17,11 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.progress import Progress
 from trainpipes.shown import shown
-from trainpipes.sources.memmap_dataset import MemmapDataset
-from trainpipes.sources.memmap_manifest import DTYPES
-from trainpipes.sources.memmap_old import parts_of_old
-from trainpipes.sources.memmap_rows import Part, of_arrays, of_batch, of_batches, of_rows
-from trainpipes.sources.memmap_writer import write_parts
+from trainpipes.sources.memmap.dataset import MemmapDataset
+from trainpipes.sources.memmap.given_rows import Part, of_arrays, of_batch, of_batches, of_rows
+from trainpipes.sources.memmap.manifest import DTYPES
+from trainpipes.sources.memmap.old_format import parts_of_old
+from trainpipes.sources.memmap.writer import write_parts
 
 __all__ = ["convert", "read_memmap", "write_memmap"]
 

@@ -20,27 +20,18 @@ arrays and tensors.
 """
 
 from trainpipes.runtime.iterating.node import StageNode, node_of, start_of
-from trainpipes.sources import (
-    arrow,
-    arrow_files,
-    concat,
-    csv_files,
-    dataset,
-    files,
-    hf,
-    images,
-    iterable,
-    json,
-    memmap,
-    mix,
-    numpy_files,
-    own_files,
-    parquet,
-    tensors,
-    text,
-    torchdata_node,
-    webdataset,
-)
+from trainpipes.sources.arrow import from_arrow, read_arrow
+from trainpipes.sources.combined import concat, mix
+from trainpipes.sources.files import list_files
+from trainpipes.sources.hf import from_hf
+from trainpipes.sources.memmap import from_memmap
+from trainpipes.sources.memory import from_dataset, from_iterable, from_tensors, from_torchdata
+from trainpipes.sources.numpy import read_numpy
+from trainpipes.sources.own_format import read_files
+from trainpipes.sources.parquet import read_parquet
+from trainpipes.sources.tar import read_webdataset
+from trainpipes.sources.text import read_csv, read_json, read_text
+from trainpipes.sources.whole_files import read_bytes, read_images
 from trainpipes.stages import (
     add_labels,
     batch,
@@ -84,14 +75,14 @@ DropColumns = node_of(drop_columns.DropColumns)
 Enumerate = node_of(enumerate.Enumerate)
 Filter = node_of(filter.Filter)
 FlatMap = node_of(flat_map.FlatMap)
-FromArrow = start_of(arrow.FromArrow)
-FromDataset = start_of(dataset.FromDataset)
-FromHf = start_of(hf.FromHf)
-FromIterable = start_of(iterable.FromIterable)
-FromMemmap = start_of(memmap.FromMemmap)
-FromTensors = start_of(tensors.FromTensors)
-FromTorchdata = start_of(torchdata_node.FromTorchdata)
-ListFiles = start_of(files.ListFiles)
+FromArrow = start_of(from_arrow.FromArrow)
+FromDataset = start_of(from_dataset.FromDataset)
+FromHf = start_of(from_hf.FromHf)
+FromIterable = start_of(from_iterable.FromIterable)
+FromMemmap = start_of(from_memmap.FromMemmap)
+FromTensors = start_of(from_tensors.FromTensors)
+FromTorchdata = start_of(from_torchdata.FromTorchdata)
+ListFiles = start_of(list_files.ListFiles)
 Map = node_of(map.Map)
 MapBatches = node_of(map_batches.MapBatches)
 MaskTokens = node_of(mask_tokens.MaskTokens)
@@ -99,16 +90,16 @@ Mix = start_of(mix.Mix)
 Pack = node_of(pack.Pack)
 PadCollate = node_of(pad_collate.PadCollate)
 Pin = node_of(pin.Pin)
-ReadArrow = node_of(arrow_files.ReadArrow)
-ReadBytes = node_of(images.ReadBytes)
-ReadCsv = node_of(csv_files.ReadCsv)
-ReadFiles = node_of(own_files.ReadFiles)
-ReadImages = node_of(images.ReadImages)
-ReadJson = node_of(json.ReadJson)
-ReadNumpy = node_of(numpy_files.ReadNumpy)
-ReadParquet = node_of(parquet.ReadParquet)
-ReadText = node_of(text.ReadText)
-ReadWebdataset = node_of(webdataset.ReadWebdataset)
+ReadArrow = node_of(read_arrow.ReadArrow)
+ReadBytes = node_of(read_bytes.ReadBytes)
+ReadCsv = node_of(read_csv.ReadCsv)
+ReadFiles = node_of(read_files.ReadFiles)
+ReadImages = node_of(read_images.ReadImages)
+ReadJson = node_of(read_json.ReadJson)
+ReadNumpy = node_of(read_numpy.ReadNumpy)
+ReadParquet = node_of(read_parquet.ReadParquet)
+ReadText = node_of(read_text.ReadText)
+ReadWebdataset = node_of(read_webdataset.ReadWebdataset)
 Rename = node_of(columns.Rename)
 Repeat = node_of(repeat.Repeat)
 Sample = node_of(sample.Sample)

@@ -30,15 +30,16 @@ from trainpipes.runtime.options import same
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.sources.arrow_files import ReadArrow
-from trainpipes.sources.csv_files import ReadCsv
-from trainpipes.sources.images import ReadBytes, ReadImages
-from trainpipes.sources.json import ReadJson
-from trainpipes.sources.numpy_files import ReadNumpy
-from trainpipes.sources.own_files import ReadFiles
-from trainpipes.sources.parquet import ReadParquet
-from trainpipes.sources.text import ReadText
-from trainpipes.sources.webdataset import ReadWebdataset
+from trainpipes.sources.arrow.read_arrow import ReadArrow
+from trainpipes.sources.numpy.read_numpy import ReadNumpy
+from trainpipes.sources.own_format.read_files import ReadFiles
+from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.tar.read_webdataset import ReadWebdataset
+from trainpipes.sources.text.read_csv import ReadCsv
+from trainpipes.sources.text.read_json import ReadJson
+from trainpipes.sources.text.read_text import ReadText
+from trainpipes.sources.whole_files.read_bytes import ReadBytes
+from trainpipes.sources.whole_files.read_images import ReadImages
 from trainpipes.stages.add_labels import AddLabels
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.bucket_by_length import BucketByLength
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
 
     from trainpipes.explain import Explanation
     from trainpipes.map_dataset import MapDataset
-    from trainpipes.sources.memmap_dataset import MemmapDataset
+    from trainpipes.sources.memmap.dataset import MemmapDataset
     from trainpipes.writers.output_folder import Written
 
 __all__ = ["Pipeline"]

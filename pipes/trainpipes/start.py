@@ -14,26 +14,27 @@ from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.stage import Stage, snake_case
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.shown import shown
-from trainpipes.sources.arrow import FromArrow
-from trainpipes.sources.arrow_files import ReadArrow
-from trainpipes.sources.concat import Concat
-from trainpipes.sources.csv_files import ReadCsv
-from trainpipes.sources.dataset import FromDataset
-from trainpipes.sources.files import ListFiles
-from trainpipes.sources.hf import FromHf
-from trainpipes.sources.images import ReadBytes, ReadImages
-from trainpipes.sources.iterable import FromIterable
-from trainpipes.sources.json import ReadJson
-from trainpipes.sources.memmap import FromMemmap
-from trainpipes.sources.memmap_dataset import MemmapDataset
-from trainpipes.sources.mix import Mix
-from trainpipes.sources.numpy_files import ReadNumpy
-from trainpipes.sources.own_files import ReadFiles
-from trainpipes.sources.parquet import ReadParquet
-from trainpipes.sources.tensors import FromTensors
-from trainpipes.sources.text import ReadText
-from trainpipes.sources.torchdata_node import FromTorchdata
-from trainpipes.sources.webdataset import ReadWebdataset
+from trainpipes.sources.arrow.from_arrow import FromArrow
+from trainpipes.sources.arrow.read_arrow import ReadArrow
+from trainpipes.sources.combined.concat import Concat
+from trainpipes.sources.combined.mix import Mix
+from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.hf.from_hf import FromHf
+from trainpipes.sources.memmap.dataset import MemmapDataset
+from trainpipes.sources.memmap.from_memmap import FromMemmap
+from trainpipes.sources.memory.from_dataset import FromDataset
+from trainpipes.sources.memory.from_iterable import FromIterable
+from trainpipes.sources.memory.from_tensors import FromTensors
+from trainpipes.sources.memory.from_torchdata import FromTorchdata
+from trainpipes.sources.numpy.read_numpy import ReadNumpy
+from trainpipes.sources.own_format.read_files import ReadFiles
+from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.tar.read_webdataset import ReadWebdataset
+from trainpipes.sources.text.read_csv import ReadCsv
+from trainpipes.sources.text.read_json import ReadJson
+from trainpipes.sources.text.read_text import ReadText
+from trainpipes.sources.whole_files.read_bytes import ReadBytes
+from trainpipes.sources.whole_files.read_images import ReadImages
 
 __all__ = [
     "concat",

@@ -17,8 +17,8 @@ import pytest
 import trainpipes as tp
 from sources.native_formats import opened
 from trainpipes.runtime.caching import checked_file
-from trainpipes.sources import block_index
-from trainpipes.sources.block_table import COLUMNS
+from trainpipes.sources.text import block_index
+from trainpipes.sources.text.block_table import COLUMNS
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_types_that_were_found_are_kept_beside(tmp_path, kept, monkeypatch):
     def fail(*_: Any) -> None:
         raise AssertionError("types are looked for again")
 
-    monkeypatch.setattr("trainpipes.sources.block_schema._look", fail)
+    monkeypatch.setattr("trainpipes.sources.text.block_schema._look", fail)
     for infer, schema in zip(("first", "all"), expected, strict=True):
         assert opened(make(infer)).schema == schema == pa.schema([("x", pa.int64())])
 

@@ -15,14 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpipes.sources import block_scan, compress, zstd_frames
-from trainpipes.sources.block_scan import Pieces, check_of, scan
-from trainpipes.sources.compress import open_stream
-from trainpipes.sources.csv_rows import Csv
-from trainpipes.sources.each_file import BadFileError
-from trainpipes.sources.json_rows import Json
-from trainpipes.sources.text_format import TextFormat
-from trainpipes.sources.text_lines import PlainText, Unit
+from trainpipes.sources.compressed import streams as compress
+from trainpipes.sources.compressed import zstd_frames
+from trainpipes.sources.compressed.streams import open_stream
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.text import block_scan
+from trainpipes.sources.text.block_scan import Pieces, check_of, scan
+from trainpipes.sources.text.csv_rows import Csv
+from trainpipes.sources.text.format import TextFormat
+from trainpipes.sources.text.json_rows import Json
+from trainpipes.sources.text.lines import PlainText, Unit
 
 
 class Parts:

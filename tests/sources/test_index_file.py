@@ -19,12 +19,12 @@ import trainpipes as tp
 from trainpipes import ConfigError, DataChangedError, SchemaError, UnreadableError
 from trainpipes.runtime import warn_once
 from trainpipes.runtime.caching import checked_file
-from trainpipes.sources import index as index_module
-from trainpipes.sources import index_file as index_file_module
-from trainpipes.sources.files import ListFiles
-from trainpipes.sources.footer_table import FOOTERS
-from trainpipes.sources.index import ParquetIndex
-from trainpipes.sources.parquet import ParquetSource
+from trainpipes.sources.files import index_file as index_file_module
+from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.parquet import index as index_module
+from trainpipes.sources.parquet.footer_table import FOOTERS
+from trainpipes.sources.parquet.index import ParquetIndex
+from trainpipes.sources.parquet.read_parquet import ParquetSource
 
 LONG_AGO = 1_700_000_000 * 10**9
 

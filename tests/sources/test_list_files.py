@@ -17,10 +17,10 @@ from trainpipes.errors import (
     MissingFilesError,
     UnreadableError,
 )
-from trainpipes.sources import listing
-from trainpipes.sources.files import ListFiles
-from trainpipes.sources.listing import natural
-from trainpipes.sources.parquet import ReadParquet
+from trainpipes.sources.files import listing
+from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.files.listing import natural
+from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.stages.filter import Filter
 
 

@@ -16,10 +16,10 @@ import pytest
 from trainpipes.errors import MissingFilesError, SchemaError, UnreadableError
 from trainpipes.runtime import progress
 from trainpipes.runtime.progress import Progress
-from trainpipes.sources import index as index_module
-from trainpipes.sources.files import ListFiles
-from trainpipes.sources.index import read_index
-from trainpipes.sources.parquet import ParquetSource
+from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.parquet import index as index_module
+from trainpipes.sources.parquet.index import read_index
+from trainpipes.sources.parquet.read_parquet import ParquetSource
 
 
 def source(folder: Path, columns: list[str] | None = None) -> ParquetSource:

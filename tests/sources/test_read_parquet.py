@@ -29,10 +29,11 @@ from trainpipes.errors import (
     SchemaError,
     UnreadableError,
 )
-from trainpipes.sources import parquet_file, parquet_reader
-from trainpipes.sources.files import ListFiles
-from trainpipes.sources.parquet import ParquetSource, ReadParquet
-from trainpipes.sources.parquet_reader import ParquetReader
+from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.parquet import file as parquet_file
+from trainpipes.sources.parquet import reader as parquet_reader
+from trainpipes.sources.parquet.read_parquet import ParquetSource, ReadParquet
+from trainpipes.sources.parquet.reader import ParquetReader
 from trainpipes.stages.filter import Filter
 
 
@@ -306,8 +307,8 @@ def test_one_column_may_be_given_by_itself(uneven: Path) -> None:
 HUGE = """
 import sys
 from pathlib import Path
-from trainpipes.sources.files import ListFiles
-from trainpipes.sources.parquet import ReadParquet
+from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.parquet.read_parquet import ReadParquet
 
 def kilobytes(what):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainpipes.sources import remote
-from trainpipes.sources.remote import RemoteFile
+from trainpipes.sources.remote import file as remote
+from trainpipes.sources.remote.file import RemoteFile
 
 DATA = random.Random(0).randbytes(50_000)
 

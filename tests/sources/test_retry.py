@@ -23,7 +23,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
-from trainpipes.sources import remote, retry
+from trainpipes.sources.remote import file as remote
+from trainpipes.sources.remote import retry
 from trainpipes.testing import digest
 
 pytest.importorskip("aiohttp")

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainpipes.errors import DataChangedError, MissingFilesError, UnreachableError
-from trainpipes.sources import parquet_file, remote
-from trainpipes.sources.files import ListFiles
-from trainpipes.sources.parquet import ParquetSource, ReadParquet
+from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.parquet import file as parquet_file
+from trainpipes.sources.parquet.read_parquet import ParquetSource, ReadParquet
+from trainpipes.sources.remote import file as remote
 
 s3fs = pytest.importorskip("s3fs")
 server = pytest.importorskip("moto.server")

@@ -17,7 +17,7 @@ import pytest
 
 import trainpipes as tp
 from sources.native_formats import opened
-from trainpipes.sources import block_scan
+from trainpipes.sources.text import block_scan
 
 GOOD = '{"a":1,"b":"x"}\n'
 CELLS = "id,t\n1,x\n2,y\n"
@@ -375,7 +375,7 @@ def test_explain_says_which_files_are_read_again_from_their_start(write, small_p
     one = write("a.jsonl.gz", gzip.compress(b"".join(lines)))
     parts = [gzip.compress(b"".join(lines[n : n + 20])) for n in range(0, len(lines), 20)]
     many = write("b.jsonl.gz", b"".join(parts))
-    monkeypatch.setattr("trainpipes.sources.blocks.PIECE_BYTES", 100)
+    monkeypatch.setattr("trainpipes.sources.text.blocks.PIECE_BYTES", 100)
     pipe = tp.read_json([one, many], block_rows=5).shuffle(100, seed=1)
     assert "1 of 2 files are entered at few places" in str(pipe.explain())
     assert "bgzip" in str(pipe.explain())

@@ -12,7 +12,8 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
-from trainpipes.sources import block_scan, retry
+from trainpipes.sources.remote import retry
+from trainpipes.sources.text import block_scan
 from trainpipes.testing import digest
 
 pytest.importorskip("aiohttp")

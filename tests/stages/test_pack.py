@@ -25,7 +25,7 @@ from mutants import bare
 from trainpipes.nodes import Batch, FromArrow, Pack, PadCollate
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Cursors, Run, RunSource
-from trainpipes.sources import arrow
+from trainpipes.sources.arrow import from_arrow as arrow
 from trainpipes.stages.batch import Batch as BatchStage
 from trainpipes.stages.pack import Pack as PackStage
 from trainpipes.testing import check_resume, digest

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from trainpipes.sources.row_names import names_below
+from trainpipes.sources.files.row_names import names_below
 from trainpipes.stages.row_hash import RowNames, hash_column, mix
 
 WRITE = "TRAINPIPES_WRITE_GOLDEN"

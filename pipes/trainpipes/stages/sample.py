@@ -19,7 +19,7 @@ from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.sources.row_names import row_names
+from trainpipes.sources.files.row_names import row_names
 from trainpipes.stages.row_hash import HashArray, NullKey, RowNames, hash_keys, mix, unit
 
 __all__ = ["Sample"]

@@ -8,7 +8,7 @@ import os
 import fsspec
 
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
-from trainpipes.sources.retry import Requests
+from trainpipes.sources.remote.retry import Requests
 
 __all__ = ["File", "digest"]
 

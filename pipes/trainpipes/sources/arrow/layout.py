@@ -1,0 +1,259 @@
+"""Where the record batches of an Arrow file or stream lie, and how many rows each has: told by their headers,
+without a look at the rows.
+
+An Arrow stream is a row of messages: a schema, then dictionaries and record batches, each a header (a
+flatbuffer) and a body. A file is a stream between two magic words, with a footer that lists the messages.
+See https://arrow.apache.org/docs/format/Columnar.html. Called by any thread.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from trainpipes.sources.files.each_file import BadFileError
+
+__all__ = ["ArrowLayout", "read_layout"]
+
+#: Gives bytes ``start`` to ``stop`` of a file, of several ranges at once.
+Fetch = Callable[[list[tuple[int, int]]], list[bytes]]
+
+MAGIC = b"ARROW1"
+#: What a message starts with.
+CONTINUED = 0xFFFFFFFF
+#: What the headers of messages are about.
+SCHEMA, DICTIONARY, BATCH = 1, 2, 3
+#: Bytes that are read of a message's header at first.
+HEAD = 4096
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of an Arrow file.
+
+    Args:
+        start: its first byte in the file.
+        stop: the byte behind its last.
+        kind: ``SCHEMA``, ``DICTIONARY`` or ``BATCH``.
+        rows: rows of a record batch.
+        compressed: whether what it holds is compressed.
+        dictionary: the number of a dictionary.
+        delta: whether a dictionary adds to the one before of its number.
+    """
+
+    start: int
+    stop: int
+    kind: int
+    rows: int = 0
+    compressed: bool = False
+    dictionary: int = -1
+    delta: bool = False
+
+
+@dataclass
+class ArrowLayout:
+    """The messages of an Arrow file.
+
+    Args:
+        schema: of the schema's message.
+        batches: record batches in order, those without rows left out.
+        dictionaries: each with the number of batches that stand before it.
+    """
+
+    schema: tuple[int, int]
+    batches: list[Message] = field(default_factory=list)
+    dictionaries: list[tuple[int, Message]] = field(default_factory=list)
+
+    def needed(self, batch: int) -> list[Message]:
+        """The dictionaries that a record batch is decoded with, in order."""
+        found: dict[int, list[Message]] = {}
+        for before, message in self.dictionaries:
+            if before <= batch:
+                earlier = found.get(message.dictionary, []) if message.delta else []
+                found[message.dictionary] = [*earlier, message]
+        return sorted((m for each in found.values() for m in each), key=lambda m: m.start)
+
+
+def read_layout(fetch: Fetch, size: int) -> ArrowLayout:
+    """The layout of an Arrow file of ``size`` bytes.
+
+    Raises:
+        BadFileError: it is none, or is damaged; says how.
+    """
+    if size == 0:
+        raise BadFileError("empty: 0 bytes")
+    head = fetch([(0, min(size, 8))])[0]
+    if head.startswith(b"FEA1"):
+        raise BadFileError(
+            "Feather of version 1, which is no Arrow file: write it anew with "
+            "pyarrow.feather.write_feather(pyarrow.feather.read_table(path), path)"
+        )
+    if head.startswith(b"PAR1"):
+        raise BadFileError("a Parquet file: take read_parquet()")
+    try:
+        if head.startswith(MAGIC):
+            return _file(fetch, size)
+        if head[:4] == b"\xff\xff\xff\xff":
+            return _stream(fetch, size)
+    except (struct.error, IndexError) as error:
+        raise BadFileError(f"damaged: a header cannot be understood ({error})") from error
+    raise BadFileError(f"not an Arrow file (starts with {head!r})")
+
+
+def _stream(fetch: Fetch, size: int) -> ArrowLayout:
+    messages = _walk(fetch, 0, size)
+    first = next(messages, None)
+    if first is None or first.kind != SCHEMA:
+        raise BadFileError("damaged: it does not begin with a schema")
+    layout = ArrowLayout((first.start, first.stop))
+    for message in messages:
+        _add(layout, message)
+    return layout
+
+
+def _file(fetch: Fetch, size: int) -> ArrowLayout:
+    tail = fetch([(max(0, size - 10), size)])[0]
+    if size < 30 or tail[-6:] != MAGIC:
+        raise BadFileError(f"cut short: {size:,} bytes, its footer is missing")
+    (length,) = struct.unpack("<i", tail[:4])
+    if not 0 < length <= size - 18:
+        raise BadFileError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
+    footer = _Table.root(fetch([(size - 10 - length, size - 10)])[0])
+    schema = _message(fetch, 8, size)
+    if schema is None or schema.kind != SCHEMA:
+        raise BadFileError("damaged: it does not begin with a schema")
+    layout = ArrowLayout((schema.start, schema.stop))
+    for number in (2, 3):  # dictionaries, record batches
+        blocks = footer.blocks(number)
+        if any(start < 0 or header < 8 or start + header > size for start, header, _ in blocks):
+            raise BadFileError("damaged: its footer names bytes that it does not have")
+        heads = fetch([(start, start + header) for start, header, _ in blocks])
+        for (start, header, body), head in zip(blocks, heads, strict=True):
+            message = _message(fetch, start, size, head)
+            if message is None or message.stop != start + header + body:
+                raise BadFileError(f"damaged: its footer and its message at byte {start:,} differ")
+            _add(layout, message)
+    return layout
+
+
+def _add(layout: ArrowLayout, message: Message) -> None:
+    if message.kind == DICTIONARY:
+        layout.dictionaries.append((len(layout.batches), message))
+    elif message.kind == BATCH and message.rows:
+        layout.batches.append(message)
+    elif message.kind not in (DICTIONARY, BATCH):
+        raise BadFileError(f"damaged: a message of kind {message.kind} at byte {message.start:,}")
+
+
+def _walk(fetch: Fetch, at: int, size: int) -> Iterator[Message]:
+    while at < size:
+        message = _message(fetch, at, size)
+        if message is None:
+            return
+        yield message
+        at = message.stop
+
+
+def _message(fetch: Fetch, at: int, size: int, head: bytes | None = None) -> Message | None:
+    """The message at a byte; None for the end of a stream.
+
+    Args:
+        fetch: reads the file.
+        at: the byte.
+        size: bytes of the file.
+        head: the message's first bytes, where they are known.
+    """
+    if head is None:
+        head = fetch([(at, min(size, at + HEAD))])[0]
+    if len(head) < 8:
+        raise BadFileError(f"cut short: {size:,} bytes, and a message begins at byte {at:,}")
+    mark, length = struct.unpack_from("<Ii", head)
+    if mark != CONTINUED:
+        raise BadFileError(f"damaged: no message at byte {at:,}")
+    if not length:
+        return None
+    if length < 0 or at + 8 + length > size:
+        raise BadFileError(
+            f"cut short or damaged: the header at byte {at:,} would have {length:,} bytes"
+        )
+    if len(head) < 8 + length:
+        head = fetch([(at, at + 8 + length)])[0]
+    root = _Table.root(head[8 : 8 + length])
+    kind, body = root.number(1, "<B"), root.number(3, "<q")
+    stop = at + 8 + length + body
+    if body < 0 or stop > size:
+        raise BadFileError(
+            f"cut short: {size:,} bytes, and the message at byte {at:,} goes to {stop:,}"
+        )
+    content = root.table(2)
+    if content is None:
+        raise BadFileError(f"damaged: a message without a header at byte {at:,}")
+    if kind == DICTIONARY:
+        delta = bool(content.number(2, "<B"))
+        return Message(at, stop, kind, dictionary=content.number(0, "<q"), delta=delta)
+    if kind != BATCH:
+        return Message(at, stop, kind)
+    rows = content.number(0, "<q")
+    if not 0 <= rows < 1 << 40 or content.first(1, "<q") not in (None, rows):
+        raise BadFileError(f"damaged: a record batch of {rows:,} rows at byte {at:,}")
+    return Message(at, stop, kind, rows, content.table(3) is not None)
+
+
+class _Table:
+    """A table of a flatbuffer, of which few fields are wanted."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        if not 0 <= at < len(data):
+            raise IndexError(f"byte {at} of {len(data)}")
+        self._data = data
+        self._at = at
+        self._fields = at - int(struct.unpack_from("<i", data, at)[0])
+        if not 0 <= self._fields < len(data):
+            raise IndexError(f"byte {self._fields} of {len(data)}")
+        (self._size,) = struct.unpack_from("<H", data, self._fields)
+
+    @staticmethod
+    def root(data: bytes) -> _Table:
+        return _Table(data, struct.unpack_from("<I", data)[0])
+
+    def _place(self, number: int) -> int:
+        """Where a field is; 0 if it is left out."""
+        entry = 4 + 2 * number
+        if entry >= self._size:
+            return 0
+        (offset,) = struct.unpack_from("<H", self._data, self._fields + entry)
+        return self._at + int(offset) if offset else 0
+
+    def number(self, field: int, kind: str) -> int:
+        """A field's number; 0 if it is left out."""
+        place = self._place(field)
+        return int(struct.unpack_from(kind, self._data, place)[0]) if place else 0
+
+    def table(self, field: int) -> _Table | None:
+        """A field's table; None if it is left out."""
+        place = self._place(field)
+        if not place:
+            return None
+        return _Table(self._data, place + int(struct.unpack_from("<I", self._data, place)[0]))
+
+    def first(self, field: int, kind: str) -> int | None:
+        """The first number of a field's list; None if there is none."""
+        place = self._place(field)
+        if not place:
+            return None
+        start = place + int(struct.unpack_from("<I", self._data, place)[0])
+        (count,) = struct.unpack_from("<I", self._data, start)
+        return int(struct.unpack_from(kind, self._data, start + 4)[0]) if count else None
+
+    def blocks(self, field: int) -> list[tuple[int, int, int]]:
+        """A footer's list of messages: where each is, bytes of its header and of its body."""
+        place = self._place(field)
+        if not place:
+            return []
+        start = place + int(struct.unpack_from("<I", self._data, place)[0])
+        (count,) = struct.unpack_from("<I", self._data, start)
+        end = start + 4 + 24 * count
+        if end > len(self._data):
+            raise IndexError(f"byte {end} of {len(self._data)}")
+        return list(struct.iter_unpack("<qi4xq", self._data[start + 4 : end]))

@@ -1,0 +1,378 @@
+"""``read_arrow``: rows of Arrow files, record batch by record batch.
+
+The stage and its source, made by the thread that plans; what is open is shared by the readers of a process,
+which several threads use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainpipes.arrays import to_arrow
+from trainpipes.checks import whole_number
+from trainpipes.errors import ConfigError, DataError, SchemaError, UnreadableError
+from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.reading.random_access import RandomAccessSource
+from trainpipes.runtime.source import Place
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
+from trainpipes.sources.arrow.reader import ArrowReader
+from trainpipes.sources.arrow.saved_dataset import saved_files
+from trainpipes.sources.arrow.take import take_rows
+from trainpipes.sources.files.columns_option import checked_columns
+from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
+from trainpipes.sources.files.file_rows import (
+    FileRows,
+    changed,
+    cut_evenly,
+    gone,
+    listed_files,
+)
+from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.mapped_files import MappedFiles, mapped
+from trainpipes.sources.files.schema import one_schema
+from trainpipes.sources.remote.retry import Requests
+
+__all__ = ["ArrowFiles", "ReadArrow"]
+
+SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
+#: Files of which the first record batch is decoded to tell the size of a row.
+SAMPLED = 4
+
+
+class ReadArrow(Source):
+    """Reads the rows of Arrow files: IPC files and streams, Feather, and the folders that ``save_to_disk`` of
+    Hugging Face's ``datasets`` writes.
+
+    In: files, from ``list_files``; a folder stands for its ``.arrow``, ``.arrows``, ``.feather`` and ``.ipc``
+    files. Out: rows with the chosen columns, as Arrow. Cursor: which block, and how many rows of it.
+
+    Local files are mapped into memory: rows cost no copy, and those that are not compressed can be chosen
+    by number (``shuffle(scope="global")``, ``draw``). Do not write to a file while it is read; a new one may
+    take its name. A compressed record batch is decoded whole, and of a file on another machine it is fetched
+    whole, several at a time. Before the first row the header of every record batch is read, about 20 µs
+    each; of a file on a server one request for its footer and then all at once, of a stream one for each.
+
+    A folder of ``save_to_disk`` is read by its ``state.json``: the files that it names, in their order, and
+    none of the caches that may lie beside them.
+
+    Columns come in the order given and with one schema for all files, as ``read_parquet`` has it: types are
+    widened where that loses nothing, dictionary columns come as their values.
+
+    Args:
+        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all, which
+            every file must have then.
+        split: which one of a saved ``DatasetDict``, such as "train".
+        block_rows: rows of a block, which a shuffle puts in another order as a whole; a record batch if left
+            out.
+        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
+            They are neither shown nor part of a state.
+
+    Raises:
+        ConfigError: an option is not what it must be, or a ``DatasetDict`` needs a ``split``.
+        UnreadableError: names all files that are not Arrow, each with the reason; later, the place that
+            cannot be decoded.
+        SchemaError: a file lacks a column, or has it in a type that does not fit the first file's.
+        DataChangedError: a file is no longer what it was when it was listed.
+
+    >>> import pathlib, tempfile, pyarrow as pa, pyarrow.feather, trainpipes as tp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.feather"
+    >>> pyarrow.feather.write_feather(pa.table({"x": [1, 2], "y": ["a", "b"]}), path)
+    >>> list(tp.list_files(path).read_arrow(["y"]))
+    [{'y': 'a'}, {'y': 'b'}]
+    """
+
+    role = "reader"
+    has_blocks = True
+    random_access = True
+    free = frozenset({"storage_options"})
+
+    columns: Sequence[str] | None = None
+    _: KW_ONLY
+    split: str | None = None
+    block_rows: int | None = None
+    storage_options: Mapping[str, Any] | None = None
+
+    def check(self) -> None:
+        self._set(
+            columns=checked_columns(self.columns, self.name),
+            storage_options=checked_options(self.storage_options),
+        )
+        if self.split is not None and (not isinstance(self.split, str) or not self.split):
+            raise ConfigError(
+                f"read_arrow(split) is the name of a split, such as 'train', got {self.split!r}"
+            )
+        if self.block_rows is not None:
+            whole_number(self.block_rows, 1, "read_arrow(block_rows)", "rows of a block")
+
+    def open(self) -> ArrowFiles:
+        return self.open_files([])
+
+    def open_files(self, files: Sequence[Stage]) -> ArrowFiles:
+        """The rows of the files that the stages below list and let through."""
+        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        listed = saved_files(listed, self.split, str(self))
+        layouts = list(each_file(listed, partial(_look, listed), str(self), "Arrow").values())
+        return ArrowFiles(listed, layouts, self.columns, self.block_rows, str(self))
+
+
+def _look(files: FileList, file: int, requests: Requests) -> tuple[ArrowLayout, pa.Schema, int]:
+    """A file's layout, schema and size."""
+    system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
+    if is_local(system):
+        content = mapped(path) if size else b""
+
+        def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
+            return [bytes(memoryview(content)[start:stop]) for start, stop in parts]
+
+        size = len(memoryview(content))
+    else:
+        if size < 0:
+            size = requests.call(system, "size", path)
+
+        def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
+            starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
+            return requests.ranges(system, path, starts, stops, size)[0]
+
+    layout = read_layout(fetch, size)
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(fetch([layout.schema])[0]))
+    except (pa.ArrowException, OSError) as error:
+        raise BadFileError(f"damaged schema: {one_line(error)}") from error
+    return layout, schema.remove_metadata(), size
+
+
+class ArrowFiles(FileRows, RandomAccessSource):
+    """Rows of Arrow files. Can be pickled; holds about 200 bytes a record batch.
+
+    Args:
+        files: which.
+        found: of each file its layout, schema and size.
+        columns: names of columns; None for all.
+        block_rows: rows of a block; None for a record batch.
+        asker: the stage, for messages.
+
+    Attributes:
+        schema: Arrow schema of every table that a reader gives.
+    """
+
+    def __init__(
+        self,
+        files: FileList,
+        found: Sequence[tuple[ArrowLayout, pa.Schema, int]],
+        columns: Sequence[str] | None,
+        block_rows: int | None,
+        asker: str,
+    ) -> None:
+        self.layouts = [layout for layout, _, _ in found]
+        # The rows of each file's batches begin with these, and their number at the end.
+        counts = [[batch.rows for batch in layout.batches] for layout in self.layouts]
+        self.batch_rows = [np.cumsum([0, *each], dtype=np.int64) for each in counts]
+        if block_rows is None:
+            edges = self.batch_rows
+        else:
+            edges = [cut_evenly(int(rows[-1]), block_rows) for rows in self.batch_rows]
+        super().__init__(files, edges)
+        self.sizes = np.array([size for _, _, size in found], dtype=np.int64)
+        self.schema: pa.Schema = one_schema(_different(files, found), columns, asker)
+        # Of all files: the number of each batch's first row, and the file that it is in.
+        flat = [0, *(rows for each in counts for rows in each)]
+        self.first_rows: IntArray = np.cumsum(flat, dtype=np.int64)
+        self.first_batch: IntArray = np.cumsum([0, *map(len, counts)])
+        self._open = OpenFiles()
+        self.row_bytes = self._row_bytes()
+        sizes = [
+            np.cumsum([0, *(b.stop - b.start for b in found.batches)]) for found in self.layouts
+        ]
+        each = zip(edges, self.batch_rows, sizes, strict=True)
+        spread = [np.diff(np.interp(edge, rows, size)) for edge, rows, size in each]
+        self.block_bytes: npt.NDArray[np.float64] = np.concatenate(spread)
+
+    def _row_bytes(self) -> float | None:
+        some = [file for file, layout in enumerate(self.layouts) if layout.batches]
+        some = some[:: -(-len(some) // SAMPLED) or 1]
+        requests = Requests(self.files.retry_seconds)
+        rows = sum(self.layouts[file].batches[0].rows for file in some)
+        size = sum(self.batch(file, 0, requests).nbytes for file in some)
+        return size / rows if rows else None
+
+    def reader(self) -> ArrowReader:
+        return ArrowReader(self)
+
+    def batch(
+        self,
+        file: int,
+        number: int,
+        requests: Requests,
+        fetched: bytes | None = None,
+        rows: IntArray | None = None,
+    ) -> pa.RecordBatch:
+        """A record batch of a file, or some rows of it, in the source's schema.
+
+        Args:
+            file: the file.
+            number: of the batch in it.
+            requests: makes those to servers.
+            fetched: the batch's bytes, where they are here already.
+            rows: numbers of rows in the batch; None for all.
+
+        Raises:
+            DataError: it cannot be had, or not decoded; says why and where.
+        """
+        place = Place(self.files.names[file], row=int(self.batch_rows[file][number]))
+        try:
+            raw = self._raw(file, number, requests, fetched, place)
+            return self._fitted(raw if rows is None else raw.take(to_arrow(rows)), place)
+        except DataError:
+            raise
+        except FileNotFoundError as error:
+            raise gone(place) from error
+        except (BadFileError, pa.ArrowException, OSError, ValueError) as error:
+            raise UnreadableError(
+                f"{place}: the record batch here cannot be decoded: {one_line(error)}; replace the "
+                "file, or leave it out with .filter(lambda path: ...) after list_files",
+                **vars(place),
+            ) from error
+
+    def _raw(
+        self, file: int, number: int, requests: Requests, fetched: bytes | None, place: Place
+    ) -> pa.RecordBatch:
+        layout = self.layouts[file]
+        message = layout.batches[number]
+        whole: pa.Buffer | None = None
+        if is_local(self.files.system(file)):
+            whole = self._open.buffer(self.files, file, place)
+            body = whole.slice(message.start, message.stop - message.start)
+            if not layout.dictionaries:
+                schema = self._open.schema(file, whole.slice(*_span(layout.schema)))
+                found = pa.ipc.read_record_batch(body, schema)
+                if not self._open.checked(file, number):
+                    _check(found, message.rows)
+                    self._open.check(file, number)
+                return found
+        else:
+            body = self.fetch(file, number, requests) if fetched is None else fetched
+        parts = [layout.schema, *((m.start, m.stop) for m in layout.needed(number))]
+        if whole is not None:
+            before = [whole.slice(*_span(part)) for part in parts]
+        else:
+            before = self._ranges(file, parts, requests)
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        stream = pa.ipc.open_stream(pa.BufferReader(b"".join([*before, body])), options=options)
+        found = stream.read_next_batch()
+        _check(found, message.rows)
+        return found
+
+    def fetch(self, file: int, number: int, requests: Requests) -> bytes:
+        """The bytes of a record batch of a file on another machine."""
+        message = self.layouts[file].batches[number]
+        return self._ranges(file, [(message.start, message.stop)], requests)[0]
+
+    def _ranges(
+        self, file: int, parts: Sequence[tuple[int, int]], requests: Requests
+    ) -> list[bytes]:
+        starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
+        system, path, size = self.files.system(file), self.files.paths[file], int(self.sizes[file])
+        found = requests.ranges(system, path, starts, stops, size)[0]
+        if any(len(f) < b - a for f, a, b in zip(found, starts, stops, strict=True)):
+            raise changed(Place(self.files.names[file]), "it has become shorter")
+        return found
+
+    def _fitted(self, batch: pa.RecordBatch, place: Place) -> pa.RecordBatch:
+        columns = []
+        for field in self.schema:
+            column = batch.column(batch.schema.get_field_index(field.name))
+            if not column.type.equals(field.type):
+                try:
+                    column = column.cast(field.type)
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                    raise SchemaError(
+                        f"{place}: column {field.name!r} is {column.type} here and {field.type} over all "
+                        f"files, and a value does not fit: {error}; convert the file, or read the files "
+                        "apart",
+                        **vars(place),
+                    ) from error
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def take(self, index: IntArray) -> pa.Table:
+        unfit = next((file for file in range(len(self.files)) if not self._by_number(file)), None)
+        if unfit is not None:
+            raise ConfigError(
+                "rows can be chosen by number in Arrow files that are on this machine, not compressed and "
+                f"without dictionaries, and {self.files.names[unfit]} is not: write it anew, or shuffle "
+                "within a buffer",
+                path=self.files.names[unfit],
+            )
+        requests = Requests(self.files.retry_seconds)
+
+        def of_batch(number: int, rows: IntArray) -> pa.RecordBatch:
+            file = int(np.searchsorted(self.first_batch, number, side="right")) - 1
+            own = number - int(self.first_batch[file])
+            return self.batch(file, own, requests, rows=rows)
+
+        if not len(index):
+            return pa.Table.from_batches([], self.schema)
+        return take_rows(of_batch, self.first_rows, index)
+
+    def _by_number(self, file: int) -> bool:
+        layout = self.layouts[file]
+        plain = not layout.dictionaries and not any(b.compressed for b in layout.batches)
+        return plain and is_local(self.files.system(file))
+
+
+def _span(part: tuple[int, int]) -> tuple[int, int]:
+    """Where a part begins, and its length."""
+    return part[0], part[1] - part[0]
+
+
+def _check(batch: pa.RecordBatch, rows: int) -> None:
+    """Raise unless what a batch says of itself holds: whatever reads it relies on that."""
+    if batch.num_rows != rows:
+        raise BadFileError(f"it has {batch.num_rows:,} rows, and its header counts {rows:,}")
+    for column in batch.columns:
+        column.validate(full=True)
+
+
+def _different(
+    files: FileList, found: Sequence[tuple[ArrowLayout, pa.Schema, int]]
+) -> list[tuple[str, pa.Schema]]:
+    """The first file of each schema, and that schema."""
+    schemas: list[tuple[str, pa.Schema]] = []
+    for name, (_, schema, _) in zip(files.names, found, strict=True):
+        if not any(schema.equals(other) for _, other in schemas):
+            schemas.append((name, schema))
+    return schemas
+
+
+class OpenFiles(MappedFiles):
+    """Local files that are mapped, and what was found out of them. Pickled, it is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._schemas: dict[int, pa.Schema] = {}
+        self._checked: set[tuple[int, int]] = set()
+
+    def schema(self, file: int, message: pa.Buffer) -> pa.Schema:
+        """A file's schema."""
+        found = self._schemas.get(file)
+        if found is None:
+            found = self._schemas[file] = pa.ipc.read_schema(message)
+        return found
+
+    def checked(self, file: int, number: int) -> bool:
+        """Whether a record batch was looked at and found to be sound."""
+        return (file, number) in self._checked
+
+    def check(self, file: int, number: int) -> None:
+        """Note that it was."""
+        self._checked.add((file, number))

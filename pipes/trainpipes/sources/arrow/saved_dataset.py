@@ -1,0 +1,136 @@
+"""Folders that ``save_to_disk`` of Hugging Face's ``datasets`` writes: which files in them are the data.
+
+``state.json`` lies beside the files and names them; ``dataset_dict.json`` lies above the folders of several
+splits. Read once, by the thread that plans.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from typing import Any
+
+import numpy as np
+
+from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
+from trainpipes.naming import nearest
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.remote.retry import Requests
+
+__all__ = ["saved_files"]
+
+
+def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
+    """Those of the files that are data, in order; of a saved ``DatasetDict`` those of one split.
+
+    Args:
+        files: as they were listed.
+        split: which one of a ``DatasetDict``; None if there is none to choose.
+        asker: the stage, for messages.
+
+    Raises:
+        ConfigError: there are several splits and none is chosen, or there is none of that name.
+        MissingFilesError: a file is named and not there.
+        UnreadableError: ``state.json`` is damaged.
+    """
+    requests = Requests(files.retry_seconds)
+    folders: dict[tuple[int, str], list[int]] = {}
+    for file, path in enumerate(files.paths):
+        key = int(files.system_of[file]), posixpath.dirname(path)
+        folders.setdefault(key, []).append(file)
+    states = {
+        key: _json(files, members[0], f"{key[1]}/state.json", requests)
+        for key, members in folders.items()
+    }
+    folders = _of_split(files, folders, states, split, asker, requests)
+    kept: list[int] = []
+    for key, members in folders.items():
+        state = states[key]
+        kept += members if state is None else _named(files, members, key[1], state)
+    return files.pick(np.array(kept, dtype=np.int64))
+
+
+def _of_split(
+    files: FileList,
+    folders: dict[tuple[int, str], list[int]],
+    states: dict[tuple[int, str], Any],
+    split: str | None,
+    asker: str,
+    requests: Requests,
+) -> dict[tuple[int, str], list[int]]:
+    """The folders of the split that is chosen, and those that are of none."""
+    above: dict[tuple[int, str], list[tuple[int, str]]] = {}
+    for key, state in states.items():
+        if state is not None:
+            above.setdefault((key[0], posixpath.dirname(key[1])), []).append(key)
+    found, known = dict(folders), False
+    for (_, path), splits in above.items():
+        first = folders[splits[0]][0]
+        if _json(files, first, f"{path}/dataset_dict.json", requests) is None:
+            continue
+        known = True
+        names = [posixpath.basename(folder) for _, folder in splits]
+        if split is None and len(splits) > 1:
+            raise ConfigError(
+                f"{asker}: {path} holds several splits, {', '.join(map(repr, names))}: choose one by "
+                f"read_arrow(split={names[0]!r})",
+                path=path,
+            )
+        if split is not None and split not in names:
+            raise ConfigError(
+                f"{asker}: {path} has no split {split!r}{nearest(split, names)}; there are "
+                f"{', '.join(map(repr, names))}",
+                path=path,
+            )
+        for key, name in zip(splits, names, strict=True):
+            if split is not None and name != split:
+                del found[key]
+    if split is not None and not known:
+        raise ConfigError(
+            f"{asker}: split= chooses one of a DatasetDict that save_to_disk wrote, and there is none "
+            f"above {files.names[0]}: leave it out, or list the folder with dataset_dict.json in it"
+        )
+    return found
+
+
+def _named(files: FileList, members: list[int], folder: str, state: Any) -> list[int]:
+    """The files of a folder that its state names."""
+    path = f"{folder}/state.json"
+    try:
+        names = [str(each["filename"]) for each in state["_data_files"]]
+        apart = bool(state.get("_indices_data_files"))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UnreadableError(
+            f"{path} does not say which files there are in the way of save_to_disk; mend it, or remove it to "
+            "read all .arrow files beside it",
+            path=path,
+        ) from error
+    if apart:
+        raise UnreadableError(
+            f"{path} names files of indices, as datasets before 2.0 wrote them, and rows would come without "
+            "them: load_from_disk(...).flatten_indices().save_to_disk(...) writes them in one",
+            path=path,
+        )
+    place = {posixpath.basename(files.paths[file]): file for file in members}
+    for name in names:
+        if name not in place and not files.system(members[0]).exists(f"{folder}/{name}"):
+            raise MissingFilesError(
+                f"{path} names {name}, which is not there; bring it back, or save the dataset again",
+                path=f"{folder}/{name}",
+            )
+    return [place[name] for name in names if name in place]
+
+
+def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
+    """What a JSON file beside a file says; None if it is not there."""
+    try:
+        content = requests.call(files.system(file), "cat_file", path)
+    except FileNotFoundError:
+        return None
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise UnreadableError(
+            f"{path} is not JSON ({error}); mend it, or remove it to read all .arrow files beside it",
+            path=path,
+        ) from error

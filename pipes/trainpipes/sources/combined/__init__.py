@@ -1,0 +1,6 @@
+"""Rows of several pipelines as those of one.
+
+concat       one after the other
+mix_weights  weights as users give them, checked and made exact
+mix          by weights
+"""

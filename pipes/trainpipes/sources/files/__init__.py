@@ -1,0 +1,16 @@
+"""Which files there are, and what all formats need of them.
+
+patterns        patterns of paths, and names that are no data
+remote_listing  files of stores that fsspec knows
+listing         what a path, a folder, a glob or a URL stands for
+list_files      the stage: the files of a data set, in order
+byte_ranges     bytes of a file from a place on, or between two places
+opened_file     a file open for bytes, for readers that want a Python file
+each_file       something done with each file, and what is said of those that fail
+file_rows       rows of files in blocks: what is the same for all formats
+mapped_files    local files mapped into memory, once in a process
+index_file      what was learned of files, kept for later runs
+schema          one schema for the rows of many files
+columns_option  the option columns of readers
+row_names       which file each row is from
+"""

@@ -1,0 +1,191 @@
+"""Something done with each file of a data set, several at a time, and what is said of those that fail.
+
+Called by the thread that opens a pipeline, before any row is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from trainpipes.errors import (
+    ConfigError,
+    DataError,
+    MissingFilesError,
+    UnreachableError,
+    UnreadableError,
+)
+from trainpipes.runtime.progress import Progress
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.remote.retry import Requests, Stopped
+
+__all__ = [
+    "BadFileError",
+    "each_file",
+    "failed",
+    "in_threads",
+    "is_encrypted",
+    "one_line",
+    "reason",
+]
+
+T = TypeVar("T")
+
+#: Threads, at most; they wait for disks and servers.
+MAX_THREADS = 16
+#: Unreadable files that a message names.
+NAMED = 100
+
+
+class BadFileError(Exception):
+    """Why a file cannot be read, in words."""
+
+
+def in_threads(
+    work: Callable[[int], None],
+    count: int,
+    progress: Progress,
+    requests: Requests,
+    most: int = MAX_THREADS,
+    least: int = 4,
+) -> None:
+    """``work(n)`` for every n, a few at a time in each thread.
+
+    Args:
+        work: what is done.
+        count: for how many numbers.
+        progress: counts those done.
+        requests: are stopped if it fails.
+        most: threads at most.
+        least: numbers that are worth another thread.
+    """
+    threads = max(1, min(most, -(-count // least)))
+    share = max(1, min(64, count // (4 * threads)))
+
+    def several(start: int) -> None:
+        for n in range(start, min(count, start + share)):
+            work(n)
+            progress.advance()
+
+    if threads == 1:
+        for n in range(0, count, share):
+            several(n)
+        return
+    with ThreadPoolExecutor(threads, "trainpipes-files") as pool:
+        try:
+            for _ in pool.map(several, range(0, count, share)):
+                pass
+        except BaseException:
+            requests.stop()  # nobody waits for what is under way
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def each_file(
+    files: FileList,
+    look: Callable[[int, Requests], T],
+    asker: str,
+    kind: str,
+    *,
+    wanted: Sequence[int] | None = None,
+    job: str | None = None,
+    most: int = MAX_THREADS,
+    least: int = 4,
+) -> dict[int, T]:
+    """What ``look`` finds in each file, by the file's number; several files at a time.
+
+    Args:
+        files: the files.
+        look: is given a file's number, and what makes requests to servers.
+        asker: the stage, for messages.
+        kind: what the files are to be, such as "Arrow".
+        wanted: numbers of the files; None for all.
+        job: what is done, for those who wait.
+        most: threads at most.
+        least: files that are worth another thread.
+
+    Raises:
+        DataError: that which ``look`` raised for the first file for which it did.
+        UnreadableError: names all files in which it failed otherwise, each with the reason.
+        UnreachableError: a server does not answer, or denies access; files beyond are not asked for.
+    """
+    numbers = range(len(files)) if wanted is None else wanted
+    found: dict[int, T] = {}
+    failures: dict[int, Exception] = {}
+    requests = Requests(files.retry_seconds)
+
+    def work(n: int) -> None:
+        file = numbers[n]
+        try:
+            found[file] = look(file, requests)
+        except Stopped:
+            pass
+        except (MemoryError, ConfigError):
+            raise
+        except Exception as error:
+            failures[file] = error
+            if isinstance(error, UnreachableError):
+                requests.stop()
+
+    with Progress(job or f"looking at {kind} files", len(numbers), "files") as progress:
+        in_threads(work, len(numbers), progress, requests, most, least)
+    for _, failure in sorted(failures.items()):
+        if isinstance(failure, DataError):  # which says it all
+            raise failure
+    if failures:
+        raise failed(files, failures, asker, kind)
+    return dict(sorted(found.items()))
+
+
+def failed(files: FileList, failures: dict[int, Exception], asker: str, what: str) -> Exception:
+    """The error that names all files which could not be read.
+
+    Args:
+        files: the data set.
+        failures: why, by the number of the file.
+        asker: the stage, for messages.
+        what: what they should be, as in "Parquet".
+    """
+    for _, failure in sorted(failures.items()):
+        if isinstance(failure, UnreachableError):
+            failure.stage = asker
+            return failure
+    lines = [f"  {files.names[n]}: {reason(failures[n])}" for n in sorted(failures)]
+    if len(lines) > NAMED:
+        lines[NAMED:] = [f"  … and {len(lines) - NAMED:,} more"]
+    gone = all(isinstance(error, FileNotFoundError) for error in failures.values())
+    first = min(failures)
+    text = (
+        f"{asker}: {len(failures):,} of {len(files):,} files cannot be read as {what}:\n"
+        + "\n".join(lines)
+        + "\nReplace or remove them, or leave them out with .filter(lambda path: ...) after list_files"
+    )
+    kind = MissingFilesError if gone else UnreadableError
+    failed = kind(text, path=files.names[first], stage=asker)
+    failed.__cause__ = failures[first]
+    return failed
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be read, in a few words."""
+    if isinstance(error, BadFileError):
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return "it was listed, and is gone"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    if is_encrypted(error):
+        return f"a column is encrypted, which is not supported ({one_line(error)})"
+    if isinstance(error, UnicodeDecodeError):
+        return "the name of a column is not UTF-8"
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+def is_encrypted(error: BaseException) -> bool:
+    """Whether Arrow says that it has no key."""
+    return "decrypt" in str(error).lower()
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,310 @@
+"""``list_files``: which files a data set is made of, and in which order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from trainpipes.errors import ConfigError, MissingFilesError
+from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.source import Place, RowSource
+from trainpipes.shown import shown
+from trainpipes.sources.files.listing import expand, is_local, open_system
+from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, checked_seconds
+
+__all__ = ["FileList", "ListFiles", "digests"]
+
+#: Ends of names that are Parquet in a folder.
+SUFFIXES = (".parquet", ".pq")
+#: Digests in a fingerprint, at most.
+MAX_DIGESTS = 16
+
+
+@dataclass(eq=False)
+class FileList:
+    """Files in order. Can be pickled; the credentials of their file systems travel along.
+
+    Args:
+        names: absolute path of each local file, URL of each other one.
+        paths: the same in their file systems' own words.
+        sizes: bytes of each, int64 ``[files]``; -1 where the server does not say.
+        system_of: which file system each is in, int64 ``[files]``.
+        systems: fsspec file systems.
+        stamps: of each, when it was changed (ns), or its etag; empty where the store tells neither.
+        retry_seconds: how long a request to a server is tried again.
+    """
+
+    names: list[str]
+    paths: list[str]
+    sizes: IntArray
+    system_of: IntArray
+    systems: tuple[Any, ...]
+    stamps: list[str]
+    retry_seconds: float = RETRY_SECONDS
+    _process: int = field(default_factory=os.getpid, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def pick(self, index: IntArray) -> FileList:
+        """The files at ``index``, int64, in that order."""
+        which = index.tolist()
+        return FileList(
+            [self.names[i] for i in which],
+            [self.paths[i] for i in which],
+            self.sizes[index],
+            self.system_of[index],
+            self.systems,
+            [self.stamps[i] for i in which],
+            self.retry_seconds,
+        )
+
+    def system(self, file: int) -> Any:
+        """The file system of a file, usable in this process.
+
+        A connection does not survive a fork: a child makes its own.
+        """
+        if self._process != os.getpid():
+            self.systems = tuple(map(_made_again, self.systems))
+            self._process = os.getpid()
+        return self.systems[int(self.system_of[file])]
+
+    def relative_names(self) -> list[str]:
+        """Names below the lowest folder that holds all files; the same wherever that folder is."""
+        parts = [name.split("://", 1)[-1].split("/") for name in self.names]
+        if not parts:
+            return []
+        low, high = min(parts), max(parts)
+        depth = min(len(p) for p in parts) - 1
+        shared = next((n for n in range(depth) if low[n] != high[n]), depth)
+        return ["/".join(p[shared:]) for p in parts]
+
+
+def _made_again(system: Any) -> Any:
+    return type(system)(*system.storage_args, **system.storage_options)
+
+
+class ListFiles(Source):
+    """Lists files by path, folder, glob or URL.
+
+    Out: the files' names, or, with ``read_parquet`` above, their rows. Nothing is listed before the
+    first row, ``len()`` or state is asked for. Cursor: none of its own. Cost: one listing of each
+    folder, about 20 µs a local file, 200 bytes of memory a file.
+
+    - A folder stands for every file of the reader's format in it and below it (``.parquet`` and
+      ``.pq`` where nothing reads them), hidden ones and those in
+      ``_``-prefixed files and folders (``_SUCCESS``, ``_metadata``, ``_delta_log``) left
+      out. A Delta Lake or Iceberg table is more than its files: list what its own library says is live.
+    - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for what it matches,
+      whatever it is called; hidden names only where the pattern begins with ``.`` or ``_``. A folder that
+      matches stands for what is in it.
+    - A URL (``s3://``, ``gs://``, ``hf://``, ``memory://``, also chained ones) is any of these in
+      that file system.
+
+    Files come in natural order, ``part-2`` before ``part-10``, folder by folder; the items of a list in
+    the order given. A file that two items of a list name is refused: weigh data with ``mix``.
+
+    Args:
+        urls: a path, folder, glob or URL, or a list of them.
+        suffix: what names of files found in folders end with, in place of the ends of the reader's
+            format; one or several, ``""`` for all. Case does not matter.
+        storage_options: options of the fsspec file system, credentials for instance. They are
+            neither shown nor part of a state.
+        retry_seconds: how long a request to a server that does not answer, breaks off, or says that it is
+            busy (408, 429, 5xx) is tried again: to list, and to read. A request of several MB has a second
+            more for each 64 KiB. What will not pass, as denied access, ends at once; local files are never
+            tried again. Not part of a state.
+
+    Raises:
+        ConfigError: not a path, an empty list, or a file named twice.
+        MissingFilesError: nothing matches; says what is there. (When the files are listed.)
+        UnreachableError: a server does not answer, or denies access.
+        MissingExtraError: the package for a protocol is not installed.
+
+    >>> import tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ["part-10.parquet", "part-2.parquet", "_SUCCESS"]:
+    ...     (folder / name).touch()
+    >>> [name.rsplit("/", 1)[1] for name in ListFiles(urls=folder).files().names]
+    ['part-2.parquet', 'part-10.parquet']
+    """
+
+    role = "files"
+    free = frozenset({"retry_seconds"})
+
+    urls: Any
+    _: KW_ONLY
+    suffix: str | Sequence[str] | None = None
+    storage_options: Mapping[str, Any] | None = None
+    retry_seconds: float = RETRY_SECONDS
+
+    def check(self) -> None:
+        single = isinstance(self.urls, str | os.PathLike)
+        self._set(
+            urls=_text(self.urls) if single else _texts(self.urls),
+            storage_options=checked_options(self.storage_options),
+            retry_seconds=checked_seconds(self.retry_seconds),
+        )
+        if self.suffix is not None and not isinstance(self.suffix, str):
+            self._set(suffix=list(self.suffix))
+        if not self._ends() or not all(isinstance(end, str) for end in self._ends()):
+            raise ConfigError(
+                f"suffix is an end of names such as '.parquet', got {shown(self.suffix)}"
+            )
+
+    def _ends(self, suffixes: Sequence[str] = SUFFIXES) -> Sequence[str]:
+        """What names of files in folders end with; ``suffixes`` if the user does not say."""
+        if self.suffix is None:
+            return suffixes
+        return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
+
+    @made_once
+    def _listed(self) -> dict[str, FileList]:
+        """What was listed so far, by the options that it was listed with."""
+        return {}
+
+    def files(
+        self,
+        storage_options: Mapping[str, Any] | None = None,
+        suffixes: Sequence[str] = SUFFIXES,
+    ) -> FileList:
+        """The files; listed at the first call.
+
+        Args:
+            storage_options: more options for the file systems, a reader's.
+            suffixes: what names of files in folders end with for that reader.
+        """
+        options = {**(self.storage_options or {}), **(storage_options or {})}
+        ends = self._ends(suffixes)
+        key = repr((sorted(options.items()), list(ends)))
+        if key not in self._listed:
+            self._listed[key] = self._list(options, ends)
+        return self._listed[key]
+
+    def _list(self, options: Mapping[str, Any], ends: Sequence[str]) -> FileList:
+        seconds = self.retry_seconds
+        urls = [self.urls] if isinstance(self.urls, str) else self.urls
+        requests = Requests(seconds)
+        opened = [open_system(url, options, seconds) for url in urls]
+        suffixes = tuple(end.lower() for end in ends)
+        each = partial(expand, suffixes=suffixes, requests=requests)
+        with ThreadPoolExecutor(min(16, len(opened))) as pool:
+            try:
+                found = list(pool.map(each, urls, opened))
+            except BaseException:
+                requests.stop()  # nobody waits for what is under way
+                raise
+        systems: dict[int, Any] = {}
+        names: dict[str, str] = {}
+        paths, sizes, system_of, stamps = [], [], [], []
+        for url, (system, _), files in zip(urls, opened, found, strict=True):
+            systems.setdefault(id(system), system)
+            number = list(systems).index(id(system))
+            for path, (size, stamp) in files.items():
+                name = path if is_local(system) else str(system.unstrip_protocol(path))
+                if name in names:
+                    raise ConfigError(
+                        f"{self}: {name} is named twice, by {names[name]!r} and by {url!r}; give each "
+                        "file once. To see rows more often, mix() pipelines with weights",
+                        path=name,
+                    )
+                names[name] = url
+                paths.append(path)
+                sizes.append(-1 if size is None else size)
+                system_of.append(number)
+                stamps.append(stamp)
+        return FileList(
+            list(names),
+            paths,
+            np.array(sizes, dtype=np.int64),
+            np.array(system_of, dtype=np.int64),
+            tuple(systems.values()),
+            stamps,
+            seconds,
+        )
+
+    def open(self) -> PathSource:
+        return PathSource(self.files())
+
+
+class PathSource(RowSource):
+    """The names of files as rows, in one block."""
+
+    def __init__(self, files: FileList) -> None:
+        self._files = files
+        self.lengths = np.array([len(files)], dtype=np.int64)
+        self.row_bytes = 64.0 + sum(map(len, files.names)) / max(1, len(files))
+
+    def read(self, block: int, start: int, stop: int) -> list[Any]:
+        return self._files.names[start:stop]
+
+    def place(self, block: int, row: int) -> Place:
+        return Place(path=self._files.names[row])
+
+    def fingerprint(self) -> dict[str, Any]:
+        sizes = self._files.sizes.tolist()
+        names = self._files.relative_names()
+        lines = [f"{name}\0{size}" for name, size in zip(names, sizes, strict=True)]
+        return {"files": len(lines), "bytes": sum(sizes), "digests": digests(lines)}
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [("files", f"{len(self._files):,}")]
+
+
+def digests(lines: Sequence[str]) -> list[str]:
+    """Up to 16 short SHA-256 digests, each of a contiguous group of lines; one a line while there
+    are no more than 16."""
+    edges = np.linspace(0, len(lines), min(MAX_DIGESTS, len(lines)) + 1).astype(int).tolist()
+    groups = ("\n".join(lines[a:b]) for a, b in pairwise(edges))
+    return [hashlib.sha256(os.fsencode(group)).hexdigest()[:16] for group in groups]
+
+
+class StorageOptions(dict[str, Any]):
+    """Options of a file system. Their values, credentials among them, are not shown."""
+
+    def __repr__(self) -> str:
+        return repr(dict.fromkeys(self, "…"))
+
+
+def checked_options(options: Mapping[str, Any] | None) -> StorageOptions | None:
+    """Storage options as a dict of its own."""
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(
+            f"storage_options is a dict of fsspec options, got {type(options).__name__}"
+        )
+    return None if options is None else StorageOptions(options)
+
+
+def _text(url: Any) -> str:
+    text = os.fspath(url) if isinstance(url, os.PathLike) else url
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"list_files(urls) takes paths and URLs as text or Path, got {shown(text)} "
+            f"({type(text).__name__})"
+        )
+    if not text.strip():
+        raise ConfigError("list_files(urls) needs a path, folder, glob or URL, got ''")
+    return text
+
+
+def _texts(urls: Any) -> list[str]:
+    if not isinstance(urls, list | tuple):
+        raise ConfigError(
+            "list_files(urls) takes a path, folder, glob or URL, or a list of them, got "
+            f"{urls!r} ({type(urls).__name__})"
+        )
+    if not urls:
+        raise MissingFilesError(
+            "list_files(urls) was given an empty list: there is nothing to read"
+        )
+    return [_text(url) for url in urls]

@@ -1,0 +1,232 @@
+"""One schema for the rows of many files, or the first file that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from trainpipes.errors import SchemaError
+from trainpipes.naming import nearest, need_columns
+
+__all__ = ["chosen", "inner_paths", "one_schema", "plain", "same_names"]
+
+
+def plain(field: pa.Field) -> pa.Field:
+    """A field without metadata. At every depth dictionaries are replaced by their values, and types that a
+    Python package has registered, which may not be imported, by those that they are stored as."""
+    return pa.field(field.name, _plain_type(field.type), field.nullable)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if isinstance(kind, pa.ExtensionType):
+        return _plain_type(kind.storage_type)
+    if types.is_struct(kind):
+        return pa.struct([plain(kind.field(n)) for n in range(kind.num_fields)])
+    if types.is_map(kind):
+        return pa.map_(plain(kind.key_field), plain(kind.item_field), kind.keys_sorted)
+    if types.is_large_list(kind):
+        return pa.large_list(plain(kind.value_field))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(plain(kind.value_field), kind.list_size)
+    if types.is_list(kind):
+        return pa.list_(plain(kind.value_field))
+    return kind
+
+
+def chosen(
+    schema: pa.Schema, columns: Sequence[str] | None, asker: str, path: str
+) -> dict[str, pa.Field]:
+    """The chosen columns of one file, in the order asked for.
+
+    Args:
+        schema: the file's Arrow schema.
+        columns: names; ``"a.b"`` for field b of struct a, ``"a.list.element.b"`` for that of the structs in
+            list a. None for all.
+        asker: the stage, for messages.
+        path: the file, for messages.
+
+    Raises:
+        SchemaError: a column is missing, or there are two of its name.
+    """
+    names: list[str] = schema.names
+    twice = sorted({n for n in names if names.count(n) > 1 and (columns is None or n in columns)})
+    if twice:
+        raise SchemaError(
+            f"{asker}: {path} has more than one column {twice[0]!r}; choose others by columns=[...]",
+            path=path,
+            stage=asker,
+        )
+    if columns is None:
+        return {name: plain(schema.field(name)) for name in names}
+    fields: dict[str, pa.Field] = {}
+    missing = []
+    for top, inner in inner_paths(columns, names).items():
+        found = None
+        if top in names:
+            found = _narrow(plain(schema.field(top)), inner)
+        if found is None:
+            alone = [_path(top, path) for path in inner]
+            kind = plain(schema.field(top)) if top in names else None
+            missing += [
+                path
+                for path, one in zip(alone, inner, strict=True)
+                if kind is None or _narrow(kind, [one]) is None
+            ]
+        else:
+            fields[top] = found
+    need_columns(_also_inner(schema, missing), missing, asker, path)
+    return fields
+
+
+def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """The columns of a table that are asked for, in order: for each the paths in it, "" for all of it.
+
+    Args:
+        columns: names, or paths such as "a.b".
+        names: of the table's columns.
+    """
+    wanted: dict[str, list[str]] = {}
+    for column in columns:
+        top, _, inner = (column, "", "") if column in names else column.partition(".")
+        wanted.setdefault(top, []).append(inner)
+    return wanted
+
+
+def _path(top: str, inner: str) -> str:
+    return f"{top}.{inner}" if inner else top
+
+
+def _narrow(field: pa.Field, paths: Sequence[str]) -> pa.Field | None:
+    """A field with only what these paths lead to; None if one leads nowhere."""
+    if "" in paths:
+        return field
+    kind = field.type
+    if pa.types.is_struct(kind):
+        parts = []
+        for top, inner in inner_paths(paths, ()).items():
+            place = kind.get_field_index(top)
+            part = None if place < 0 else _narrow(kind.field(place), inner)
+            if part is None:
+                return None
+            parts.append(part)
+        return field.with_type(pa.struct(parts))
+    if not _is_list(kind):
+        return None
+    value, steps = kind.value_field, [path.split(".", 2) for path in paths]
+    if any(step[:2] not in (["list", value.name], ["bag", value.name]) for step in steps):
+        return None
+    value = _narrow(value, [".".join(step[2:]) for step in steps])
+    if value is None:
+        return None
+    if pa.types.is_fixed_size_list(kind):
+        return field.with_type(pa.list_(value, kind.list_size))
+    return field.with_type(
+        pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _also_inner(schema: pa.Schema, missing: Sequence[str]) -> list[str]:
+    """Names of columns; also the paths in those in which such a one was asked for: those as long as it, or
+    all if there are none."""
+    names = list(schema.names)
+    for path in missing:
+        top = path.split(".", 1)[0]
+        if path != top and top in names:
+            depth = path.count(".")
+            inner = _paths(plain(schema.field(top)), top)
+            alike = [one for one in inner if one.count(".") == depth] or inner
+            names += [one for one in alike if one not in names]
+    return names
+
+
+def _paths(field: pa.Field, path: str) -> list[str]:
+    """What a field's struct has, by paths."""
+    kind = field.type
+    if _is_list(kind):
+        return _paths(kind.value_field, f"{path}.list.{kind.value_field.name}")
+    if not pa.types.is_struct(kind):
+        return []
+    parts = [(kind.field(n), f"{path}.{kind.field(n).name}") for n in range(kind.num_fields)]
+    return [one for part, its in parts for one in (its, *_paths(part, its))]
+
+
+def one_schema(
+    files: Sequence[tuple[str, pa.Schema]], columns: Sequence[str] | None, asker: str
+) -> pa.Schema:
+    """The schema that the chosen columns of all files can be cast to without loss.
+
+    Types that differ are widened by Arrow's permissive promotion (int32 and int64, null and anything,
+    string and large_string, …). Metadata is dropped.
+
+    Args:
+        files: path and schema of the first file, and of the first file of each other schema.
+        columns: names to choose; None for those of the first file, which all must have then.
+        asker: the stage, for messages.
+
+    Raises:
+        SchemaError: a file lacks a column or has it with another type; names that file and the first.
+    """
+    first_path, first = files[0]
+    fields = chosen(first, columns, asker, first_path)
+    for path, schema in files[1:]:
+        if columns is None:
+            same_names(first_path, first.names, path, schema.names, asker)
+        try:
+            other = chosen(schema, columns, asker, path)
+        except SchemaError as error:
+            said = f"{error}; {first_path} has {'them' if len(columns or ()) > 1 else 'it'}"
+            raise SchemaError(said, path=path, stage=asker) from None
+        for name, field in fields.items():
+            fields[name] = _wider(field, other[name], first_path, path, asker)
+    return pa.schema(list(fields.values()))
+
+
+def same_names(
+    first_path: str, first: Sequence[str], path: str, names: Sequence[str], asker: str
+) -> None:
+    """Raise SchemaError unless two files have columns of the same names."""
+    for has, lacks, there, not_there in (
+        (first_path, path, first, names),
+        (path, first_path, names, first),
+    ):
+        odd = [name for name in there if name not in not_there]
+        if odd:
+            raise SchemaError(
+                f"{asker}: {has} has a column {odd[0]!r}{nearest(odd[0], list(not_there))}, and "
+                f"{lacks} has not; choose columns that all files have by columns=[...]",
+                path=path,
+                stage=asker,
+            )
+
+
+def _wider(field: pa.Field, other: pa.Field, first_path: str, path: str, asker: str) -> pa.Field:
+    if field.equals(other):
+        return field
+    pair = [pa.schema([_without_views(f)]) for f in (field, other)]
+    if field.type.equals(other.type):
+        pair = [pa.schema([f]) for f in (field, other)]
+    try:
+        return pa.unify_schemas(pair, promote_options="permissive").field(0)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise SchemaError(
+            f"{asker}: column {field.name!r} is {field.type} in {first_path} and {other.type} in "
+            f"{path}, which no one type holds; convert one, leave the column out by columns=[...], or "
+            "read the files apart",
+            path=path,
+            stage=asker,
+        ) from error
+
+
+def _without_views(field: pa.Field) -> pa.Field:
+    """A field of text or bytes in the type that promotion knows."""
+    kinds = {"string_view": pa.string(), "binary_view": pa.binary()}
+    return field.with_type(kinds.get(str(field.type), field.type))

@@ -1,0 +1,149 @@
+"""``from_hf``: rows of a dataset of Hugging Face's ``datasets``.
+
+The stage; what it opens is made by the thread that plans, and read by several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY
+from typing import Any
+
+from trainpipes.checks import whole_number
+from trainpipes.errors import ConfigError
+from trainpipes.naming import nearest
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.source import RowSource, RowStream
+from trainpipes.runtime.warn_once import warn_once
+from trainpipes.shown import shown
+from trainpipes.sources.hf.stream import HFStream, shuffles
+from trainpipes.sources.hf.table import HFTable
+
+__all__ = ["FromHf"]
+
+
+class FromHf(Source):
+    """Rows of a ``Dataset`` or ``IterableDataset`` of Hugging Face's ``datasets``.
+
+    Of a ``Dataset``: out come rows as Arrow, straight from its tables, in the order and choice of its
+    indices, so that ``select``, ``shuffle``, ``filter``, ``sort`` and ``shard`` are as they were made.
+    Cursor: a row number; rows can be chosen by number (``shuffle(scope="global")``, ``draw``). Costs
+    what the dataset costs, which is memory-mapped as a rule. Columns that its format leaves out are left
+    out; images and audio come as they are stored, a struct of bytes and path, and not decoded. A state
+    knows the dataset by its rows' number, columns and indices; if it is in memory, by all of its rows, else
+    by some.
+
+    Of an ``IterableDataset``: rows as Arrow if its features are known, else as dicts. Cursor: the dataset's
+    own ``state_dict``, and the rows used since. One with a ``shuffle`` of its own has no position, since
+    what is in its buffer is not part of its state: a resume goes through the rows again from the epoch's
+    start. Leave that shuffle out, and put ``.shuffle(buffer_size)`` behind ``from_hf`` instead. Each rank
+    and worker reads the whole stream and takes its share of the rows, however many shards the dataset
+    has: for one of Parquet files on the Hub, ``tp.list_files("hf://datasets/...").read_parquet()`` reads in
+    each rank what it needs.
+
+    Args:
+        dataset: the dataset; or a ``DatasetDict``, of which ``split`` chooses one.
+        split: which one of a ``DatasetDict`` or ``IterableDatasetDict``, such as "train".
+        block_rows: rows of a ``Dataset`` that a shuffle puts in another order as a whole.
+
+    Raises:
+        ConfigError: that is no dataset, a split is not chosen, or it has a transform or was split by
+            node, neither of which would be as it should.
+
+    ``tp.from_hf(load_dataset("my/dataset"), split="train").shuffle(40_960).batch(32)``
+    """
+
+    free = frozenset({"dataset", "split"})
+
+    dataset: Any
+    _: KW_ONLY
+    split: str | None = None
+    block_rows: int = 8192
+
+    def check(self) -> None:
+        chosen = self.chosen
+        whole_number(self.block_rows, 1, "from_hf(block_rows)", "rows of a block")
+        if not (_is_table(chosen) or _is_stream(chosen)):
+            raise ConfigError(
+                "from_hf(dataset) takes a datasets.Dataset, IterableDataset or DatasetDict, got "
+                f"{shown(chosen)}; for one of torch's take from_dataset(dataset)"
+            )
+        if _is_table(chosen) and dict(chosen.format).get("type") == "custom":
+            raise ConfigError(
+                "from_hf(dataset) reads the dataset's tables, and a transform that set_transform() or "
+                "with_transform() gave it would not be carried out: take dataset.with_format(None), and "
+                ".map(fn) behind from_hf(); or from_dataset(dataset), which fetches row by row"
+            )
+        if getattr(chosen, "_distributed", None) is not None:
+            raise ConfigError(
+                "from_hf(dataset) takes the whole dataset, got one that split_dataset_by_node() cut: leave "
+                "that out, and put .sharding_filter() behind from_hf()"
+            )
+        if not _is_table(chosen) and shuffles(chosen):
+            warn_once(
+                "from_hf(dataset): an IterableDataset that shuffles has no position to go on from, and a "
+                "resume goes through its rows again from the epoch's start: leave its shuffle() out, and "
+                "put .shuffle(buffer_size) behind from_hf()"
+            )
+
+    @property
+    def chosen(self) -> Any:
+        """The dataset itself; of several the one that is chosen."""
+        if not isinstance(self.dataset, Mapping):
+            if self.split is not None:
+                raise ConfigError(
+                    f"from_hf(split) chooses one of a DatasetDict, got {self.split!r} and "
+                    f"{type(self.dataset).__name__}: leave it out"
+                )
+            return self.dataset
+        names = list(map(str, self.dataset))
+        if self.split is None:
+            raise ConfigError(
+                f"from_hf(dataset): there are the splits {', '.join(map(repr, names))}: choose one by "
+                f"from_hf(dataset, split={next(iter(names), 'train')!r})"
+            )
+        if self.split not in self.dataset:
+            raise ConfigError(
+                f"from_hf(split): there is no split {self.split!r}{nearest(self.split, names)}; there are "
+                f"{', '.join(map(repr, names))}"
+            )
+        return self.dataset[self.split]
+
+    @property
+    def has_blocks(self) -> bool:  # type: ignore[override]
+        return _is_table(self.chosen)
+
+    @property
+    def random_access(self) -> bool:  # type: ignore[override]
+        return _is_table(self.chosen)
+
+    @property
+    def makes_objects(self) -> bool:  # type: ignore[override]
+        chosen = self.chosen
+        return not _is_table(chosen) and getattr(chosen, "features", None) is None
+
+    @property
+    def runs_user_code(self) -> bool:
+        return not _is_table(self.chosen)
+
+    def open(self) -> RowSource | RowStream:
+        chosen = self.chosen
+        if _is_table(chosen):
+            return HFTable(chosen, self.block_rows)
+        return HFStream(chosen)
+
+    def __repr__(self) -> str:
+        chosen = self.chosen
+        rows = f" of {len(chosen):,} rows" if _is_table(chosen) else ""
+        split = "" if self.split is None else f", split={self.split!r}"
+        return f"from_hf({type(chosen).__name__}{rows}{split})"
+
+
+def _is_table(dataset: Any) -> bool:
+    """Whether a dataset is a ``datasets.Dataset``, which need not be imported to tell."""
+    return all(hasattr(dataset, name) for name in ("data", "_indices", "format", "cache_files"))
+
+
+def _is_stream(dataset: Any) -> bool:
+    """Whether a dataset is a ``datasets.IterableDataset``."""
+    return all(hasattr(dataset, name) for name in ("_ex_iterable", "iter", "state_dict"))

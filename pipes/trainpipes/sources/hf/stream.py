@@ -1,0 +1,151 @@
+"""The rows of a ``datasets.IterableDataset``, batch by batch, with its own state.
+
+Called by the thread that reads a stream, in each process.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes.errors import StateError
+from trainpipes.runtime.iterating.plain import plain as as_json
+from trainpipes.runtime.iterating.plain import restored
+from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.sources.files.schema import plain
+
+__all__ = ["HFStream", "shuffles"]
+
+#: Rows that are fetched at a time.
+BATCH_ROWS = 256
+
+
+def shuffles(dataset: Any) -> bool:
+    """Whether an ``IterableDataset`` holds rows in a buffer and draws from it."""
+    return any("BufferShuffled" in type(one).__name__ for one in _parts(dataset._ex_iterable))
+
+
+def _parts(iterable: Any) -> Iterator[Any]:
+    """An iterable of a dataset, and those that it is made of."""
+    yield iterable
+    inner = getattr(iterable, "ex_iterable", None)
+    for one in [*([] if inner is None else [inner]), *getattr(iterable, "ex_iterables", [])]:
+        yield from _parts(one)
+
+
+class HFStream(RowStream):
+    """An ``IterableDataset`` as a stream.
+
+    Args:
+        dataset: the dataset.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        features = getattr(dataset, "features", None)
+        self._schema: pa.Schema | None = None
+        if features is not None:
+            self._schema = pa.schema([plain(field) for field in features.arrow_schema])
+
+    @property
+    def seekable(self) -> bool:
+        return not shuffles(self._dataset)
+
+    def open(self, epoch: int, state: dict[str, Any] | None) -> HFReader:
+        # It knows its own position, and there may be several readers.
+        dataset = copy.deepcopy(self._dataset)
+        dataset = dataset.with_format(None if self._schema is None else "arrow")
+        dataset.set_epoch(epoch)
+        return HFReader(dataset, self._schema, state)
+
+    def fingerprint(self) -> dict[str, Any]:
+        parts = list(_parts(self._dataset._ex_iterable))
+        drawn = [one.generator for one in parts if getattr(one, "generator", None) is not None]
+        found: dict[str, Any] = {
+            "dataset": type(self._dataset).__name__,
+            "shards": int(self._dataset.num_shards),
+            "columns": None if self._schema is None else _digest(str(self._schema)),
+            "steps": [type(one).__name__ for one in parts],
+        }
+        if drawn:  # one without a seed draws another order in each process
+            found["shuffle"] = [_digest(repr(g.bit_generator.state)) for g in drawn]
+        return found
+
+    def describe(self) -> list[tuple[str, str]]:
+        how = "goes on from its own state" if self.seekable else "passes over the rows already used"
+        return [("rows", f"an IterableDataset: not counted; a resume {how}")]
+
+
+class HFReader(StreamReader):
+    """One pass over an ``IterableDataset``.
+
+    Args:
+        dataset: one of its own.
+        schema: of the rows as Arrow; None for dicts.
+        state: of an earlier reader.
+    """
+
+    def __init__(
+        self, dataset: Any, schema: pa.Schema | None, state: dict[str, Any] | None
+    ) -> None:
+        self._dataset = dataset
+        self._schema = schema
+        self._batch: Any = None
+        self._used = 0  # rows of the batch
+        self._start = as_json(dataset.state_dict())  # where the batch began
+        if state is not None:
+            self._go(state)
+        self._batches = iter(dataset.iter(batch_size=BATCH_ROWS))
+        if state is not None and state["rows"]:
+            self._next()
+            self._used = int(state["rows"])
+
+    def _go(self, state: dict[str, Any]) -> None:
+        try:
+            self._start = state["dataset"]
+            self._dataset.load_state_dict(restored(self._start))
+            int(state["rows"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(
+                f"the position in the IterableDataset is damaged ({str(error)[:80]}); load the state as it "
+                "was saved"
+            ) from error
+
+    def _next(self) -> bool:
+        """Have the next batch; whether there is one."""
+        if self._batch is not None:
+            self._start = as_json(self._dataset.state_dict())
+        self._batch, self._used = next(self._batches, None), 0
+        if self._batch is not None and not isinstance(self._batch, pa.Table):
+            names = list(self._batch)
+            rows = zip(*self._batch.values(), strict=True)
+            self._batch = [dict(zip(names, row, strict=True)) for row in rows]
+        return self._batch is not None
+
+    def read(self, rows: int) -> Payload | None:
+        if (self._batch is None or self._used >= len(self._batch)) and not self._next():
+            return None
+        start, self._used = self._used, min(len(self._batch), self._used + rows)
+        if isinstance(self._batch, pa.Table):
+            found = self._batch.slice(start, self._used - start)
+            return found if self._schema is None else _fitted(found, self._schema)
+        part: list[Any] = self._batch[start : self._used]
+        return part
+
+    def state(self) -> dict[str, Any]:
+        return {"dataset": self._start, "rows": self._used}
+
+
+def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = [table.column(field.name).cast(field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:16]

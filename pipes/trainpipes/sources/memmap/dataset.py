@@ -1,0 +1,322 @@
+"""``MemmapDataset``: rows of memory-mapped files, by number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.data import Dataset
+
+from trainpipes.checks import whole_number
+from trainpipes.errors import ConfigError, DataChangedError, SchemaError
+from trainpipes.order import IntArray
+from trainpipes.shown import shown
+from trainpipes.sources.files.list_files import ListFiles
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.memmap.folder import open_folder
+from trainpipes.sources.memmap.manifest import MANIFEST, Array, Column, read_manifest, refuse_file
+from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, stretches
+from trainpipes.sources.memmap.token_rows import TokenRows
+from trainpipes.stages.pad_columns import Ragged, of_arrow
+
+__all__ = ["MemmapDataset", "check_options", "tensor_rows"]
+
+#: What files of token ids hold.
+BARE_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+
+
+class MemmapDataset(Dataset[Any]):
+    """Rows of memory-mapped files as a map-style dataset.
+
+    ``ds[i]`` is a row: a dict of tensors, or a tuple of them where ``write_memmap`` was given no names;
+    ``ds[i:j]`` and ``ds[array]`` are several, each column stacked to ``[rows, ...]`` and a ragged one
+    a list of tensors. All are copies, so that they may be changed. Opening reads headers, and the offsets of
+    ragged columns, 8 bytes a row; what is read stays in the page cache, once for all processes. Pickled, it
+    is its paths and manifests.
+
+    Args:
+        path: a folder of ``write_memmap``; a folder that holds such folders, a glob or a list of them, one
+            after the other. With ``dtype``, files.
+        columns: names of columns; None for all.
+        transform: function of a row, applied when it is read; ``ds[i:j]`` is then a list.
+        version: names the function in checkpoints instead of its module and name.
+        dtype: for files of bare numbers (token files of nanoGPT and others): what they hold, "uint8",
+            "uint16", "uint32", "int32" or "int64". Rows are then dicts with ``input_ids``, int64
+            ``[length]``; numbers at a file's end that fill no row are left out.
+        length: numbers in such a row.
+        labels: whether such a row also has ``labels``, int64 ``[length]``: at each place the number
+            that follows in the file.
+        verify: compare all data with its checksums now, as ``verify()`` does later.
+
+    Raises:
+        MissingFilesError: there is no such file.
+        UnreadableError: it is no folder of ``write_memmap``, is damaged, or lacks a part.
+        SchemaError: a column is not there, or two memory maps have not the same.
+
+    >>> import pathlib, tempfile, trainpipes as tp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "tokens.bin"
+    >>> np.arange(10, dtype=np.uint16).tofile(path)
+    >>> tp.read_memmap(path, dtype="uint16", length=4, labels=True)[1]
+    {'input_ids': tensor([4, 5, 6, 7]), 'labels': tensor([5, 6, 7, 8])}
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        columns: Sequence[str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        version: str | None = None,
+        dtype: Any = None,
+        length: int | None = None,
+        labels: bool = False,
+        verify: bool = False,
+    ) -> None:
+        self.options = check_options(path, columns, transform, version, dtype, length, labels)
+        self.transform = transform
+        self.labels = labels
+        self.bare = dtype is not None
+        self.paths, self._folder = _found(path, self.bare)
+        self._files = self._open()
+        self._known = [(file.rows, file.columns) for file in self._files]
+        first, *others = self._files
+        names, kinds = [c.name for c in first.columns], [*map(str, first.columns)]
+        for file in others:
+            if [*map(str, file.columns)] != kinds or file.layout != first.layout:
+                raise SchemaError(
+                    f"{file.path} has columns {', '.join(map(str, file.columns))}, and {first.path} has "
+                    f"{', '.join(kinds)}: files that are read together have the same",
+                    path=file.path,
+                )
+        if missing := [name for name in columns or () if name not in names]:
+            raise SchemaError(
+                f"{first.path} has no column {missing[0]!r}; it has {', '.join(names)}",
+                path=first.path,
+            )
+        self.layout = first.layout
+        self.chosen = [names.index(name) for name in columns or names]
+        self.columns: tuple[Column, ...] = tuple(first.columns[number] for number in self.chosen)
+        self.firsts = np.cumsum([0, *(file.rows for file in self._files)], dtype=np.int64)
+        if verify:
+            self.verify()
+        if self.bare:  # which is looked at again when it is read: it may have grown
+            self._files = []
+
+    def _open(self) -> list[MappedRows]:
+        kind, length = self.options["dtype"], self.options["length"]
+        if self.bare:
+            return [open_bare(path, kind, length, int(self.labels)) for path in self.paths]
+        return [open_folder(path) for path in self.paths]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_files": []}
+
+    @property
+    def files(self) -> list[MappedRows]:
+        """What is mapped; a copy that was pickled maps it when it is read."""
+        if not self._files:
+            found = self._open()
+            for file, known in zip(found, self._known, strict=True):
+                if (file.rows, file.columns) != known:
+                    raise DataChangedError(
+                        f"{file.path} was written anew, or has grown, since it was opened: open it again",
+                        path=file.path,
+                    )
+            self._files = found
+        return self._files
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of an average row."""
+        total = sum(file.row_bytes * file.rows for file in self.files)
+        return float(total / max(1, len(self)))
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            found = np.arange(start, stop, step, dtype=np.int64)
+        elif isinstance(index, int | np.integer):
+            return self._rows(self._checked(np.array([index], dtype=np.int64)))[0]
+        else:
+            found = self._checked(np.asarray(index))
+        if self.transform is not None:
+            return self._rows(found)
+        return self._named(self._columns(found))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return self._rows(self._checked(np.asarray(indices)))
+
+    def _checked(self, index: Array) -> IntArray:
+        if index.ndim != 1 or (index.dtype.kind not in "iu" and index.size):
+            raise TypeError(
+                f"rows are chosen by a number, a slice, or integers [n], got {index.dtype}"
+                f"{list(index.shape)}"
+            )
+        rows = len(self)
+        index = index.astype(np.int64)
+        if index.size and not (-rows <= int(index.min()) and int(index.max()) < rows):
+            bad = index[(index < -rows) | (index >= rows)][0]
+            raise IndexError(f"row {bad} of {rows:,}")
+        return np.where(index < 0, index + rows, index)
+
+    def _rows(self, index: IntArray) -> list[Any]:
+        columns = self._columns(index)
+        rows = [self._named(list(row)) for row in zip(*columns, strict=True)]
+        return rows if self.transform is None else [self.transform(row) for row in rows]
+
+    def _named(self, values: list[Any]) -> Any:
+        if self.bare:
+            return dict(zip(("input_ids", "labels"), values, strict=False))
+        if self.layout == "tuple":
+            return tuple(values)
+        return {c.name: value for c, value in zip(self.columns, values, strict=True)}
+
+    def _columns(self, index: IntArray) -> list[Any]:
+        """The rows at ``index``: a tensor for each column, of a ragged one a tensor for each row."""
+        found = [self.column_at(number, index) for number in self.chosen]
+        if self.bare:
+            assert isinstance(found[0], np.ndarray)
+            return list(TokenRows(found[0], self.labels).tensors)
+        return [_tensors(column) for column in found]
+
+    def column_at(self, number: int, index: IntArray) -> Array | Ragged:
+        """The rows at ``index`` of a column as it is stored, copied."""
+        if len(self.files) == 1 or not len(index):
+            return self.files[0].take(number, index)
+        which = np.searchsorted(self.firsts, index, side="right") - 1
+        order, back = np.argsort(which, kind="stable"), np.empty_like(which)
+        back[order] = np.arange(len(order))
+        parts = [
+            self.files[n].take(number, index[order][which[order] == n] - self.firsts[n])
+            for n in np.unique(which).tolist()
+        ]
+        ragged = [part for part in parts if isinstance(part, Ragged)]
+        if not ragged:
+            return np.concatenate([part for part in parts if not isinstance(part, Ragged)])[back]
+        lengths = np.concatenate([part.lengths for part in ragged])
+        starts, values = np.cumsum(lengths) - lengths, np.concatenate([r.values for r in ragged])
+        return Ragged(stretches(values, starts[back], lengths[back]), lengths[back])
+
+    def column(self, name: str) -> Array:
+        """All values of a column of a single file as they lie in it, read-only: ``[rows, ...]``; of a
+        ragged one ``[values, ...]``."""
+        files, names = self.files, [column.name for column in self.columns]
+        if name not in names or len(files) > 1:
+            raise SchemaError(
+                f"column({name!r}) is of a single file with that column; there are {len(files)} files with "
+                f"{', '.join(names)}"
+            )
+        return files[0].values[self.chosen[names.index(name)]]
+
+    def verify(self) -> None:
+        """Compare all data with its checksums; raises UnreadableError, which names what differs."""
+        for file in self.files:
+            file.verify()
+
+    def relative_names(self) -> list[str]:
+        """Names of the files below the folder that was asked for; none for a single file."""
+        if len(self.paths) == 1:
+            return [""]
+        return [os.path.relpath(path, self._folder) for path in self.paths]
+
+    def __repr__(self) -> str:
+        asked = self.options["path"]
+        what = asked if isinstance(asked, str) else f"{len(self.paths)} files"
+        return f"MemmapDataset({what!r}, {len(self):,} rows of {', '.join(map(str, self.columns))})"
+
+
+def _found(path: Any, bare: bool) -> tuple[list[str], str]:
+    """Memory maps or bare files, and the folder that their names are told from. No file beside memory maps is
+    passed over: it may be of one whose manifest is missing."""
+    one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
+    if one and os.path.isfile(one if bare else os.path.join(one, MANIFEST)):
+        return [one], os.path.dirname(one)
+    listed = ListFiles(urls=path, suffix="").files()
+    names = listed.names
+    for number, name in enumerate(names):
+        if not is_local(listed.system(number)):
+            raise ConfigError(
+                f"only files of this machine can be mapped into memory, got {name}: copy it here first"
+            )
+    if not bare:
+        folders = {os.path.dirname(name): 0 for name in names if os.path.basename(name) == MANIFEST}
+        for name in names:
+            if (folder := os.path.dirname(name)) not in folders:
+                if name.endswith(".npy"):
+                    read_manifest(folder)
+                refuse_file(name)
+        names = list(folders)
+    within = os.path.commonpath([os.path.dirname(name) for name in names])
+    return names, one if os.path.isdir(one) else within
+
+
+def check_options(
+    path: Any, columns: Any, transform: Any, version: Any, dtype: Any, length: Any, labels: Any
+) -> dict[str, Any]:
+    """The options of a memory map as plain values.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    if transform is not None and not callable(transform):
+        raise ConfigError(f"read_memmap(transform) is a function of a row, got {shown(transform)}")
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise ConfigError(
+            f"read_memmap(columns) is a list of names, or None for all, got {shown(columns)}"
+        )
+    if dtype is None and (length is not None or labels):
+        raise ConfigError(
+            "read_memmap(length, labels) are for files of bare numbers: give their dtype, such as "
+            f'"uint16"; got length={length!r}, labels={labels!r}'
+        )
+    if dtype is not None:
+        with suppress(TypeError):
+            dtype = np.dtype(dtype).name
+        if dtype not in BARE_DTYPES:
+            raise ConfigError(
+                f"read_memmap(dtype) is what a file of token ids holds, {', '.join(BARE_DTYPES)}; got "
+                f"{shown(dtype)}"
+            )
+        if columns is not None:
+            raise ConfigError(
+                f"read_memmap(dtype=...) reads bare numbers, which have no columns; got {columns!r}"
+            )
+        whole_number(length, 1, "read_memmap(length)", "numbers in a row of a file of bare numbers")
+    if isinstance(path, str | os.PathLike):
+        path = os.fspath(path)
+    elif isinstance(path, list | tuple):
+        path = [os.fspath(one) for one in path]
+    else:
+        raise ConfigError(f"read_memmap(path) is a path, or a list of paths, got {shown(path)}")
+    return {
+        "path": path,
+        "columns": None if columns is None else list(columns),
+        "transform": transform,
+        "version": version,
+        "dtype": dtype,
+        "length": length,
+        "labels": bool(labels),
+    }
+
+
+def _tensors(column: Array | Ragged) -> Any:
+    """A column that is a copy as a tensor; a ragged one as a tensor for each row."""
+    if not isinstance(column, Ragged):
+        return torch.from_numpy(np.ascontiguousarray(column))
+    cells = np.split(column.values, np.cumsum(column.lengths))[:-1]
+    return [torch.from_numpy(np.array(cell)) for cell in cells]
+
+
+def tensor_rows(table: pa.Table) -> list[dict[str, torch.Tensor]]:
+    """Rows of a table as dicts of tensors."""
+    found = (of_arrow(table.column(name), name) for name in table.column_names)
+    columns = [_tensors(c if isinstance(c, Ragged) else np.array(c.values)) for c in found]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -1,0 +1,208 @@
+"""``from_memmap``: rows of memory-mapped files as a pipeline."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from trainpipes.amount import amount
+from trainpipes.arrays import one_chunk, to_arrow
+from trainpipes.order import IntArray
+from trainpipes.runtime.blame import each
+from trainpipes.runtime.kinds import RunStage, Source
+from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
+from trainpipes.runtime.rows.block import Payload, TensorRows
+from trainpipes.runtime.rows.columns import from_columns
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.source import Place
+from trainpipes.sources.files.list_files import digests
+from trainpipes.sources.memmap.dataset import MemmapDataset, check_options, tensor_rows
+from trainpipes.sources.memmap.manifest import Array
+from trainpipes.sources.memmap.token_rows import TokenRows
+from trainpipes.stages.pad_columns import Ragged
+
+__all__ = ["FromMemmap"]
+
+#: Bytes and rows of a block, at most: pieces that a shuffle within a buffer puts in another order.
+BLOCK_BYTES = 1 << 20
+BLOCK_ROWS = 8192
+
+
+class FromMemmap(Source):
+    """Rows of memory-mapped files.
+
+    Out: dicts or tuples of tensors where all columns have a fixed shape, gathered and not stacked row
+    by row; with a ragged column, rows as Arrow, which ``pad_collate`` pads. Cursor: a row number.
+    Costs the pages that are read; a shuffle's buffer costs its rows, ``shuffle(scope="global")`` none.
+
+    Args: those of ``MemmapDataset``.
+
+    Raises: as ``MemmapDataset`` does.
+
+    >>> import numpy as np, pathlib, tempfile, trainpipes as tp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "squares.memmap"
+    >>> _ = tp.write_memmap(path, {"x": np.arange(4), "y": np.arange(4) ** 2})
+    >>> list(tp.from_memmap(path).batch(2).collate())[1]
+    {'x': tensor([2, 3]), 'y': tensor([4, 9])}
+    """
+
+    random_access = True
+    free = frozenset({"path"})
+    versioned = "transform"
+
+    path: Any
+    _: KW_ONLY
+    columns: Sequence[str] | None = None
+    transform: Callable[[Any], Any] | None = None
+    version: str | None = None
+    dtype: Any = None
+    length: int | None = None
+    labels: bool = False
+
+    def check(self) -> None:
+        self._set(**check_options(**self.options))
+
+    @property
+    def makes_objects(self) -> bool:  # type: ignore[override]
+        return self.transform is not None
+
+    def open(self) -> MemmapSource:
+        return MemmapSource(MemmapDataset(**self.options))
+
+    def late(self) -> Unpack | None:
+        if self.dtype is None and self.transform is None:
+            return None
+        return Unpack(self.labels, self.transform)
+
+
+class Unpack(RunStage):
+    """What is stored made what a row is: token ids widened, the transform applied."""
+
+    labels: bool = False
+    transform: Callable[[Any], Any] | None = None
+
+    @property
+    def per_row(self) -> bool:  # type: ignore[override]
+        return self.transform is not None
+
+    def process(self, run: Run) -> Run:
+        data = run.block.data
+        if isinstance(data, TensorRows) and data.names == ("packed",):
+            rows = TokenRows(data.tensors[0].numpy(), self.labels)
+            run = run.with_block(run.block.with_data(rows))
+        if self.transform is None:
+            return run
+        if isinstance(data, pa.Table):
+            run = run.with_block(run.block.with_data(tensor_rows(data)))
+        return run.with_block(run.block.with_data(each(self, self.transform, run)))
+
+    def __repr__(self) -> str:
+        return "read_memmap(transform)" if self.transform else "from_memmap(dtype)"
+
+
+class MemmapSource(RandomAccessSource):
+    """Memory-mapped rows, in blocks of up to 1 MiB within each file."""
+
+    by_number = True
+    holds_numbers = True
+
+    def __init__(self, dataset: MemmapDataset) -> None:
+        self._dataset = dataset
+        self.row_bytes = dataset.row_bytes or None
+        block_rows = int(min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1.0, dataset.row_bytes))))
+        edges = [even_blocks(file.rows, block_rows) for file in dataset.files]
+        self._begins = np.concatenate([e[:-1] for e in edges])
+        self.lengths = np.concatenate([np.diff(e) for e in edges])
+        self.file_of_block: IntArray = np.repeat(
+            np.arange(len(edges), dtype=np.int64), [len(e) - 1 for e in edges]
+        )
+        many = any(
+            c.ragged and file.columns[n].values >= 1 << 31
+            for file in dataset.files
+            for n, c in enumerate(file.columns)
+        )
+        self._list = pa.LargeListArray if many else pa.ListArray
+        self._offset = np.int64 if many else np.int32
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        file = self._dataset.files[int(self.file_of_block[block])]
+        first = int(self._begins[block])
+        return self._payload(
+            [file.slice(number, first + start, first + stop) for number in self._dataset.chosen]
+        )
+
+    def take(self, index: IntArray) -> Payload:
+        return self._payload([self._dataset.column_at(n, index) for n in self._dataset.chosen])
+
+    def _payload(self, columns: list[Array | Ragged]) -> Payload:
+        dataset = self._dataset
+        if any(column.ragged for column in dataset.columns):
+            names = [column.name for column in dataset.columns]
+            return from_columns(dict(zip(names, map(self._arrow, columns), strict=True)), self)
+        # What is mapped cannot be written, and a tensor can: a copy.
+        tensors = tuple(torch.from_numpy(_own(column)) for column in columns)
+        if dataset.bare:
+            return TensorRows(tensors, ("packed",))
+        if dataset.layout == "tuple":
+            return TensorRows(tensors, None)
+        return TensorRows(tensors, tuple(column.name for column in dataset.columns))
+
+    def _arrow(self, column: Array | Ragged) -> Any:
+        if not isinstance(column, Ragged):
+            return column
+        offsets = np.concatenate([[0], np.cumsum(column.lengths)]).astype(self._offset)
+        values = one_chunk(from_columns({"": column.values}, self).column(0))
+        return self._list.from_arrays(to_arrow(offsets), values)
+
+    def will_need(self, start: int, stop: int) -> None:
+        dataset = self._dataset
+        file = int(np.searchsorted(dataset.firsts, start, side="right")) - 1
+        first = int(dataset.firsts[file])
+        for number in dataset.chosen:
+            dataset.files[file].will_need(number, start - first, stop - first)
+
+    def place(self, block: int, row: int) -> Place:
+        path = self._dataset.paths[int(self.file_of_block[block])]
+        return Place(path, row=int(self._begins[block]) + row)
+
+    def relative_names(self) -> list[str]:
+        """Names of the files, as row identities have them."""
+        return self._dataset.relative_names()
+
+    def fingerprint(self) -> dict[str, Any]:
+        files = self._dataset.files
+        return {
+            "files": len(files),
+            "rows": len(self._dataset),
+            "columns": [str(c) for c in self._dataset.columns],
+            **({"names": digests(self.relative_names())} if len(files) > 1 else {}),
+            "digest": _digest([file.identity() for file in files]),
+        }
+
+    def describe(self) -> list[tuple[str, str]]:
+        dataset = self._dataset
+        lines = [("memory map", f"{len(dataset.files):,} file{'s' * (len(dataset.files) > 1)}")]
+        lines.append(("columns", ", ".join(map(str, dataset.columns))))
+        lines.append(("rows", f"{len(dataset):,} of {amount(dataset.row_bytes)}"))
+        return lines
+
+    def __repr__(self) -> str:
+        return "from_memmap()"
+
+
+def _own(column: Array | Ragged) -> Array:
+    assert isinstance(column, np.ndarray)
+    if column.flags.writeable and column.flags.c_contiguous:
+        return column
+    return np.array(column, order="C")
+
+
+def _digest(found: Any) -> str:
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]

@@ -1,0 +1,201 @@
+"""Blocks of columns out of what ``write_memmap`` is given: arrays, tables, batches, or rows one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.errors import DataError
+from trainpipes.runtime.rows.block import TensorRows
+from trainpipes.runtime.rows.row_types import as_array
+from trainpipes.sources.memmap.manifest import Array, Layout
+from trainpipes.stages.pad_columns import BadCell, Opaque, Ragged, of_arrow
+
+__all__ = ["BLOCK_BYTES", "Part", "bad_row", "of_arrays", "of_batch", "of_batches", "of_rows"]
+
+#: Bytes and rows of a block, about.
+BLOCK_BYTES = 4 << 20
+BLOCK_ROWS = 1024
+#: NumPy's letters of the dtypes that columns can hold.
+CHARS = "?bBhHiIlLqQefd"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows: what each is, names of columns, and the columns: arrays ``[rows, ...]``, or ragged ones."""
+
+    layout: Layout
+    names: tuple[str, ...]
+    columns: tuple[Array | Ragged, ...]
+
+    def __len__(self) -> int:
+        return _count(self.columns[0])
+
+
+def _count(column: Array | Ragged) -> int:
+    return len(column.lengths) if isinstance(column, Ragged) else len(column) if column.ndim else -1
+
+
+def bad_row(row: int, name: str, what: str) -> DataError:
+    return DataError(f"write_memmap(): row {row}: column {name!r} {what}", row=row)
+
+
+def _laid_out(row: Any) -> tuple[Layout, tuple[str, ...], list[Any]]:
+    if isinstance(row, Mapping):
+        return "dict", tuple(map(str, row)), list(row.values())
+    values = list(row) if isinstance(row, tuple) else [row]
+    return "tuple", tuple(map(str, range(len(values)))), values
+
+
+def of_arrays(arrays: Any) -> tuple[int, Iterator[Part]]:
+    """How many rows arrays have, and the rows. Nothing is copied."""
+    whole = of_batch(arrays, 0)
+    columns = [column for column in whole.columns if not isinstance(column, Ragged)]
+    row_bytes = sum(column.nbytes for column in columns) // max(1, len(whole))
+    step = max(1, BLOCK_BYTES // max(1, row_bytes))
+    starts = range(0, max(1, len(whole)), step)
+    parts = (tuple(c[start : start + step] for c in columns) for start in starts)
+    return len(whole), (Part(whole.layout, whole.names, part) for part in parts)
+
+
+def of_batches(batches: Iterable[Any]) -> Iterator[Part]:
+    """Several rows at a time: tables, or arrays, tensors or lists of values ``[rows, ...]`` in a dict, a
+    tuple or alone."""
+    row = 0
+    for batch in batches:
+        part = of_batch(batch, row)
+        row += len(part)
+        yield part
+
+
+def of_batch(batch: Any, first_row: int) -> Part:
+    """Several rows, of which the first has that number."""
+    if isinstance(batch, TensorRows):
+        names = batch.names and dict(zip(batch.names, batch.tensors, strict=True))
+        batch = names or batch.tensors
+    if isinstance(batch, pa.Table | pa.RecordBatch):
+        batch = {name: batch.column(name) for name in batch.schema.names}
+    layout, names, given = _laid_out(batch)
+    columns = [_column(name, value, first_row) for name, value in zip(names, given, strict=True)]
+    counts = dict(zip(names, map(_count, columns), strict=True))
+    if len({*counts.values()}) > 1 or -1 in counts.values():
+        got = ", ".join(f"{n}: {'a number' if k < 0 else k}" for n, k in counts.items())
+        raise DataError(
+            f"write_memmap(): columns have one and the same first dimension, got {got} from row "
+            f"{first_row} on",
+            row=first_row,
+        )
+    return Part(layout, names, tuple(columns))
+
+
+def _unmasked(value: Any, name: str, row: int) -> Any:
+    """A value as an array, of which nothing is masked."""
+    if np.ma.is_masked(value):
+        raise bad_row(row, name, "is masked in part; fill it, array.filled(0)")
+    return as_array(value)
+
+
+def _column(name: str, value: Any, first_row: int) -> Array | Ragged:
+    if isinstance(value, list):
+        return _joined(name, [_cell(cell, name, first_row) for cell in value], first_row, False)
+    if not isinstance(value, pa.Array | pa.ChunkedArray):
+        array = np.asarray(_unmasked(value, name, first_row))
+        return _numbers(array, name, array.dtype, first_row)
+    try:
+        found = of_arrow(
+            value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value]), name
+        )
+    except BadCell as bad:
+        raise bad_row(first_row + (bad.row or 0), name, str(bad)) from bad
+    if isinstance(found, Opaque):
+        raise bad_row(first_row, name, NO_NUMBERS.format(value.type))
+    return found if isinstance(found, Ragged) else found.values
+
+
+def of_rows(rows: Iterable[Any], ragged: Collection[str] = (), first: int = 0) -> Iterator[Part]:
+    """Rows one by one, from number ``first`` on: dicts, tuples, arrays, lists or numbers. They are copied, so
+    that a buffer may be filled again. ``ragged`` names columns of arrays that may differ in length."""
+    model: tuple[Layout, tuple[str, ...]] | None = None
+    cells: list[list[tuple[Array, bool]]] = []
+    size = 0
+
+    def part() -> Part:
+        assert model is not None
+        columns = zip(model[1], zip(*cells, strict=True), strict=True)
+        return Part(*model, tuple(_joined(n, c, first, n in ragged) for n, c in columns))
+
+    for number, row in enumerate(rows, first):
+        layout, names, values = _laid_out(row)
+        model = model or (layout, names)
+        if (layout, names) != model:
+            if (layout, sorted(names)) != (model[0], sorted(model[1])):
+                raise DataError(
+                    f"write_memmap(): row {number} is {_kind(layout, names)}, and those before it are "
+                    f"{_kind(*model)}: all rows have the same columns",
+                    row=number,
+                )
+            values = [values[names.index(name)] for name in model[1]]
+        cells.append([_cell(v, n, number) for n, v in zip(model[1], values, strict=True)])
+        size += sum(cell.nbytes for cell, _ in cells[-1])
+        if size >= BLOCK_BYTES or len(cells) == BLOCK_ROWS:
+            yield part()
+            cells, first, size = [], number + 1, 0
+    if cells:
+        yield part()
+
+
+def _kind(layout: Layout, names: Sequence[str]) -> str:
+    if layout == "dict":
+        return f"a dict of {', '.join(names)}"
+    return f"a tuple of {len(names)}" if len(names) > 1 else "a single value"
+
+
+NO_NUMBERS = (
+    "holds {}, and a memory map holds bool, integers and floats of up to 64 bits, or bytes: encode text "
+    "(.encode(), or tokenize it), and leave out what cannot be"
+)
+
+
+def _numbers(array: Array, name: str, kind: Any, row: int) -> Array:
+    if array.dtype.char not in CHARS:
+        raise bad_row(row, name, NO_NUMBERS.format(kind))
+    return array
+
+
+def _cell(value: Any, name: str, row: int) -> tuple[Array, bool]:
+    """A value as an array of its own, and whether it was a list or bytes."""
+    if isinstance(value, bytes | bytearray):
+        return np.frombuffer(bytes(value), np.uint8), True
+    value = _unmasked(value, name, row)
+    try:
+        array = np.array(value)
+    except ValueError as error:  # lists of lists of different lengths
+        raise bad_row(
+            row, name,
+            "holds lists of lists that differ in length, and one ragged dimension is what can be written: "
+            "flatten it",
+        ) from error  # fmt: skip
+    return _numbers(array, name, type(value).__name__, row), isinstance(value, list)
+
+
+def _joined(
+    name: str, cells: Sequence[tuple[Array, bool]], first_row: int, ragged: bool
+) -> Array | Ragged:
+    arrays = [array for array, _ in cells]
+    if len({a.shape for a in arrays}) == 1 and not ragged and not any(many for _, many in cells):
+        return np.stack(arrays)
+    full = [a for a in arrays if a.ndim and len(a)] or arrays[:1]
+    for row, array in enumerate(arrays, first_row):
+        if not array.ndim or (len(array) and array.shape[1:] != full[0].shape[1:]):
+            what = f"has shape {list(array.shape)}" if array.ndim else "is a single number"
+            raise bad_row(
+                row, name,
+                f"{what}, and the rows before it {list(full[0].shape)}: in a ragged column rows are lists or "
+                "arrays, and may differ in their first length only",
+            )  # fmt: skip
+    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    return Ragged(np.concatenate(full or [np.empty(0)]), lengths)

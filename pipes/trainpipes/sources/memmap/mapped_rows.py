@@ -1,0 +1,157 @@
+"""Rows of memory-mapped files by number. The pages that maps touch are shared by all processes."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import sys
+import zlib
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from trainpipes.errors import UnreadableError
+from trainpipes.order import IntArray
+from trainpipes.runtime.rows.lone_copy import rows_of
+from trainpipes.sources.memmap.manifest import OLD_MAGIC, Array, Column, Layout, damaged
+from trainpipes.stages.pad_columns import Ragged
+
+__all__ = ["MappedRows", "crc32_of", "mapped", "open_bare", "stretches"]
+
+CHECK_BYTES = 16 << 20
+#: A map keeps its file open before Python 3.13, and then need not.
+UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
+def mapped(
+    file: BinaryIO, dtype: Any, shape: tuple[int, ...], start: int = 0, step: int = 0
+) -> Array:
+    """An array in an open file, from byte ``start`` on; ``step`` bytes from row to row, if not a row's size.
+    A plain array: rows of a ``np.memmap`` cost more than twice as much."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **UNTRACKED)
+    return np.ndarray(
+        shape, dtype, whole, start, (step, np.dtype(dtype).itemsize) if step else None
+    )
+
+
+@dataclass(frozen=True)
+class MappedRows:
+    """The rows of one memory map.
+
+    Args:
+        path: the folder or file.
+        rows: how many.
+        layout: what a row is.
+        columns: its columns.
+        values: of each column, in the file: ``[rows, ...]``, of a ragged one ``[values, ...]``.
+        offsets: of a ragged column, where its rows start in the values, and their end: int64 ``[rows + 1]``.
+        row_bytes: of an average row.
+    """
+
+    path: str
+    rows: int
+    layout: Layout
+    columns: tuple[Column, ...]
+    values: list[Array]
+    offsets: list[IntArray]
+    row_bytes: float
+
+    def identity(self) -> list[Any]:
+        """What tells its content, of JSON types."""
+        return [[str(c), c.values, c.crc32, c.offsets_crc32] for c in self.columns]
+
+    def verify(self) -> None:
+        """Read all of it; raise UnreadableError if it is not what was written."""
+        for column, values, offsets in zip(self.columns, self.values, self.offsets, strict=True):
+            same = crc32_of(values) == column.crc32
+            if not same or (column.ragged and crc32_of(offsets) != column.offsets_crc32):
+                raise damaged(self.path, f"the checksum of column {column.name!r} differs")
+
+    def slice(self, number: int, start: int, stop: int) -> Array | Ragged:
+        """Rows ``start`` to ``stop`` of a column, in the file."""
+        if not self.columns[number].ragged:
+            return self.values[number][start:stop]
+        offsets = self.offsets[number][start : stop + 1]
+        return Ragged(self.values[number][offsets[0] : offsets[-1]], np.diff(offsets))
+
+    def take(self, number: int, index: IntArray) -> Array | Ragged:
+        """The rows at ``index`` of a column, copied."""
+        values = self.values[number]
+        if not self.columns[number].ragged:
+            return rows_of(values, index)
+        starts = self.offsets[number][index]
+        lengths = self.offsets[number][index + 1] - starts
+        return Ragged(stretches(values, starts, lengths), lengths)
+
+    def will_need(self, number: int, start: int, stop: int) -> None:
+        """Let the system read rows ``start`` to ``stop`` of a column ahead, but for a header's length."""
+        values = self.values[number]
+        if self.columns[number].ragged:
+            start, stop = self.offsets[number][[start, stop]].tolist()
+        if isinstance(values.base, mmap.mmap) and hasattr(mmap, "MADV_WILLNEED"):
+            begin = start * values.strides[0] // mmap.PAGESIZE * mmap.PAGESIZE
+            values.base.madvise(mmap.MADV_WILLNEED, begin, stop * values.strides[0] - begin)
+
+
+def stretches(values: Array, starts: IntArray, lengths: IntArray) -> Array:
+    """Ranges of values, one after the other."""
+    total = int(lengths.sum())
+    if total > 64 * len(lengths):  # a copy of a long range is cheaper than an index for each value
+        ends = starts + lengths
+        parts = [values[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return np.concatenate(parts)
+    before = np.cumsum(lengths) - lengths
+    found: Array = values[np.arange(total, dtype=np.int64) + np.repeat(starts - before, lengths)]
+    return found
+
+
+def crc32_of(array: Array, found: int = 0) -> int:
+    """The CRC-32 of an array's bytes, after those of which it was ``found``."""
+    data: Any = array.reshape(-1).view(np.uint8)
+    for start in range(0, len(data), CHECK_BYTES):
+        found = zlib.crc32(data[start : start + CHECK_BYTES], found)
+    return found
+
+
+class BareRows(MappedRows):
+    """Rows of a file of bare numbers, which has no checksums."""
+
+    def identity(self) -> list[Any]:
+        digest = hashlib.sha256()
+        for row in (0, self.rows // 2, self.rows - 1):
+            if 0 <= row < self.rows:
+                digest.update(self.values[0][row].tobytes())
+        return [str(self.columns[0]), self.columns[0].values, digest.hexdigest()[:16]]
+
+    def verify(self) -> None:
+        """There is nothing to hold it against."""
+
+
+def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
+    """A file of numbers without a header (token ids, as nanoGPT and others write them), cut in rows of a
+    length; with each, ``more`` numbers are read, the first ones of the next row."""
+    stored = np.dtype(dtype).newbyteorder("<")
+    with open(path, "rb") as file:
+        magic, size = file.read(8), os.fstat(file.fileno()).st_size
+        rows = max(0, size // stored.itemsize - more) // length
+        values = mapped(file, stored, (rows, length + more), step=length * stored.itemsize)
+    if magic.startswith((OLD_MAGIC, b"\x93NUMPY")):
+        raise UnreadableError(
+            f"{path} is no file of bare numbers: it says itself what it holds. A memory map is read without "
+            "dtype and length; the array of another .npy file is written bare by .tofile()",
+            path=path,
+        )
+    numbers, rest = divmod(size, stored.itemsize)
+    if rest:
+        raise UnreadableError(
+            f"{path} has {size:,} bytes, which is no whole number of {dtype}: give the dtype it was written "
+            "with",
+            path=path,
+        )
+    column = Column("input_ids", dtype, (length + more,), False, numbers)
+    row_bytes = float(length * stored.itemsize)
+    return BareRows(path, rows, "dict", (column,), [values], [], row_bytes)

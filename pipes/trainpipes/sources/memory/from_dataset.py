@@ -1,0 +1,229 @@
+"""``from_dataset``: rows of a map-style dataset, fetched by the consumer that needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from dataclasses import KW_ONLY
+from operator import length_hint
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch.utils.data import DistributedSampler, IterableDataset
+
+from trainpipes.checks import checked_schema
+from trainpipes.errors import ConfigError
+from trainpipes.order import IntArray
+from trainpipes.runtime.blame import blame
+from trainpipes.runtime.kinds import RunStage, Source
+from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
+from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.source import Place, RowSource, RowStream
+from trainpipes.samplers import BatchSampler, RowSampler
+from trainpipes.shown import shown
+from trainpipes.sources.memory.from_iterable import IterableReader
+from trainpipes.stages.torch_samplers import keys_of
+
+__all__ = ["FromDataset"]
+
+BLOCK_ROWS = 8192
+
+
+class FromDataset(Source):
+    """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
+
+    Out: the items, untouched up to ``collate``. Cursor: a row number. Indices are shuffled and dealt,
+    and a consumer fetches only its own; a shuffle's buffer costs 8 bytes a row. Without ``batch``,
+    items are fetched one by one; with it, a micro-batch at a time.
+
+    A state knows the dataset by its class and length only. A dataset of the same class and length whose
+    items are others loads the state and continues with its own.
+
+    Args:
+        dataset: the dataset; ``len(dataset)`` items.
+        sampler: gives the indices (or other keys) of each epoch; in file order if left out. For those of
+            ``trainpipes.samplers`` see ``draw``. Torch's samplers draw from a seed of their own for each
+            epoch, not from the global one; a ``DistributedSampler`` stands for all its replicas, which
+            ``sharding_filter`` tells apart. Resuming draws the epoch's keys again and passes over those
+            used.
+        batch_sampler: gives a list of keys for each micro-batch, in place of ``batch``. Each item is then a
+            list of rows, which ``collate`` takes.
+        schema: Arrow types of the items' columns, where these are dicts; see ``map``.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_dataset(["a", "b", "c"]).batch(2))
+    [['a', 'b'], ['c']]
+    """
+
+    makes_objects = True
+    holds_data = True
+
+    dataset: Any
+    sampler: Iterable[Any] | None = None
+    _: KW_ONLY
+    batch_sampler: Iterable[Any] | None = None
+    schema: pa.Schema | None = None
+
+    def check(self) -> None:
+        dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
+        if isinstance(dataset, IterableDataset):
+            raise ConfigError(
+                f"from_dataset(dataset) takes a map-style dataset, got {type(dataset).__name__}, which is "
+                "an IterableDataset: use from_iterable(dataset)"
+            )
+        if not hasattr(dataset, "__getitem__"):
+            raise ConfigError(
+                "from_dataset(dataset) takes an object with __len__ and __getitem__, got "
+                f"{type(dataset).__name__}"
+            )
+        if sampler is not None and batch_sampler is not None:
+            raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
+        if isinstance(sampler, RowSampler | BatchSampler) or isinstance(
+            batch_sampler, RowSampler | BatchSampler
+        ):
+            raise ConfigError(
+                f"{type(sampler or batch_sampler).__name__} is a stage of its own here: Draw(FromDataset("
+                "dataset=...), sampler), and Batch above it"
+            )
+        keys = self.keys
+        if keys is None and not isinstance(dataset, Sized):
+            raise ConfigError(
+                f"from_dataset(dataset) needs len(dataset), and {type(dataset).__name__} has none: give "
+                "a sampler"
+            )
+        if keys is not None and not isinstance(keys, Iterable):
+            raise ConfigError(f"from_dataset(sampler) is an iterable of indices, got {shown(keys)}")
+        checked_schema(self.schema, "from_dataset(schema)")
+        if self.schema is not None and batch_sampler is not None:
+            raise ConfigError(
+                "from_dataset(schema) is of rows, and a batch_sampler gives lists of them"
+            )
+
+    @property
+    def keys(self) -> Iterable[Any] | None:
+        """What gives the keys of each epoch; None for all indices in file order."""
+        return self.batch_sampler if self.sampler is None else self.sampler
+
+    def open(self) -> RowSource | RowStream:
+        if self.keys is not None:
+            return SamplerStream(self.keys, self.dataset)
+        return IndexSource(self.dataset)
+
+    def late(self) -> Fetch:
+        return Fetch(self.dataset, self.makes_batches)
+
+    @property
+    def orders_rows(self) -> bool:  # type: ignore[override]
+        return self.keys is not None
+
+    @property
+    def makes_batches(self) -> bool:  # type: ignore[override]
+        return self.batch_sampler is not None
+
+    @property
+    def random_access(self) -> bool:  # type: ignore[override]
+        return self.keys is None
+
+    def identity(self) -> dict[str, Any]:
+        if self.keys is None:
+            return {"stage": self.name}
+        option = "batch_sampler" if self.makes_batches else "sampler"
+        return {"stage": self.name, option: type(self.keys).__qualname__}
+
+    def __repr__(self) -> str:
+        size = f"{len(self.dataset):,} items" if isinstance(self.dataset, Sized) else "no length"
+        option = "batch_sampler" if self.makes_batches else "sampler"
+        sampler = "" if self.keys is None else f", {option}={type(self.keys).__name__}"
+        return f"from_dataset({type(self.dataset).__name__} of {size}{sampler})"
+
+
+class Fetch(RunStage):
+    """Items of a dataset for their keys.
+
+    Args:
+        dataset: where they are.
+        batched: whether a key is a list of keys, and what comes out a list of items.
+    """
+
+    per_row = True
+
+    dataset: Any
+    batched: bool = False
+
+    runs_user_code = True
+    holds_data = True
+
+    def process(self, run: Run) -> Run:
+        keys = run.block.data
+        assert isinstance(keys, list)
+        many: Any = None if self.batched else getattr(self.dataset, "__getitems__", None)
+        item = self._batch if self.batched else self.dataset.__getitem__
+        left = iter(keys)
+        try:
+            rows = [item(key) for key in left] if many is None else list(many(keys))
+        except Exception as error:
+            begun = len(keys) - length_hint(left)  # 0 where all are asked for at once
+            blame(error, self, int(run.block.ids[max(0, begun - 1)]))
+            raise
+        return run.with_block(run.block.with_data(rows))
+
+    def _batch(self, keys: Any) -> list[Any]:
+        many = getattr(self.dataset, "__getitems__", None)
+        return [self.dataset[key] for key in keys] if many is None else list(many(list(keys)))
+
+    def __repr__(self) -> str:
+        return f"{type(self.dataset).__name__}[…]"
+
+
+class IndexSource(RandomAccessSource):
+    """The indices of a dataset, in blocks."""
+
+    by_number = True
+
+    row_bytes = 8.0
+
+    def __init__(self, dataset: Any) -> None:
+        self._rows = len(dataset)
+        self._name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        self._starts = even_blocks(self._rows, BLOCK_ROWS)
+        self.lengths = np.diff(self._starts)
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        first = int(self._starts[block])
+        return list(range(first + start, first + stop))
+
+    def take(self, index: IntArray) -> Payload:
+        return index.tolist()
+
+    def place(self, block: int, row: int) -> Place:
+        return Place(row=int(self._starts[block]) + row)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"rows": self._rows, "dataset": self._name}
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [("dataset", self._name), ("rows", f"{self._rows:,}")]
+
+
+class SamplerStream(RowStream):
+    """The keys that a sampler gives, epoch by epoch."""
+
+    def __init__(self, sampler: Iterable[Any], dataset: Any) -> None:
+        self._sampler = sampler
+        self._name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+
+    @property
+    def length(self) -> int | None:
+        if isinstance(self._sampler, DistributedSampler):
+            return len(self._sampler) * self._sampler.num_replicas
+        return len(self._sampler) if isinstance(self._sampler, Sized) else None
+
+    def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
+        return IterableReader(keys_of(self._sampler, epoch))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"rows": self.length, "dataset": self._name}
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [("dataset", self._name), ("rows", f"{self.length} an epoch, by a sampler")]

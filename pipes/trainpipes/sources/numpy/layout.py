@@ -1,0 +1,203 @@
+"""Where the arrays of ``.npy`` and ``.npz`` files lie, and of what type and shape they are, by their headers.
+
+See numpy.lib.format for the one, and zipfile for the other, which is a zip archive of the first. Called by
+any thread.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import struct
+import threading
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from trainpipes.sources.files.each_file import BadFileError
+
+__all__ = ["StoredArray", "loaded", "read_arrays"]
+
+MAGIC = b"\x93NUMPY"
+#: Bytes of a header, at most.
+MOST = 1 << 20
+#: Python 3.11 fails with a SystemError where two threads parse at once: python/cpython issue 106905.
+_parsing = threading.Lock()
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array in a file, or a field of one.
+
+    Args:
+        dtype: of its elements as they are stored, of all fields.
+        shape: with the rows first.
+        fortran: whether elements are stored column by column.
+        start: where they are in the file; None where they are compressed.
+        member: the name in an ``.npz`` file; None in an ``.npy`` file.
+        field: which field of a structured array; None for all of a plain one.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    start: int | None
+    member: str | None = None
+    field: str | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row as it is stored, of all fields."""
+        return prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """The type of a row's elements."""
+        own = self.dtype if self.field is None else self.dtype[self.field]
+        return own.base.newbyteorder("=")
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        inner = () if self.field is None else self.dtype[self.field].shape
+        return (*self.shape[1:], *inner)
+
+
+def read_arrays(
+    file: BinaryIO, size: int, column: str, columns: Sequence[str] | None
+) -> dict[str, StoredArray]:
+    """The arrays of a file by their names, in order.
+
+    Args:
+        file: the file, open.
+        size: its bytes.
+        column: what the array of an ``.npy`` file is called.
+        columns: which arrays are wanted; None for all.
+
+    Raises:
+        BadFileError: it is of neither kind, is damaged, or holds what cannot be rows.
+    """
+    if size == 0:
+        raise BadFileError("empty: 0 bytes")
+    head = file.read(6)
+    file.seek(0)
+    if head == MAGIC:
+        array = _header(file, size, None)
+        fields = array.dtype.names
+        if fields is None:
+            return {column: _checked(column, array)}
+        found = {name: _field(array, name) for name in fields if _wanted(name, columns)}
+        return {name: _checked(name, one) for name, one in found.items()} or _none(fields)
+    if head[:2] == b"PK":
+        return _of_zip(file, size, columns)
+    if head[:1] == b"\x80":
+        raise BadFileError("a pickle, which is not read, since loading one runs code")
+    raise BadFileError(f"neither .npy nor .npz (starts with {head!r})")
+
+
+def _wanted(name: str, columns: Sequence[str] | None) -> bool:
+    return columns is None or name in columns
+
+
+def _none(names: Sequence[str]) -> dict[str, StoredArray]:
+    raise BadFileError(f"it has none of the columns; there are {list(names)}")
+
+
+def _of_zip(file: BinaryIO, size: int, columns: Sequence[str] | None) -> dict[str, StoredArray]:
+    found = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
+            names = [member.filename.removesuffix(".npy") for member in members]
+            for name, member in zip(names, members, strict=True):
+                if not _wanted(name, columns):
+                    continue
+                start: int | None = None
+                if member.compress_type == zipfile.ZIP_STORED:
+                    file.seek(member.header_offset)
+                    local = file.read(30)
+                    start = member.header_offset + 30 + sum(struct.unpack_from("<HH", local, 26))
+                with archive.open(member) as inner:
+                    found[name] = _checked(name, _header(inner, member.file_size, name, start))
+    except (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise BadFileError(f"damaged, or no .npz: {error}") from error
+    if any(one.start is not None and one.start > size for one in found.values()):
+        raise BadFileError("damaged: an array would lie behind the file's end")
+    return found or _none(names)
+
+
+def _header(file: Any, size: int, member: str | None, offset: int | None = 0) -> StoredArray:
+    """The header of an array.
+
+    Args:
+        file: at its first byte.
+        size: bytes from there to the array's end.
+        member: its name in an archive.
+        offset: of its first byte in the file; None if it is compressed.
+    """
+    where = "" if member is None else f"array {member!r}: "
+    head = file.read(8)
+    if head[:6] != MAGIC:
+        raise BadFileError(f"{where}not an .npy header (starts with {head[:6]!r})")
+    wide = head[6] > 1
+    length_bytes = file.read(4 if wide else 2)
+    if len(length_bytes) < (4 if wide else 2):
+        raise BadFileError(f"{where}cut short: {size:,} bytes")
+    (length,) = struct.unpack("<I" if wide else "<H", length_bytes)
+    text = file.read(min(length, MOST))
+    if len(text) < length:
+        raise BadFileError(f"{where}cut short, or its header is damaged: {size:,} bytes")
+    try:
+        with _parsing:
+            told = ast.literal_eval(text.decode("utf-8" if head[6] > 2 else "latin-1"))
+        dtype, shape = np.dtype(_descr(told["descr"])), tuple(map(int, told["shape"]))
+        fortran = bool(told["fortran_order"])
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
+        raise BadFileError(f"{where}damaged header: {error}") from error
+    begin = len(head) + len(length_bytes) + length
+    if not shape:
+        raise BadFileError(f"{where}a single value, and rows need a first dimension")
+    if any(n < 0 for n in shape) or begin + prod(shape) * dtype.itemsize > size:
+        needed = f"{begin + prod(shape) * dtype.itemsize:,}"
+        raise BadFileError(
+            f"{where}cut short: an array of shape {list(shape)} needs {needed} bytes, and there "
+            f"are {size:,}"
+        )
+    start = None if offset is None else offset + begin
+    return StoredArray(dtype, shape, fortran and len(shape) > 1, start, member)
+
+
+def _descr(descr: Any) -> Any:
+    return descr if isinstance(descr, str) else [tuple(field) for field in descr]
+
+
+def _field(array: StoredArray, name: str) -> StoredArray:
+    return StoredArray(
+        array.dtype, array.shape, array.fortran, array.start, array.member, field=name
+    )
+
+
+def _checked(name: str, array: StoredArray) -> StoredArray:
+    if array.dtype.hasobject:
+        raise BadFileError(
+            f"array {name!r} holds Python objects, pickled, which are not read, since loading them runs "
+            "code: save numbers"
+        )
+    if array.row_dtype.kind not in "biufc" or array.row_dtype.itemsize > 16:
+        raise BadFileError(
+            f"array {name!r} is of {array.row_dtype}, and rows are of integers, floats, complex numbers or "
+            "bools: save it as one of these, leave it out by columns=[...], or write text to Parquet"
+        )
+    return array
+
+
+def loaded(content: bytes) -> Any:
+    """A decompressed array."""
+    return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)

@@ -1,0 +1,276 @@
+"""``read_numpy``: rows of arrays in ``.npy`` and ``.npz`` files.
+
+The stage and its source, made by the thread that plans; what is open is shared by the readers of a process,
+which several threads use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainpipes.checks import whole_number
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.naming import need_columns
+from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.reading.random_access import RandomAccessSource
+from trainpipes.runtime.rows.block import TensorRows
+from trainpipes.runtime.source import Place
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.files.columns_option import checked_columns
+from trainpipes.sources.files.each_file import each_file
+from trainpipes.sources.files.file_rows import (
+    FileRows,
+    cut_evenly,
+    listed_files,
+    unchanged,
+)
+from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.opened_file import opened_file
+from trainpipes.sources.numpy.layout import StoredArray, read_arrays
+from trainpipes.sources.numpy.reader import NumpyReader
+from trainpipes.sources.remote.retry import Requests
+
+__all__ = ["NumpyFiles", "ReadNumpy"]
+
+SUFFIXES = (".npy", ".npz")
+#: Bytes and rows of a block, at most, unless the user says.
+BLOCK_BYTES, BLOCK_ROWS = 1 << 20, 8192
+#: Files that stay mapped, at most.
+MAPPED = 256
+
+
+class ReadNumpy(Source):
+    """Reads the rows of arrays in ``.npy`` and ``.npz`` files: the first dimension is the rows.
+
+    In: files, from ``list_files``; a folder stands for its ``.npy`` and ``.npz`` files. Out: dicts of
+    tensors, one for each array; those of an ``.npz`` file by their names there, fields of a structured
+    array by theirs, the array of another ``.npy`` file as ``column``. Cursor: which block, and how many
+    rows of it.
+
+    Local files are mapped into memory and can be read by number (``shuffle(scope="global")``, ``draw``); so
+    are arrays in an ``.npz`` file of ``np.savez``. Those of ``np.savez_compressed`` are decompressed whole,
+    each time that a reader comes to the file: fine for files of some 10 MB. Of files on another machine the
+    rows that are needed are fetched. Big-endian numbers come in this machine's order. Python objects are
+    never loaded, since that runs code.
+
+    Args:
+        columns: names of arrays or fields; None for all, which every file must have then.
+        column: what the rows of a plain ``.npy`` file are called.
+        block_rows: rows of a block, which a shuffle puts in another order as a whole; up to 1 MiB if left
+            out.
+        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
+            They are neither shown nor part of a state.
+
+    Raises:
+        UnreadableError: names all files that cannot be read, each with the reason.
+        SchemaError: a file has other arrays than the first, or of other types, shapes or lengths.
+        DataChangedError: a file is no longer what it was when it was listed.
+
+    >>> import numpy as np, pathlib, tempfile, trainpipes as tp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "squares.npz"
+    >>> np.savez(path, x=np.arange(4), y=np.arange(4) ** 2)
+    >>> list(tp.list_files(path).read_numpy().batch(2).collate())[1]
+    {'x': tensor([2, 3]), 'y': tensor([4, 9])}
+    """
+
+    role = "reader"
+    random_access = True
+    free = frozenset({"storage_options"})
+
+    columns: Sequence[str] | None = None
+    _: KW_ONLY
+    column: str = "array"
+    block_rows: int | None = None
+    storage_options: Mapping[str, Any] | None = None
+
+    def check(self) -> None:
+        self._set(
+            columns=checked_columns(self.columns, self.name),
+            storage_options=checked_options(self.storage_options),
+        )
+        if not isinstance(self.column, str) or not self.column:
+            raise ConfigError(
+                f"read_numpy(column) is the name of an .npy file's rows, got {self.column!r}"
+            )
+        if self.block_rows is not None:
+            whole_number(self.block_rows, 1, "read_numpy(block_rows)", "rows of a block")
+
+    def open(self) -> NumpyFiles:
+        return self.open_files([])
+
+    def open_files(self, files: Sequence[Stage]) -> NumpyFiles:
+        """The rows of the files that the stages below list and let through."""
+        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        found = each_file(listed, partial(self._look, listed), str(self), "NumPy")
+        return NumpyFiles(listed, list(found.values()), self.block_rows, self.columns, str(self))
+
+    def _look(
+        self, files: FileList, file: int, requests: Requests
+    ) -> tuple[dict[str, StoredArray], int]:
+        """A file's arrays, and its size."""
+        size = int(files.sizes[file])
+        if size < 0:
+            size = requests.call(files.system(file), "size", files.paths[file])
+        with opened_file(files, file, size, requests) as opened:
+            return read_arrays(opened, size, self.column, self.columns), size
+
+
+class NumpyFiles(FileRows, RandomAccessSource):
+    """Rows of arrays in files. Can be pickled; holds some 100 bytes an array.
+
+    Args:
+        files: which.
+        found: the arrays of each file by name, and its size.
+        block_rows: rows of a block; None to tell by bytes.
+        columns: the order of the arrays; None for that of the first file.
+        asker: the stage, for messages.
+    """
+
+    def __init__(
+        self,
+        files: FileList,
+        found: Sequence[tuple[dict[str, StoredArray], int]],
+        block_rows: int | None,
+        columns: Sequence[str] | None,
+        asker: str,
+    ) -> None:
+        self.arrays = [arrays for arrays, _ in found]
+        _check_alike(files, self.arrays, columns, asker)
+        first = self.arrays[0]
+        self.names = list(first) if columns is None else list(columns)
+        self.row_bytes = float(
+            sum(int(np.prod(first[n].row_shape)) * first[n].row_dtype.itemsize for n in self.names)
+        )
+        if block_rows is None:
+            block_rows = int(min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1.0, self.row_bytes))))
+        rows = [arrays[self.names[0]].rows for arrays in self.arrays]
+        super().__init__(files, [cut_evenly(count, block_rows) for count in rows])
+        self.sizes = np.array([size for _, size in found], dtype=np.int64)
+        self.first_rows: IntArray = np.cumsum([0, *rows], dtype=np.int64)
+        self._open = OpenArrays()
+        self._unmapped = next((n for n in range(len(files)) if not self._is_mapped(n)), None)
+        self.by_number = self._unmapped is None
+
+    def _is_mapped(self, file: int) -> bool:
+        stored = all(self.arrays[file][name].start is not None for name in self.names)
+        return stored and is_local(self.files.system(file))
+
+    def reader(self) -> NumpyReader:
+        return NumpyReader(self)
+
+    def take(self, index: IntArray) -> TensorRows:
+        if self._unmapped is not None:
+            name = self.files.names[self._unmapped]
+            raise ConfigError(
+                "rows can be chosen by number in NumPy files that are on this machine and not compressed, "
+                f"and {name} is not: write it with np.savez, or shuffle within a buffer",
+                path=name,
+            )
+        first = self.arrays[0]
+        found = [
+            np.empty((len(index), *first[n].row_shape), first[n].row_dtype) for n in self.names
+        ]
+        which = np.searchsorted(self.first_rows, index, side="right") - 1
+        for file in np.unique(which).tolist():
+            places = np.flatnonzero(which == file)
+            arrays = self.mapped(file, Place(self.files.names[file]))
+            for out, name in zip(found, self.names, strict=True):
+                out[places] = arrays[name][index[places] - self.first_rows[file]]
+        return self.rows_of(found)
+
+    def mapped(self, file: int, place: Place) -> dict[str, Any]:
+        """The arrays of a local file, mapped."""
+        return self._open.arrays(self, file, place)
+
+    def rows_of(self, arrays: Sequence[Any]) -> TensorRows:
+        """Rows of arrays that are nobody else's."""
+        return TensorRows(tuple(torch.from_numpy(array) for array in arrays), tuple(self.names))
+
+    def describe(self) -> list[tuple[str, str]]:
+        first = self.arrays[0]
+        shown = ", ".join(f"{n} {first[n].row_dtype}{list(first[n].row_shape)}" for n in self.names)
+        return [*super().describe(), ("arrays", shown)]
+
+
+def _check_alike(
+    files: FileList,
+    arrays: Sequence[dict[str, StoredArray]],
+    columns: Sequence[str] | None,
+    asker: str,
+) -> None:
+    """Raise unless all files have the same arrays, of the same types and rows of the same shape."""
+    first = arrays[0]
+    for path, found in zip(files.names, arrays, strict=True):
+        need_columns(list(found), list(first) if columns is None else columns, asker, path)
+        more = [name for name in found if name not in first]
+        if more and columns is None:
+            raise SchemaError(
+                f"{asker}: {path} has an array {more[0]!r}, and {files.names[0]} has not; choose arrays that "
+                "all files have by columns=[...]",
+                path=path,
+                stage=asker,
+            )
+        for name in first if columns is None else columns:
+            one, other = first[name], found[name]
+            kinds = [f"{a.row_dtype}{list(a.row_shape)}" for a in (one, other)]
+            if kinds[0] != kinds[1]:
+                raise SchemaError(
+                    f"{asker}: rows of {name!r} are {kinds[0]} in {files.names[0]} and {kinds[1]} in {path}; "
+                    "save them alike, leave the array out by columns=[...], or read the files apart",
+                    path=path,
+                    stage=asker,
+                )
+        names = list(first) if columns is None else list(columns)
+        lengths = {name: found[name].rows for name in names}
+        if len(set(lengths.values())) > 1:
+            raise SchemaError(
+                f"{asker}: arrays of a file have as many rows as each other, and {path} has {lengths}; "
+                "choose some by columns=[...]",
+                path=path,
+                stage=asker,
+            )
+
+
+class OpenArrays:
+    """Local files that are mapped, for all readers of a process. Pickled, it is empty."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return OpenArrays, ()
+
+    def arrays(self, source: NumpyFiles, file: int, place: Place) -> dict[str, Any]:
+        """The arrays of a file by name, which are those that were listed."""
+        unchanged(source.files, file, place)
+        with self._lock:
+            found = self._arrays.get(file)
+            if found is None:
+                path = source.files.paths[file]
+                stored = source.arrays[file]
+                found = {name: _mapped(path, stored[name]) for name in source.names}
+                self._arrays[file] = found
+                while len(self._arrays) > MAPPED:
+                    del self._arrays[next(iter(self._arrays))]
+            return found
+
+
+def _mapped(path: str, array: StoredArray) -> Any:
+    """An array of a local file."""
+    order: Any = "F" if array.fortran else "C"
+    if not array.rows or not array.row_bytes:  # nothing can be mapped
+        whole: Any = np.empty(array.shape, array.dtype, order)
+    else:
+        assert array.start is not None
+        whole = np.memmap(path, array.dtype, "r", array.start, array.shape, order)
+    return whole if array.field is None else whole[array.field]

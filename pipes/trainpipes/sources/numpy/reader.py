@@ -1,0 +1,115 @@
+"""Reads rows of NumPy files in order.
+
+A ``NumpyReader`` is one place in the files, for one thread at a time.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from trainpipes.errors import DataError, UnreadableError
+from trainpipes.runtime.rows.block import TensorRows
+from trainpipes.runtime.source import Place
+from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.file_rows import gone, unchanged
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.opened_file import opened_file
+from trainpipes.sources.numpy.layout import StoredArray, loaded
+from trainpipes.sources.remote.retry import Requests
+
+if TYPE_CHECKING:
+    from trainpipes.sources.numpy.read_numpy import NumpyFiles
+
+__all__ = ["NumpyReader"]
+
+
+class NumpyReader:
+    """One place in NumPy files. Not for two threads at once.
+
+    Args:
+        source: the files and blocks.
+    """
+
+    def __init__(self, source: NumpyFiles) -> None:
+        self._source = source
+        self._requests = Requests(source.files.retry_seconds)
+        self._whole: tuple[int, dict[str, Any]] = -1, {}  # the file that was read whole
+
+    def read(self, block: int, start: int, stop: int) -> TensorRows:
+        """Rows ``start`` to ``stop`` of a block.
+
+        Raises:
+            DataError: they cannot be had, or not decompressed.
+            UnreachableError: the server does not answer, or denies access.
+        """
+        source = self._source
+        file, begin = int(source.file_of_block[block]), int(source.begins[block])
+        place = source.place(block, start)
+        try:
+            found = [self._rows(file, n, begin + start, begin + stop, place) for n in source.names]
+        except DataError:
+            raise
+        except FileNotFoundError as error:
+            raise gone(place) from error
+        except (BadFileError, ValueError, zipfile.BadZipFile, EOFError) as error:
+            raise UnreadableError(
+                f"{place}: the rows here cannot be read: {one_line(error)}; replace the file, or leave it "
+                "out with .filter(lambda path: ...) after list_files",
+                **vars(place),
+            ) from error
+        kinds = [source.arrays[0][name].row_dtype for name in source.names]
+        return source.rows_of(
+            [np.array(a, k, order="C") for a, k in zip(found, kinds, strict=True)]
+        )
+
+    def _rows(self, file: int, name: str, start: int, stop: int, place: Place) -> Any:
+        source, array = self._source, self._source.arrays[file][name]
+        if array.start is None or (array.fortran and not is_local(source.files.system(file))):
+            return self._read_whole(file, place)[name][start:stop]
+        if is_local(source.files.system(file)):
+            return source.mapped(file, place)[name][start:stop]
+        low, high = (array.start + row * array.row_bytes for row in (start, stop))
+        content = self._fetch(file, low, high)
+        rows = np.frombuffer(content, array.dtype).reshape(stop - start, *array.shape[1:])
+        return rows if array.field is None else rows[array.field]
+
+    def _fetch(self, file: int, start: int, stop: int) -> bytes:
+        files, size = self._source.files, int(self._source.sizes[file])
+        ranges = self._requests.ranges(files.system(file), files.paths[file], [start], [stop], size)
+        if len(ranges[0][0]) < stop - start:
+            raise BadFileError("the file has become shorter since it was listed")
+        return ranges[0][0]
+
+    def _read_whole(self, file: int, place: Place) -> dict[str, Any]:
+        """All arrays of a file, decompressed."""
+        if self._whole[0] != file:
+            source = self._source
+            unchanged(source.files, file, place)
+            self._whole = -1, {}  # two would take twice the memory
+            size = int(source.sizes[file])
+            found = {}
+            with opened_file(source.files, file, size, self._requests) as opened:
+                for name in source.names:
+                    found[name] = _decoded(opened, source.arrays[file][name])
+            self._whole = file, found
+        return self._whole[1]
+
+    def close(self) -> None:
+        """Let go of what was decompressed last."""
+        self._whole = -1, {}
+
+
+def _decoded(file: BinaryIO, array: StoredArray) -> Any:
+    """An array of a file, which is read whole."""
+    if array.member is None:
+        file.seek(0)
+        whole = loaded(file.read())
+    else:
+        with zipfile.ZipFile(file) as archive:
+            whole = loaded(archive.read(f"{array.member}.npy"))
+    if whole.shape != array.shape or whole.dtype != array.dtype:
+        raise BadFileError("it holds another array than it did")
+    return whole if array.field is None else whole[array.field]

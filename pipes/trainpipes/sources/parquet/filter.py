@@ -1,0 +1,330 @@
+"""Which row groups a filter may let a row of through, told from footers and names of folders.
+
+Arrow decides: it is told of each row group what holds for all of its rows, and whether the filter can hold
+then. A row group is left out only where it cannot. Called once, before rows are planned, by the thread that
+plans; footers are looked at by several threads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from functools import reduce
+from itertools import product
+from operator import and_
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as fs
+
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.naming import nearest
+from trainpipes.order import IntArray
+from trainpipes.shown import shown
+from trainpipes.sources.files.each_file import one_line
+from trainpipes.sources.files.schema import plain
+from trainpipes.sources.parquet.probe import Probe
+
+__all__ = [
+    "Bounds", "Facts", "FileBounds", "bounds_of", "check_fits", "checked_filter", "facts_of", "may_hold",
+    "needed_columns",
+]  # fmt: skip
+
+#: A value may lie between the least and the greatest, be null, or be NaN, of which footers say nothing. The
+#: filter is asked of so many mixtures of these for a row group, at most; more columns tell nothing.
+MOST_CASES = 36
+MISSING = re.compile(r"FieldRef\.Name\((.*?)\)")
+UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+
+#: What holds for all rows of a row group.
+Facts = list[pc.Expression]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a footer says of a column's values in a row group.
+
+    Args:
+        least: Arrow scalar; None if all values are null.
+        most: Arrow scalar; None if all values are null.
+        nulls: whether there may be nulls.
+    """
+
+    least: Any
+    most: Any
+    nulls: bool
+
+
+#: Of each row group, by the column's path.
+FileBounds = list[dict[tuple[str, ...], Bounds]]
+
+
+def checked_filter(filter: Any, asker: str) -> pc.Expression | None:
+    """The option ``filter`` of a reader.
+
+    Raises:
+        ConfigError: it is no expression over columns by name.
+    """
+    if filter is None:
+        return None
+    if not isinstance(filter, pc.Expression):
+        raise ConfigError(
+            f"{asker}(filter) takes a pyarrow expression such as pyarrow.compute.field('lang') == 'de', got "
+            f"{shown(filter)}; for a Python function put .filter(function) after it, and of lists of tuples "
+            "pyarrow.parquet.filters_to_expression() makes one"
+        )
+    if "FieldPath(" in str(filter):
+        raise ConfigError(f"{asker}(filter) names columns, not their numbers, got {shown(filter)}")
+    return filter
+
+
+def needed_columns(filter: pc.Expression, schema: pa.Schema, asker: str) -> list[str]:
+    """The columns that a filter asks for; more where it does not fit their types.
+
+    Args:
+        filter: the filter.
+        schema: all that there are.
+        asker: the stage, for messages.
+
+    Raises:
+        SchemaError: one is not there.
+    """
+    said = str(filter)
+    named = [n for n, field in enumerate(schema) if field.name in said]
+    problem = _problem(filter, schema)
+    if problem is None:
+        named = [n for n in named if _problem(filter, schema.remove(n)) is not None]
+    missing = _missing(problem)
+    if missing and missing[0] not in schema.names:
+        raise SchemaError(
+            f"{asker}: filter names a column {'.'.join(missing)!r}{nearest(missing[0], schema.names)}, and "
+            f"there are {schema.names}",
+            stage=asker,
+        )
+    return [schema.field(n).name for n in named]
+
+
+def check_fits(filter: pc.Expression, schema: pa.Schema, asker: str) -> None:
+    """Raise SchemaError unless a filter can be asked of rows of this schema."""
+    problem = _problem(filter, schema)
+    if problem is None:
+        return
+    types = {field.name: str(field.type) for field in schema if field.name in str(filter)}
+    cure = "; where columns= names some fields of a column, name those of the filter, too"
+    raise SchemaError(
+        f"{asker}: filter {filter} cannot be asked of columns {types}: {one_line(problem)}"
+        f"{cure if _missing(problem) else ''}",
+        stage=asker,
+    )
+
+
+def _problem(filter: pc.Expression, schema: pa.Schema) -> Exception | None:
+    """Why a filter cannot be asked of rows of a schema."""
+    try:
+        schema.empty_table().filter(filter)
+    except (pa.ArrowException, KeyError) as error:
+        return error
+    return None
+
+
+def _missing(problem: Exception | None) -> list[str]:
+    """The column that is not there, or the path in one."""
+    said = str(problem).split(" in ")[0]
+    return MISSING.findall(said) if said.startswith("No match for") else []
+
+
+# What footers say
+
+
+def bounds_of(metadata: Any, size: int, filter: pc.Expression) -> FileBounds:
+    """What a footer says of the columns that a filter may name, row group by row group.
+
+    Args:
+        metadata: a ``pyarrow.parquet.FileMetaData``.
+        size: bytes of the file.
+        filter: the filter.
+    """
+    said = str(filter)
+    schema = metadata.schema.to_arrow_schema()
+    leaves = [
+        (number, path, kind)
+        for number, (path, kind) in enumerate(_leaves(schema))
+        if path and all(name in said for name in path)
+    ]
+    if not leaves or len(list(_leaves(schema))) != metadata.num_columns:
+        return [{} for _ in range(metadata.num_row_groups)]
+    probe = Probe.of(metadata, size)
+    found: FileBounds = []
+    for number in range(metadata.num_row_groups):
+        group, own = metadata.row_group(number), {}
+        # Of a column that cannot be read nothing may be asked; it is found when it is read.
+        if group.num_rows and probe.passes(number, [leaf for leaf, _, _ in leaves]):
+            for leaf, path, kind in leaves:
+                column = metadata.schema.column(leaf)
+                bounds = _bounds(group.column(leaf), column, kind, group.num_rows)
+                if bounds is not None:
+                    own[path] = bounds
+        found.append(own)
+    return found
+
+
+def _leaves(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterable[Any]:
+    """The path and type of each Parquet column, in order; no path within lists and maps."""
+    for field in fields:
+        kind, own = plain(field).type, (*path, field.name)
+        if pa.types.is_struct(kind):
+            yield from _leaves([kind.field(n) for n in range(kind.num_fields)], own)
+        elif kind.num_fields:
+            yield from (
+                ((), inner) for _, inner in _leaves(kind.field(n) for n in range(kind.num_fields))
+            )
+        else:
+            yield own, kind
+
+
+def _bounds(chunk: Any, column: Any, kind: pa.DataType, rows: int) -> Bounds | None:
+    if pa.types.is_null(kind):
+        return Bounds(None, None, nulls=True)
+    if chunk.physical_type != column.physical_type:
+        return None
+    statistics = chunk.statistics
+    if statistics is None:
+        return None
+    nulls = statistics.null_count if statistics.has_null_count else None
+    if column.max_definition_level and nulls == rows:
+        return Bounds(None, None, nulls=True)
+    if not statistics.has_min_max:
+        return None
+    try:
+        least = _scalar(statistics.min_raw, kind, column)
+        most = _scalar(statistics.max_raw, kind, column)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+        return None  # text that is cut within a character, for one
+    if least is None or most is None:
+        return None
+    return Bounds(least, most, nulls=bool(column.max_definition_level) and nulls != 0)
+
+
+def _scalar(raw: Any, kind: pa.DataType, column: Any) -> Any:
+    """A value as a footer holds it, as Arrow's; None for types whose order is not Arrow's."""
+    types = pa.types
+    if types.is_boolean(kind):
+        return pa.scalar(bool(raw), kind)
+    if types.is_float32(kind) or types.is_float64(kind):
+        return None if raw != raw else pa.scalar(raw, kind)
+    if types.is_decimal(kind):
+        number = raw if isinstance(raw, int) else int.from_bytes(raw, "big", signed=True)
+        return pa.scalar(Decimal(number).scaleb(-kind.scale, Context(prec=100)), kind)
+    if types.is_unsigned_integer(kind):
+        return pa.scalar(raw % (1 << kind.bit_width), kind)
+    if types.is_integer(kind):
+        return pa.scalar(raw, kind)
+    if types.is_date32(kind):
+        return pa.scalar(raw, pa.int32()).cast(kind)
+    if types.is_timestamp(kind) and column.physical_type == "INT64":
+        unit = re.search(r"timeUnit=(\w+)", str(column.logical_type))
+        if unit is None or UNITS.get(unit[1]) != kind.unit:
+            return None
+        return pa.scalar(raw, pa.int64()).cast(kind)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.scalar(raw.decode(), kind)
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+        return pa.scalar(raw, kind)
+    return None
+
+
+# What follows
+
+
+def facts_of(values: Mapping[str, pa.Array]) -> Facts:
+    """What names of folders say.
+
+    Args:
+        values: of each column the one value, as an array ``[1]``.
+    """
+    return [
+        pc.field(name).is_null() if one.null_count else pc.field(name) == one[0]
+        for name, one in values.items()
+    ]
+
+
+def _cases(
+    known: Facts, bounds: Mapping[tuple[str, ...], Bounds], schema: pa.Schema, text: bool
+) -> list[Facts]:
+    """What may hold for a row of a row group: one of these does for each."""
+    cases = [known]
+    for path, own in bounds.items():
+        kind = _type_of(schema, path)
+        if kind is None or not (text or not _is_text(kind)):
+            continue
+        field, either = pc.field(*path), []
+        if own.least is not None:
+            try:
+                least, most = own.least.cast(kind), own.most.cast(kind)
+            except (pa.ArrowException, ValueError, TypeError):
+                continue
+            alike = least.equals(most) and not (_is_text(kind) or pa.types.is_floating(kind))
+            either.append(field == least if alike else (field >= least) & (field <= most))
+            if pa.types.is_floating(kind):
+                either.append(field == pa.scalar(float("nan"), kind))
+        if own.nulls:
+            either.append(field.is_null())
+        if len(cases) * len(either) <= MOST_CASES:
+            cases = [[*case, fact] for case, fact in product(cases, either)]
+    return cases
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _type_of(schema: pa.Schema, path: tuple[str, ...]) -> pa.DataType | None:
+    """The type of a column or of a field in it; None if it is not there."""
+    place = schema.get_field_index(path[0])
+    if place < 0:
+        return None
+    kind = schema.field(place).type
+    for name in path[1:]:
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+            return None
+        kind = kind.field(name).type
+    return kind
+
+
+def may_hold(
+    filter: pc.Expression,
+    schema: pa.Schema,
+    known: Sequence[Facts],
+    bounds: Sequence[Mapping[tuple[str, ...], Bounds]] | None = None,
+    text: bool = True,
+) -> IntArray:
+    """The numbers of those files or row groups of which a row may pass.
+
+    Args:
+        filter: the filter.
+        schema: of the rows that it is asked of.
+        known: what names of folders say of each.
+        bounds: what footers say of each.
+        text: whether text is read as it stands in the file.
+    """
+    import pyarrow.dataset as ds  # it is slow to import, and whoever has no filter does not need it
+
+    cases: list[Facts] = []
+    number_of: list[int] = []
+    for number, facts in enumerate(known):
+        each = [facts] if bounds is None else _cases(facts, bounds[number], schema, text)
+        cases += each
+        number_of += [number] * len(each)
+    dataset = ds.FileSystemDataset.from_paths(
+        [str(case) for case in range(len(cases))],
+        schema=schema,
+        format=ds.ParquetFileFormat(),
+        filesystem=fs.LocalFileSystem(),  # in which nothing is opened
+        partitions=[reduce(and_, facts) if facts else pc.scalar(True) for facts in cases],
+    )
+    kept = {number_of[int(part.path)] for part in dataset.get_fragments(filter)}
+    return np.array(sorted(kept), dtype=np.int64)

@@ -1,0 +1,95 @@
+"""Asks of a Parquet footer what pyarrow's objects for it must not be asked unchecked.
+
+A column chunk that is encrypted, or does not fit the schema, makes C++ throw. pyarrow's ``RowGroupMetaData``
+does not catch that, and the process ends. Its reader meets the same chunk, and catches; so it goes first.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainpipes.sources.files.each_file import is_encrypted
+
+__all__ = ["Probe"]
+
+#: Any: of a buffer nothing is allocated before the first read.
+BUFFER_BYTES = 4096
+
+
+class Probe:
+    """A reader of a file that is asked what it could read, and reads nothing.
+
+    Args:
+        parquet: the open file.
+    """
+
+    def __init__(self, parquet: pq.ParquetFile) -> None:
+        self._reader: Any = parquet.reader
+
+    @staticmethod
+    def of(metadata: Any, size: int) -> Probe:
+        """One for a footer alone.
+
+        Args:
+            metadata: a ``pyarrow.parquet.FileMetaData``.
+            size: bytes of the file.
+        """
+        file = pa.PythonFile(_Unread(size), mode="r")
+        # So that no column is read when its reader is made.
+        reading: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER_BYTES}
+        return Probe(pq.ParquetFile(file, metadata=metadata, **reading))
+
+    def check(self, row_group: int, leaves: Sequence[int]) -> None:
+        """Look at these Parquet columns of a row group, about 3 µs each, without reading a page.
+
+        Raises:
+            OSError: one of them cannot be read; to ask for its metadata would end the process.
+        """
+        if leaves:  # batches of no rows: readers are made, and nothing is decoded
+            next(self._reader.iter_batches(0, [row_group], list(leaves), False), None)
+
+    def passes(self, row_group: int, leaves: Sequence[int]) -> bool:
+        """Whether ``check`` finds nothing."""
+        try:
+            self.check(row_group, leaves)
+        except (OSError, pa.ArrowException):
+            return False
+        return True
+
+    def encrypted(self, metadata: Any, leaves: Sequence[int]) -> list[str]:
+        """Paths of those columns that are encrypted."""
+        groups = range(metadata.num_row_groups)
+        filled = [n for n in groups if metadata.row_group(n).num_rows]
+        found = []
+        for leaf in leaves if filled else ():
+            try:
+                self.check(filled[0], [leaf])
+            except (OSError, pa.ArrowException) as error:
+                if is_encrypted(error):
+                    found.append(metadata.schema.column(leaf).path)
+        return found
+
+
+class _Unread(io.RawIOBase):
+    """A file of a size, of which nothing is read."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at

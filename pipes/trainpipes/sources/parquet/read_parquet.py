@@ -1,0 +1,275 @@
+"""``read_parquet``: rows of Parquet files, row group by row group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainpipes.amount import amount
+from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.source import Place, RowSource
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.files.columns_option import checked_columns
+from trainpipes.sources.files.file_rows import listed_files
+from trainpipes.sources.files.index_file import checked_index
+from trainpipes.sources.files.list_files import FileList, checked_options, digests
+from trainpipes.sources.parquet.filter import (
+    FileBounds,
+    bounds_of,
+    check_fits,
+    checked_filter,
+    facts_of,
+    may_hold,
+)
+from trainpipes.sources.parquet.index import read_index
+from trainpipes.sources.parquet.reader import Footers, ParquetReader
+from trainpipes.sources.parquet.wanted import ChosenColumns, wanted_files
+from trainpipes.stages.filter import Filter
+
+__all__ = ["ParquetSource", "ReadParquet"]
+
+
+class ReadParquet(Source):
+    """Reads the rows of Parquet files.
+
+    In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which
+    row group, and how many rows of it.
+
+    All footers are read before the first row: about 0.1 ms a local file, one request a remote one,
+    16 at a time. Row groups are then decoded as streams, about 1 MiB of rows at a time, so that memory
+    does not grow with their size (7 MB for a row group of 1 GB). Of a remote file up to 16 MiB are held:
+    small row groups are fetched whole, of a large one the next part of every column at once.
+
+    Columns come in the order given, and with one schema for all files: types that differ from file
+    to file are widened where that loses nothing (int32 and int64, null and anything, string and
+    large_string). Dictionary columns come as their values.
+
+    With ``filter``, files and row groups of which no row can pass, by the names of their folders and the
+    statistics in their footers, are not read; of the others each row is asked, as by ``.filter(...)``. As
+    there, how many rows an epoch has is not known beforehand. All footers are read at each start, then.
+
+    Args:
+        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``, and
+            ``"a.list.element.b"`` for that of the structs in the list ``a``, as pyarrow has them. None for
+            all, which every file must have then.
+        filter: a ``pyarrow.compute`` expression over columns, also over such as ``columns`` leaves out; null
+            counts as False.
+        partitioning: "hive" makes columns of names of folders (``year=2024/lang=en/``), as Hive writes them:
+            int64 if all values are integers, else text; all files must have the same ones. If left out, there
+            are only those that ``columns`` or ``filter`` name and no file has.
+        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
+            They are neither shown nor part of a state.
+        errors: what to do about text that is not UTF-8: "strict" raises where it is first decoded,
+            "replace" has U+FFFD in its place, as in Python (Arrow then looks at all text: 1 to 30 µs a MB of
+            ASCII, 1 to 2 ms of other text).
+        index: where to keep what the footers say, so that the next start reads only those of files with
+            another size, time of change or etag: a file that ends in ".arrow", or a folder. By default in
+            the cache's folder (see ``trainpipes.cache``), for remote files and for 64 local ones or more;
+            True: there in any case; False: not at all.
+
+    Raises:
+        ConfigError: ``columns`` is empty or names one twice; ``filter`` is no expression; ``errors`` or
+            ``partitioning`` is something else.
+        UnreadableError: names all files that are not Parquet, each with the reason; later, the
+            place that cannot be decoded.
+        SchemaError: a file lacks a column, or has it in a type that does not fit the first file's; the
+            filter does not fit the columns; folders' names do not make the same columns for all files.
+        DataChangedError: a file is no longer what it was when it was listed.
+
+    >>> import pathlib, tempfile, pyarrow as pa, pyarrow.parquet as pq, trainpipes as tp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.parquet"
+    >>> pq.write_table(pa.table({"x": [1, 2], "y": ["a", "b"]}), path)
+    >>> list(tp.list_files(path).read_parquet(columns=["y"]))
+    [{'y': 'a'}, {'y': 'b'}]
+    """
+
+    role = "reader"
+    has_blocks = True
+    free = frozenset({"storage_options", "index"})
+
+    columns: Sequence[str] | None = None
+    _: KW_ONLY
+    storage_options: Mapping[str, Any] | None = None
+    index: str | os.PathLike[str] | bool | None = None
+    errors: Literal["strict", "replace"] = "strict"
+    filter: pc.Expression | None = None
+    partitioning: Literal["hive"] | None = None
+
+    def check(self) -> None:
+        self._set(
+            columns=checked_columns(self.columns, self.name),
+            storage_options=checked_options(self.storage_options),
+            index=checked_index(self.index),
+            filter=checked_filter(self.filter, self.name),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        identity = super().identity()
+        if identity["errors"] == "strict":  # states were saved before there was a choice
+            del identity["errors"]
+        if self.filter is not None:
+            identity["filter"] = str(self.filter)
+        return identity
+
+    def above(self) -> Sequence[Stage]:
+        if self.filter is None:
+            return ()
+        exact = Filter(self.filter)
+        return (exact,) if self.columns is None else (exact, ChosenColumns(self.columns))
+
+    def open(self) -> ParquetSource:
+        return self.open_files([])
+
+    def open_files(self, files: Sequence[Stage]) -> ParquetSource:
+        """The rows of the files that the stages below list and let through."""
+        listed = listed_files(self, files, self.storage_options)
+        index = checked_index(self.index)
+        return ParquetSource(
+            listed, self.columns, str(self), index, self.errors == "replace",
+            filter=self.filter, hive=self.partitioning == "hive",
+        )  # fmt: skip
+
+
+class ParquetSource(RowSource):
+    """Rows of Parquet files; a block is a row group. Can be pickled; holds 40 bytes a row group and
+    a few hundred a file.
+
+    Args:
+        files: which.
+        columns: names of columns; None for all.
+        asker: the stage, for messages.
+        index: where footers are kept; see ``IndexFile.of``.
+        replace: put U+FFFD in place of text that is not UTF-8.
+        filter: what rows are asked for above; row groups of which none can pass are not read.
+        hive: whether all names of folders make columns.
+
+    Attributes:
+        files: the files, without those of which no row can pass by their folders' names.
+        columns: names of columns, with those of the filter, or None.
+        folders: columns that names of folders make.
+        replace: whether text that is not UTF-8 is replaced.
+        index: what the footers say.
+        schema: Arrow schema of every table that a reader gives.
+        lengths: rows in each row group, int64 ``[row groups]``.
+        file_of_block: the file that each row group is in, int64 ``[row groups]``.
+        row_bytes: Arrow bytes of an average row of the chosen columns, told from the footers;
+            exact for numbers and for text without dictionaries.
+        parsed: parsed footers, for the readers.
+    """
+
+    def __init__(
+        self,
+        files: FileList,
+        columns: Sequence[str] | None,
+        asker: str = "read_parquet()",
+        index: str | bool | None = None,
+        replace: bool = False,
+        *,
+        filter: pc.Expression | None = None,
+        hive: bool = False,
+    ) -> None:
+        wanted = wanted_files(files, columns, filter, hive, asker)
+        self.files = files = wanted.files
+        self.replace = replace
+        self.columns = wanted.columns
+        bounds: dict[int, FileBounds] = {}
+
+        def look(file: int, metadata: Any) -> None:
+            assert filter is not None
+            bounds[file] = bounds_of(metadata, int(files.sizes[file]), filter)
+
+        self.index = read_index(
+            files, self.columns, asker, index, folders=wanted.folders.fields, both=hive,
+            look=look if wanted.by_footers else None,
+        )  # fmt: skip
+        self.schema: pa.Schema = self.index.schema
+        self.folders = wanted.folders.only(self.schema.names).only(self.index.folders)
+        self.lengths = self.index.rows
+        self.row_bytes = self.index.row_bytes
+        self.block_bytes = self.index.group_bytes.astype(np.float64)
+        groups = np.diff(self.index.first_group)
+        self.file_of_block: IntArray = np.repeat(np.arange(len(files), dtype=np.int64), groups)
+        self.parsed = Footers()
+        self._filter, self._filtered = str(filter), ""
+        if filter is not None:
+            check_fits(filter, self.schema, asker)
+            facts = [facts_of(self.folders.values(file)) for file in range(len(files))]
+            known = [facts[file] for file in self.file_of_block.tolist()]
+            own = [group for file in sorted(bounds) for group in bounds[file]]
+            self.unread = np.ones(len(known), dtype=np.bool_)
+            self.unread[may_hold(filter, self.schema, known, own or None, text=not replace)] = False
+            read = int((~self.unread).sum())
+            self._filtered = f"a row of {read:,} of {len(known):,} row groups may pass"
+            if wanted.left_out:
+                self._filtered += f"; {wanted.left_out:,} more files are left out by their folders"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_relative_names"}
+
+    def reader(self) -> ParquetReader:
+        return ParquetReader(self)
+
+    def place(self, block: int, row: int) -> Place:
+        """File, row group in the file, and row in the file."""
+        file = int(self.file_of_block[block])
+        first = int(self.index.first_group[file])
+        before = int(self.lengths[first:block].sum())
+        return Place(self.files.names[file], block - first, before + row)
+
+    def fingerprint(self) -> dict[str, Any]:
+        names, sizes = self._relative_names, self.index.sizes.tolist()
+        lines = []
+        for file, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            groups = self.index.groups(file)
+            rows = self.lengths[groups].tolist()
+            line = f"{name}\0{size}\0{rows}{self.folders.text(file)}"
+            if self.unread is not None and self.unread[groups].any():
+                line += f"\0unread {np.flatnonzero(self.unread[groups]).tolist()}"
+            lines.append(line)
+        found: dict[str, Any] = {}
+        if self.unread is not None:
+            found = {"filter": self._filter, "unread": int(self.lengths[self.unread].sum())}
+        counts = {"files": len(lines), "rows": int(self.lengths.sum()), "bytes": sum(sizes)}
+        return {**found, **counts, "digests": digests(lines)}
+
+    def block_key(self, block: int) -> Any:
+        """The file by its name below the common root, size, footer and, where it is known, its time
+        of change or etag; and the number of the row group in it."""
+        index, file = self.index, int(self.file_of_block[block])
+        key = [
+            self._relative_names[file],
+            int(index.sizes[file]),
+            [int(index.footers[file]), int(index.checksums[file])],
+            self.files.stamps[file],
+            block - int(index.first_group[file]),
+        ]
+        key += [self.folders.text(file)] if self.folders else []
+        return [*key, "replace"] if self.replace else key
+
+    @cached_property
+    def _relative_names(self) -> list[str]:
+        return self.files.relative_names()
+
+    def describe(self) -> list[tuple[str, str]]:
+        rows = self.lengths
+        lines = [("files", f"{len(self.files):,}, {amount(self.index.sizes.sum())}")]
+        groups = f"{len(rows):,}"
+        if len(rows):
+            least, middle, most = rows.min(), int(np.median(rows)), rows.max()
+            groups += f" of {least:,} / {middle:,} / {most:,} rows (least / median / most)"
+        lines.append(("row groups", groups))
+        lines.append(("rows", f"{rows.sum():,}"))
+        if self._filtered:
+            lines.append(("filter", self._filtered))
+        if self.row_bytes is not None:
+            whole = amount(self.row_bytes * float(rows.sum()))
+            lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
+        return lines

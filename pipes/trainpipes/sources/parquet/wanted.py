@@ -1,0 +1,115 @@
+"""Which files and columns a reader of Parquet needs, told from names of folders and one footer.
+
+Called once, by the thread that plans, before all footers are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.run import Run
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.schema import inner_paths, plain
+from trainpipes.sources.parquet.filter import facts_of, may_hold, needed_columns
+from trainpipes.sources.parquet.folders import FolderColumns
+from trainpipes.sources.parquet.index import parse_footer, read_footer
+from trainpipes.sources.remote.retry import Requests
+from trainpipes.stages.columns import columns_of
+
+__all__ = ["WantedFiles", "wanted_files"]
+
+
+@dataclass(frozen=True)
+class WantedFiles:
+    """What is to be read.
+
+    Args:
+        files: without those of which no row can pass the filter, by their folders' names; one at least.
+        left_out: how many these are.
+        columns: names of columns, with those of the filter; None for all.
+        folders: columns that folders' names may make.
+        by_footers: whether what footers say of row groups can tell more of the filter.
+    """
+
+    files: FileList
+    left_out: int
+    columns: list[str] | None
+    folders: FolderColumns
+    by_footers: bool
+
+
+def wanted_files(
+    files: FileList,
+    columns: Sequence[str] | None,
+    filter: pc.Expression | None,
+    hive: bool,
+    asker: str,
+) -> WantedFiles:
+    """What is to be read of some files; see ``ParquetSource``.
+
+    Raises:
+        SchemaError: the filter names a column that is not there, or folders' names do not make the same
+            columns for all files.
+    """
+    folders = FolderColumns({})
+    if hive or columns is not None or filter is not None:
+        folders = FolderColumns.of(files.names, asker, hive)
+    found = None if columns is None else list(columns)
+    schema = _first_schema(files) if filter is not None and len(files) else None
+    if filter is None or schema is None:
+        return WantedFiles(files, 0, found, folders, False)
+    own = [field for field in folders.fields if field.name not in schema.names]
+    schema = pa.schema([*schema, *own])
+    needed = needed_columns(filter, schema, asker)
+    if found is None and not hive:
+        folders = folders.only(needed)
+    if found is not None:
+        found += [name for name in needed if name not in inner_paths(found, schema.names)]
+    told = folders.only([field.name for field in own if field.name in needed])
+    everything = len(files)
+    if told:
+        facts = [facts_of(told.values(file)) for file in range(everything)]
+        kept = may_hold(filter, schema, facts)
+        kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
+        files, folders = files.pick(kept), folders.pick(kept)
+    by_footers = any(name not in [field.name for field in told.fields] for name in needed)
+    return WantedFiles(files, everything - len(files), found, folders, by_footers)
+
+
+def _first_schema(files: FileList) -> pa.Schema | None:
+    """The schema of the first file; None if it cannot be read, which is said when all are."""
+    system, path, size = files.system(0), files.paths[0], int(files.sizes[0])
+    requests = Requests(files.retry_seconds)
+    try:
+        size = int(requests.call(system, "size", path)) if size < 0 else size
+        schema = parse_footer(read_footer(system, path, size, requests)).schema.to_arrow_schema()
+    except (OSError, pa.ArrowException, BadFileError, TypeError, ValueError):
+        return None
+    return pa.schema([plain(field) for field in schema])
+
+
+class ChosenColumns(RunStage):
+    """Keeps the columns that were chosen, and not those that only a filter asked for.
+
+    In: rows of a reader. Out: the same rows. Cursor: none of its own. Costs nothing.
+
+    Args:
+        columns: names, or paths such as "a.b".
+    """
+
+    needs_columns = True
+
+    columns: Sequence[str]
+
+    def process(self, run: Run) -> Run:
+        return run.with_block(columns_of(run.block, self).with_columns(self._chosen))
+
+    def _chosen(self, table: pa.Table) -> pa.Table:
+        return table.select(list(inner_paths(self.columns, table.column_names)))

@@ -1,0 +1,300 @@
+"""``read_webdataset``: samples of tar archives.
+
+The stage and its source, made by the thread that plans; several threads read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainpipes.arrays import to_arrow
+from trainpipes.checks import whole_number
+from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.reading.random_access import RandomAccessSource
+from trainpipes.runtime.source import Place
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.files.columns_option import checked_columns
+from trainpipes.sources.files.each_file import one_line
+from trainpipes.sources.files.file_rows import (
+    FileRows,
+    changed,
+    cut_evenly,
+    listed_files,
+)
+from trainpipes.sources.files.index_file import checked_index, forget
+from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.mapped_files import MappedFiles
+from trainpipes.sources.tar.index import TarIndex, tar_index
+from trainpipes.sources.tar.layout import BLOCK
+from trainpipes.sources.tar.reader import ReadAgain, TarReader
+
+__all__ = ["ReadWebdataset", "TarFiles"]
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+KEY = "__key__"
+#: Bytes of a block, about, unless the user says.
+BLOCK_BYTES = 4 << 20
+#: Bytes between two members over which both are fetched as one.
+GAP = 64 << 10
+#: Bytes of one Arrow column of bytes, at most.
+MOST_BYTES = 1 << 30
+
+
+class ReadWebdataset(Source):
+    """Reads the samples of tar archives in the layout of WebDataset: members that follow each other and have
+    one name up to the first dot are a sample, ``0001.jpg`` and ``0001.cls`` for one.
+
+    In: files, from ``list_files``; a folder stands for its ``.tar`` files, and those with ``.gz``, ``.zst``,
+    ``.bz2`` or ``.xz`` behind. Out: rows as Arrow, with the key as ``__key__`` and a column of bytes for each
+    extension, as they are stored: decode them by ``map``. Cursor: which block, and how many rows of it.
+
+    The headers of all members are read once, about 5 µs each; of an archive that is compressed or on a
+    server all bytes are, once. What they say is kept for later starts (``index``), so that these read
+    nothing but the samples that they need: shards and resumes go straight to them. A compressed archive can
+    only be read from its start: it is one block, and whoever needs a sample of it decompresses all before
+    it. ``explain()`` says how much that was. Local archives that are not compressed are mapped into memory,
+    and their samples can be chosen by number (``shuffle(scope="global")``, ``draw``).
+
+    Members without an extension, hidden ones, folders and links are passed over.
+
+    Args:
+        columns: extensions, and ``"__key__"``; None for all, those of the first sample.
+        missing: of a sample without a member: "error", or "null" for a null in its place; with "null", all
+            extensions of all archives are columns unless ``columns`` says.
+        text: extensions that are text, in UTF-8, and come as such, ``["txt"]`` for one.
+        block_rows: samples of a block, which a shuffle puts in another order as a whole; about 4 MB of them
+            if left out.
+        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
+            They are neither shown nor part of a state.
+        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. By default in
+            the cache's folder (see ``trainpipes.cache``), for remote files, for 64 local ones or more, and
+            for 64 MB or more; True: there in any case; False: not at all.
+
+    Raises:
+        UnreadableError: names all files that are no archives, each with the reason: among these, names of
+            members that lead out of the archive.
+        SchemaError: a sample lacks a member that others have; names it.
+        DataChangedError: a file is no longer what it was when it was listed.
+
+    >>> import io, pathlib, tarfile, tempfile, trainpipes as tp
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "digits.tar"
+    >>> with tarfile.open(path, "w") as archive:
+    ...     for name, content in [("0.txt", b"zero"), ("0.cls", b"0"), ("1.txt", b"one"), ("1.cls", b"1")]:
+    ...         member = tarfile.TarInfo(name)
+    ...         member.size = len(content)
+    ...         archive.addfile(member, io.BytesIO(content))
+    >>> list(tp.list_files(path).read_webdataset(text=["txt"]))[1]
+    {'__key__': '1', 'txt': 'one', 'cls': b'1'}
+    """
+
+    role = "reader"
+    has_blocks = True
+    random_access = True
+    free = frozenset({"storage_options", "index"})
+
+    columns: Sequence[str] | None = None
+    _: KW_ONLY
+    missing: Literal["error", "null"] = "error"
+    text: Sequence[str] = ()
+    block_rows: int | None = None
+    storage_options: Mapping[str, Any] | None = None
+    index: str | os.PathLike[str] | bool | None = None
+
+    def check(self) -> None:
+        self._set(
+            columns=checked_columns(self.columns, self.name),
+            text=[self.text] if isinstance(self.text, str) else list(self.text),
+            storage_options=checked_options(self.storage_options),
+            index=checked_index(self.index, self.name),
+        )
+        if not all(isinstance(name, str) for name in self.text):
+            raise ConfigError(f"read_webdataset(text) takes extensions, got {self.text!r}")
+        if self.block_rows is not None:
+            whole_number(self.block_rows, 1, "read_webdataset(block_rows)", "samples of a block")
+
+    def open(self) -> TarFiles:
+        return self.open_files([])
+
+    def open_files(self, files: Sequence[Stage]) -> TarFiles:
+        """The samples of the files that the stages below list and let through."""
+        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        index = tar_index(
+            listed, self.columns, self.missing == "null", str(self), checked_index(self.index)
+        )
+        return TarFiles(listed, index, self.text, self.block_rows)
+
+
+class TarFiles(FileRows, RandomAccessSource):
+    """Samples of tar archives. Can be pickled; holds about 16 bytes a member, and the keys.
+
+    Args:
+        files: which.
+        index: their samples.
+        text: extensions that are text.
+        block_rows: samples of a block; None to tell by bytes.
+
+    Attributes:
+        index: their samples.
+        schema: Arrow schema of every table that a reader gives.
+    """
+
+    def __init__(
+        self, files: FileList, index: TarIndex, text: Sequence[str], block_rows: int | None
+    ) -> None:
+        self.index = index
+        edges = []
+        for file in range(len(files)):
+            rows = index.rows(file)
+            sizes = index.sample_bytes[rows]
+            if block_rows is not None:
+                edges.append(cut_evenly(len(sizes), block_rows))
+            elif index.compressions[file]:
+                edges.append(np.array([0, len(sizes)] if len(sizes) else [0], dtype=np.int64))
+            else:
+                edges.append(_cut_by_bytes(sizes))
+        super().__init__(files, edges)
+        self.sizes = index.file_sizes
+        kinds = [
+            pa.string() if name in text or name == KEY else pa.binary() for name in index.columns
+        ]
+        self.schema: pa.Schema = pa.schema(list(zip(index.columns, kinds, strict=True)))
+        total = float(index.sample_bytes.sum())
+        self.row_bytes = total / len(index.sample_bytes) if len(index.sample_bytes) else None
+        starts = np.append(0, np.cumsum(index.sample_bytes))
+        firsts = self.begins + index.first_row[self.file_of_block]
+        self.block_bytes: npt.NDArray[np.float64] = (
+            starts[firsts + self.lengths] - starts[firsts]
+        ).astype(np.float64)
+        self.mapped = MappedFiles()
+        self.read_again = ReadAgain()
+
+    def reader(self) -> TarReader:
+        return TarReader(self)
+
+    def take(self, index: IntArray) -> pa.Table:
+        files = np.searchsorted(self.index.first_row, index, side="right") - 1
+        for file in np.unique(files).tolist():
+            if self.index.compressions[file] or not is_local(self.files.system(file)):
+                name = self.files.names[file]
+                raise ConfigError(
+                    "samples can be chosen by number in archives that are on this machine and not "
+                    f"compressed, and {name} is not: unpack it to .tar, or shuffle within a buffer",
+                    path=name,
+                )
+        parts = []
+        for row, file in zip(index.tolist(), files.tolist(), strict=True):
+            place = Place(self.files.names[file], row=row - int(self.index.first_row[file]))
+            parts.append(self.table([row], file, self.local(file, place), 0, place))
+        if not parts:
+            return pa.Table.from_batches([], self.schema)
+        return pa.concat_tables(parts).combine_chunks()
+
+    def local(self, file: int, place: Place) -> memoryview:
+        """The bytes of a local archive."""
+        return memoryview(self.mapped.buffer(self.files, file, place))
+
+    def table(
+        self, rows: Sequence[int], file: int, content: memoryview, at: int, place: Place
+    ) -> pa.Table:
+        """Samples whose bytes are here.
+
+        Args:
+            rows: their numbers over all files.
+            file: the archive that they are in.
+            content: bytes of the archive, that begin at its byte ``at``.
+            at: see there.
+            place: of the first row.
+        """
+        batches, first, total = [], 0, 0
+        for number, row in enumerate(rows):
+            size = int(self.index.sample_bytes[row])
+            if total + size > MOST_BYTES and number > first:
+                batches.append(self._batch(rows[first:number], file, content, at, place))
+                first, total = number, 0
+            total += size
+        batches.append(self._batch(rows[first:], file, content, at, place))
+        return pa.Table.from_batches(batches, self.schema)
+
+    def _batch(
+        self, rows: Sequence[int], file: int, content: memoryview, at: int, place: Place
+    ) -> pa.RecordBatch:
+        columns = []
+        own = np.asarray(rows, dtype=np.int64)
+        for field in self.schema:
+            if field.name == KEY:
+                columns.append(self.index.keys.take(to_arrow(own)))
+                continue
+            number = self.index.kinds.index(field.name)
+            starts = self.index.starts[number][own]
+            sizes = self.index.sizes[number][own]
+            if not self.index.compressions[file]:
+                self._check_headers(starts, sizes, content, at, place)
+            null = sizes < 0
+            ends = zip(starts.tolist(), np.maximum(sizes, 0).tolist(), strict=True)
+            data = b"".join(content[start - at : start - at + size] for start, size in ends)
+            offsets = np.append(0, np.cumsum(np.maximum(sizes, 0))).astype(np.int32)
+            valid = to_arrow(~null).buffers()[1] if null.any() else None
+            buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(data)]
+            column = pa.Array.from_buffers(field.type, len(own), buffers)
+            if field.type == pa.string():
+                self._check_text(column, field.name, place)
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _check_text(self, column: pa.Array, name: str, place: Place) -> None:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise UnreadableError(
+                f"{place}: a member {name!r} here is not text in UTF-8: {one_line(error)}; leave it out of "
+                "read_webdataset(text=[...])",
+                **vars(place),
+            ) from error
+
+    def _check_headers(
+        self, starts: IntArray, sizes: IntArray, content: memoryview, at: int, place: Place
+    ) -> None:
+        """Raise unless the first and last of these members are where the index says."""
+        there = np.flatnonzero(sizes >= 0)
+        for number in there[[0, -1]].tolist() if len(there) else []:
+            begin = int(starts[number]) - at - BLOCK
+            if begin < 0:
+                continue
+            mark = bytes(content[begin + 257 : begin + 262])
+            told = bytes(content[begin + 124 : begin + 136]).strip(b"\0 ")
+            short = told.isdigit() and int(sizes[number]) < 8**11
+            if mark != b"ustar" or (short and int(told, 8) != int(sizes[number])):
+                forget(self.index.kept_in)
+                raise changed(place, "a member is not where the index says")
+
+    def describe(self) -> list[tuple[str, str]]:
+        lines = [*super().describe(), ("columns", ", ".join(self.index.columns))]
+        if any(self.index.compressions):
+            lines.append(
+                ("read again", f"{self.read_again.bytes:,} bytes so far, to come to later samples of "
+                "compressed archives: unpacked to .tar, there would be none")
+            )  # fmt: skip
+        return lines
+
+
+def _cut_by_bytes(sizes: IntArray) -> IntArray:
+    """Edges of blocks of about ``BLOCK_BYTES``."""
+    edges, total = [0], 0
+    for row, size in enumerate(sizes.tolist()):
+        if total and total + size > BLOCK_BYTES:
+            edges.append(row)
+            total = 0
+        total += size
+    if len(sizes):
+        edges.append(len(sizes))
+    return np.array(edges, dtype=np.int64)

@@ -1,0 +1,147 @@
+"""Reads samples of tar archives in order.
+
+A ``TarReader`` is one place in the archives, for one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from trainpipes.errors import DataError, UnreadableError
+from trainpipes.runtime.source import Place
+from trainpipes.sources.compressed.streams import open_stream
+from trainpipes.sources.files.byte_ranges import open_at
+from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.file_rows import changed, gone, unchanged
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.remote.ahead import Ahead
+from trainpipes.sources.remote.retry import Requests
+from trainpipes.sources.tar.layout import BLOCK, Forward
+
+if TYPE_CHECKING:
+    from trainpipes.sources.tar.read_webdataset import TarFiles
+
+__all__ = ["ReadAgain", "TarReader"]
+
+
+class ReadAgain:
+    """Counts bytes that were decompressed only to come to others behind them, by all readers of a process."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def __reduce__(self) -> Any:
+        return ReadAgain, ()
+
+
+class TarReader:
+    """One place in tar archives. Not for two threads at once.
+
+    Args:
+        source: the archives and blocks.
+    """
+
+    def __init__(self, source: TarFiles) -> None:
+        self._source = source
+        self._requests = Requests(source.files.retry_seconds)
+        self._file = -1
+        self._stream: Forward | None = None  # of a compressed archive
+        self._opened: Any = None
+        sizes = source.block_bytes
+        self._ahead = Ahead(self._fetch_block, lambda block: float(sizes[block]))
+        self._held: tuple[int, tuple[bytes, int]] | None = None  # a block that was fetched
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Say which blocks will be read next, in order: those on other machines are fetched, several side
+        by side."""
+        source = self._source
+        there = []
+        for block in blocks:
+            file = int(source.file_of_block[block])
+            held = self._held is not None and self._held[0] == block
+            if not (held or source.index.compressions[file] or is_local(source.files.system(file))):
+                there.append(block)
+        self._ahead.expect(there)
+
+    def read(self, block: int, start: int, stop: int) -> pa.Table:
+        """Rows ``start`` to ``stop`` of a block.
+
+        Raises:
+            DataError: they cannot be had.
+            UnreachableError: the server does not answer, or denies access.
+        """
+        source = self._source
+        if start == stop:
+            return pa.Table.from_batches([], source.schema)
+        file, place = int(source.file_of_block[block]), source.place(block, start)
+        first = int(source.index.first_row[file] + source.begins[block])
+        rows = range(first + start, first + stop)
+        try:
+            if source.index.compressions[file]:
+                content, at = self._decompressed(file, rows, place)
+            elif is_local(source.files.system(file)):
+                return source.table(rows, file, source.local(file, place), 0, place)
+            else:
+                content, at = self._fetched(block)
+            return source.table(rows, file, memoryview(content), at, place)
+        except DataError:
+            self.close()
+            raise
+        except FileNotFoundError as error:
+            raise gone(place) from error
+        except (BadFileError, EOFError) as error:
+            self.close()
+            raise UnreadableError(
+                f"{place}: the samples here cannot be read: {one_line(error)}; replace the file, or leave "
+                "it out with .filter(lambda path: ...) after list_files",
+                **vars(place),
+            ) from error
+
+    def _fetched(self, block: int) -> tuple[bytes, int]:
+        """The bytes of a block of an archive on another machine, and where they begin."""
+        if self._held is None or self._held[0] != block:
+            found = self._ahead.take(block)
+            self._held = block, self._fetch_block(block) if found is None else found
+        return self._held[1]
+
+    def _fetch_block(self, block: int) -> tuple[bytes, int]:
+        source = self._source
+        file = int(source.file_of_block[block])
+        first = int(source.index.first_row[file] + source.begins[block])
+        start, stop = source.index.span(first, first + int(source.lengths[block]))
+        files, size = source.files, int(source.sizes[file])
+        start = max(0, start - BLOCK)  # with the first header
+        ranges = self._requests.ranges(files.system(file), files.paths[file], [start], [stop], size)
+        if len(ranges[0][0]) < stop - start:
+            raise changed(source.place(block, 0), "it has become shorter")
+        return ranges[0][0], start
+
+    def _decompressed(self, file: int, rows: range, place: Place) -> tuple[bytes, int]:
+        """The bytes of samples of a compressed archive, and where they begin."""
+        source = self._source
+        start, stop = source.index.span(rows.start, rows.stop)
+        if self._stream is None or self._file != file or self._stream.at > start:
+            self.close()
+            unchanged(source.files, file, place)
+            size = int(source.sizes[file])
+            self._opened = open_at(source.files, file, size, 0, self._requests)
+            kind = source.index.compressions[file]
+            self._file, self._stream = file, Forward(open_stream(self._opened, kind))
+            source.read_again.bytes += start if rows.start > source.index.first_row[file] else 0
+        found = b""
+        if self._stream.skip(start - self._stream.at):
+            found = self._stream.take(stop - start)
+        if len(found) < stop - start:
+            raise changed(place, "it has become shorter")
+        return found, start
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        self._stream, self._file, self._held = None, -1, None
+        if self._opened is not None:
+            with closing(self._opened):
+                self._opened = None

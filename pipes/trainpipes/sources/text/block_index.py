@@ -1,0 +1,319 @@
+"""The blocks of files of text, as arrays: found by reading each file once, and kept for later runs.
+
+Made by whoever opens a pipeline, before any row is read. Of several processes of a machine that need the same
+index one makes it, and the others wait for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.arrays import one_chunk, to_arrow, to_numpy
+from trainpipes.cache import LOCK, folder, index_path
+from trainpipes.order import IntArray
+from trainpipes.runtime.caching.private_file import FileLock
+from trainpipes.runtime.pool import default_threads
+from trainpipes.sources.compressed.streams import kind_by_content, kind_by_name, open_stream
+from trainpipes.sources.files.byte_ranges import open_at, read_range, size_of
+from trainpipes.sources.files.each_file import BadFileError, each_file
+from trainpipes.sources.files.index_file import IndexFile, IndexKind, settled
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.remote.retry import Requests
+from trainpipes.sources.text.block_scan import PIECE_BYTES, scan
+from trainpipes.sources.text.block_table import (
+    COLUMNS,
+    FileEntry,
+    begins_of,
+    entry_of,
+    flat,
+    is_sound,
+    table_of,
+)
+from trainpipes.sources.text.format import Start, TextFormat
+
+__all__ = ["BlockIndex", "index_of"]
+
+log = logging.getLogger("trainpipes")
+
+#: Threads that index files of a server, at most; local files are indexed by one a core.
+MAX_THREADS = 16
+#: Seconds between two looks whether another process has made the index, and until that is logged.
+TICK, PATIENCE = 0.05, 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class BlockIndex:
+    """Files, their pieces and their blocks, in order. A block is one piece or several.
+
+    Args:
+        sizes: bytes of each file, int64 ``[files]``.
+        compressions: what each file is compressed with; "" for nothing.
+        starts: what the first bytes of each file say.
+        first_piece: number of each file's first piece, int64 ``[files + 1]``.
+        begins: where each piece begins in its file, decompressed, int64 ``[pieces]``.
+        stops: where it ends.
+        rows: of each.
+        lines: line feeds in its file before it.
+        checks: its checksum, by ``check_of``.
+        entries: where in the file the member begins that it is read from.
+        places: where in the decompressed bytes that is.
+        piece_of_block: number of each block's first piece, int64 ``[blocks + 1]``.
+        kept_in: the file in which all this is kept, if it is.
+    """
+
+    sizes: IntArray
+    compressions: list[str]
+    starts: list[Start]
+    first_piece: IntArray
+    begins: IntArray
+    stops: IntArray
+    rows: IntArray
+    lines: IntArray
+    checks: IntArray
+    entries: IntArray
+    places: IntArray
+    piece_of_block: IntArray
+    kept_in: str | None = None
+
+    def pieces(self, file: int) -> slice:
+        """The pieces of a file."""
+        return slice(int(self.first_piece[file]), int(self.first_piece[file + 1]))
+
+    def file_of(self, piece: int) -> int:
+        """The file that a piece is in."""
+        return int(np.searchsorted(self.first_piece, piece, side="right")) - 1
+
+
+def index_of(
+    files: FileList,
+    form: TextFormat,
+    asker: str,
+    index: str | bool | None,
+    block_rows: int | None,
+    infer: str,
+) -> tuple[BlockIndex, Kept]:
+    """The blocks of files, and what is kept of them.
+
+    Costs one reading of files that have changed since they were last read: 1 to 3 s a GB, decompressed.
+
+    Args:
+        files: the files.
+        form: their format.
+        asker: the stage, for messages.
+        index: where it is kept; see ``IndexFile.of``.
+        block_rows: rows in a block; None to cut by bytes.
+        infer: how types will be found, which is kept beside.
+
+    Raises:
+        UnreadableError: names every file that is none of this format, with the reason.
+        UnreachableError: a server does not answer, or denies access.
+    """
+    cuts = json.dumps([form.name, form.settings, block_rows, PIECE_BYTES, infer], sort_keys=True)
+    kind = IndexKind(
+        form.reader,
+        "blocks",
+        {"blocks": 1, "cuts": cuts},
+        COLUMNS,
+        is_sound,
+        cuts,
+        PIECE_BYTES,
+    )
+    kept = Kept(files, IndexFile.of(files, index, kind))
+    kept.find()
+    if kept.missing:
+        with kept.alone():
+            read = settled(files, kept.missing) if kept.file is not None else 0
+            try:
+                _scan_all(kept, form, asker, block_rows)
+            finally:
+                kept.save(read)  # what was read is not read again, even if the rest was in vain
+    return _joined(kept.table(), block_rows, kept.path), kept
+
+
+class Kept:
+    """What is known of each file of a data set, of earlier or from now on.
+
+    Args:
+        files: the data set.
+        file: where it is kept; None if it is not.
+
+    Attributes:
+        fresh: what was just learned, by the number of the file.
+    """
+
+    def __init__(self, files: FileList, file: IndexFile | None) -> None:
+        self.files, self.file = files, file
+        self.fresh: dict[int, FileEntry] = {}
+        self._table = pa.Table.from_batches([], COLUMNS)
+        self._rows = np.full(len(files), -1, dtype=np.int64)
+
+    @property
+    def path(self) -> str | None:
+        return None if self.file is None else str(self.file.path)
+
+    def find(self) -> None:
+        """Look what is there."""
+        if self.file is not None:
+            self._table, self._rows = self.file.find(self.files)
+
+    @property
+    def missing(self) -> list[int]:
+        """Files of which nothing is known."""
+        return [n for n in np.flatnonzero(self._rows < 0).tolist() if n not in self.fresh]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other process of this machine make the same at the same time; then look again."""
+        root = folder()
+        if self.path is None or root is None:
+            yield
+            return
+        digest = hashlib.sha256(self.path.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        lock = FileLock(index_path(root, digest).with_suffix(LOCK))
+        began = time.monotonic()
+        said = False
+        try:
+            while not lock.take():
+                time.sleep(TICK)
+                if not said and time.monotonic() - began > PATIENCE:
+                    log.info("waiting for another process that makes the index %s", self.path)
+                    said = True
+        except OSError:
+            pass  # nothing depends on it
+        else:
+            self.find()
+        try:
+            yield
+        finally:
+            lock.leave()
+
+    def entry(self, file: int) -> FileEntry:
+        """What is known of a file."""
+        if file not in self.fresh:
+            self.fresh[file] = entry_of(self._table, int(self._rows[file]))
+        return self.fresh[file]
+
+    def known(self) -> list[int]:
+        """Files of which something is known."""
+        return [n for n in range(len(self.files)) if self._rows[n] >= 0 or n in self.fresh]
+
+    def table(self) -> pa.Table:
+        """All that is known, a row for each file that something is known of."""
+        fresh = sorted(self.fresh)
+        names, stamps = self.files.names, self.files.stamps
+        table = table_of(
+            [self.fresh[n] for n in fresh], [names[n] for n in fresh], [stamps[n] for n in fresh]
+        )
+        if not len(self._table):
+            return table
+        places = self._rows.copy()
+        places[fresh] = len(self._table) + np.arange(len(fresh))
+        whole = pa.concat_tables([self._table, table])
+        return whole.take(to_arrow(places[places >= 0]))
+
+    def save(self, read: int) -> None:
+        """Keep what is known.
+
+        Args:
+            read: when the first of the files was read, ns.
+        """
+        known = np.array(self.known(), dtype=np.int64)
+        if self.file is not None and len(known):
+            self.file.save(self.files.pick(known), self.table(), read)
+
+
+def _scan_all(kept: Kept, form: TextFormat, asker: str, block_rows: int | None) -> None:
+    files, missing = kept.files, kept.missing
+
+    def work(file: int, requests: Requests) -> None:
+        kept.fresh[file] = _scanned(files, file, form, block_rows, requests)
+
+    local = all(is_local(files.systems[int(n)]) for n in np.unique(files.system_of[missing]))
+    threads = max(1, default_threads()) if local else MAX_THREADS
+    job = f"indexing {form.name}"
+    each_file(files, work, asker, form.name, wanted=missing, job=job, most=threads, least=1)
+
+
+def _scanned(
+    files: FileList, file: int, form: TextFormat, block_rows: int | None, requests: Requests
+) -> FileEntry:
+    name = files.names[file]
+    size = size_of(files, file, requests)
+    head = read_range(files, file, size, 0, min(size, 16), requests) if size else b""
+    compression, named = kind_by_content(head), kind_by_name(name)
+    if named and not compression and size:
+        raise BadFileError(f"its name says {named}, and it starts with {head[:6]!r}")
+    with closing(open_at(files, file, size, 0, requests)) as source:
+        stream = open_stream(source, compression)
+        pieces = scan(stream, bool(compression), form, name, block_rows)
+    return FileEntry(size, compression, pieces)
+
+
+def _joined(table: pa.Table, block_rows: int | None, kept_in: str | None) -> BlockIndex:
+    (stops, first_piece), (rows, _) = flat(table, "stops"), flat(table, "rows")
+    starts, before = (
+        to_numpy(one_chunk(table.column(n))).astype(np.int64) for n in ("start", "lines_before")
+    )
+    headers = table.column("header").to_pylist()
+    lines, _ = flat(table, "lines")
+    lines_before = np.cumsum(lines) - lines
+    lines_before += np.repeat(
+        before - np.append(lines_before, 0)[first_piece[:-1]], np.diff(first_piece)
+    )
+    places, _ = flat(table, "places")
+    begins = begins_of(stops, first_piece, starts)
+    firsts = _block_starts(begins, rows, places, first_piece, block_rows)
+    return BlockIndex(
+        sizes=to_numpy(one_chunk(table.column("size"))).astype(np.int64),
+        compressions=table.column("compression").to_pylist(),
+        starts=[Start(at, tuple(h)) for at, h in zip(starts.tolist(), headers, strict=True)],
+        first_piece=first_piece,
+        begins=begins,
+        stops=stops,
+        rows=rows,
+        lines=lines_before,
+        checks=flat(table, "checks")[0],
+        entries=flat(table, "entries")[0],
+        places=places,
+        piece_of_block=np.append(firsts, len(stops)).astype(np.int64),
+        kept_in=kept_in,
+    )
+
+
+def _block_starts(
+    begins: IntArray,
+    rows: IntArray,
+    places: IntArray,
+    first_piece: IntArray,
+    block_rows: int | None,
+) -> IntArray:
+    """Numbers of the pieces that blocks begin with.
+
+    Without ``block_rows``, a block ends after the first piece that has a member's beginning within the block,
+    so that less than a block must be decompressed to come to a block's first row. A file of one member is one
+    block.
+    """
+    found: list[int] = []
+    for first, last in pairwise(first_piece.tolist()):
+        if first == last:
+            continue
+        found.append(first)
+        if block_rows is not None:
+            counted = np.cumsum(rows[first : last - 1])
+            found += (first + 1 + np.flatnonzero(counted % block_rows == 0)).tolist()
+            continue
+        for piece in range(first + 1, last):
+            if places[piece] > begins[found[-1]]:
+                found.append(piece)
+    return np.array(found, dtype=np.int64)

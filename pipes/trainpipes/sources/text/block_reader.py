@@ -1,0 +1,172 @@
+"""One place in files of text: reads rows of blocks, parses some MB at a time, and says what is wrong.
+
+Made by ``BlockSource.reader``; used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.errors import (
+    DataChangedError,
+    DataError,
+    MissingFilesError,
+    TrainpipesError,
+    UnreachableError,
+    UnreadableError,
+)
+from trainpipes.sources.files.byte_ranges import present_size, read_range
+from trainpipes.sources.files.each_file import reason
+from trainpipes.sources.files.index_file import forget
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.remote.ahead import Ahead
+from trainpipes.sources.remote.retry import Requests
+from trainpipes.sources.text.piece_reader import Held, OtherBytesError, PieceReader
+
+if TYPE_CHECKING:
+    from trainpipes.sources.text.blocks import BlockSource
+
+__all__ = ["BlockReader"]
+
+#: Bytes of a block that are fetched before they are read, at most; of larger ones a part at a time.
+FETCH_BYTES = 16 << 20
+
+
+class BlockReader:
+    """One place in files of text. Not for two threads at once.
+
+    Args:
+        source: the files and blocks.
+    """
+
+    def __init__(self, source: BlockSource) -> None:
+        self._source = source
+        self._requests = Requests(source.files.retry_seconds)
+        weakref.finalize(self, self._requests.stop)
+        self._pieces = PieceReader(
+            source.files, source.index, source.form, self._requests, source.replace
+        )
+        fetch = partial(_fetch, source, self._requests)
+        self._ahead = Ahead(fetch, lambda block: float(np.diff(source.fetched(block))[0]))
+        self._piece, self._table = -1, None  # the one that was read last
+        self._block = -1
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Say which blocks will be read next, in order. Those of remote files are fetched at once, several
+        side by side; of large ones a part at a time, when they are read."""
+        source = self._source
+        files = source.files
+        remote = [
+            block
+            for block in blocks
+            if not is_local(files.system(int(source.file_of_block[block])))
+        ]
+        self._ahead.expect([b for b in remote if np.diff(source.fetched(b))[0] <= FETCH_BYTES])
+
+    def read(self, block: int, start: int, stop: int) -> pa.Table:
+        """Rows ``start`` to ``stop`` of a block.
+
+        Parses some MB at a time, and keeps what it has parsed last. Of a compressed file, what is between
+        its place and ``start`` is decompressed and dropped.
+
+        Raises:
+            MissingFilesError: the file is gone.
+            DataChangedError: the file is no longer the one that was listed.
+            UnreadableError: a row cannot be read; names its line.
+            SchemaError: a row does not fit the schema; names its line.
+            UnreachableError: the server does not answer, or denies access.
+        """
+        source, index = self._source, self._source.index
+        length = int(source.lengths[block])
+        if not 0 <= start <= stop <= length:
+            raise IndexError(f"rows {start} to {stop} of a block with {length} rows")
+        first, last = index.piece_of_block[block : block + 2].tolist()
+        ends = np.cumsum(index.rows[first:last])
+        parts: list[pa.Table] = []
+        passed = self._pieces.passed
+        try:
+            if block != self._block:
+                self._block = block
+                self._pieces.held = self._ahead.take(block)
+            while start < stop:
+                number = int(np.searchsorted(ends, start, side="right"))
+                piece, before = first + number, int(ends[number] - index.rows[first + number])
+                if piece != self._piece:
+                    self._table = None  # before the next one is here
+                    self._table = self._pieces.table(piece, source.schema, source.strict)
+                    self._piece = piece
+                assert self._table is not None
+                end = min(stop, int(ends[number]))
+                parts.append(self._table.slice(start - before, end - start))
+                start = end
+        except BaseException as error:
+            self.close()
+            failed = self._explain(block, start, error)
+            if failed is None:
+                raise
+            raise failed from error
+        source.passed.add(self._pieces.passed - passed)
+        return pa.concat_tables(parts) if parts else pa.Table.from_batches([], source.schema)
+
+    def close(self) -> None:
+        """Let go of the open file."""
+        self._pieces.close()
+        self._piece, self._table = -1, None
+        self._block = -1
+
+    def _explain(self, block: int, row: int, error: BaseException) -> TrainpipesError | None:
+        """What has become of the file; None for errors that are not about it, or say it themselves."""
+        if isinstance(error, DataError | MemoryError) or not isinstance(error, Exception):
+            return None
+        source = self._source
+        place = source.place(block, row)
+        context: dict[str, Any] = vars(place)
+        file = int(source.file_of_block[block])
+        try:
+            if isinstance(error, UnreachableError):
+                raise error
+            size = present_size(source.files, file, self._requests)
+        except UnreachableError as unreachable:
+            return UnreachableError(
+                f"{place}: {unreachable.message.removeprefix(f'{place.path}: ')}",
+                attempts=unreachable.attempts,
+                seconds=unreachable.seconds,
+                **context,
+            )
+        forget(source.index.kept_in)  # it may be what is wrong
+        if size is None:
+            return MissingFilesError(
+                f"{place}: the file was there when the files were listed, and is gone; bring it back, or "
+                "make the pipeline anew without it",
+                **context,
+            )
+        listed, changed = int(source.index.sizes[file]), ""
+        if size != listed:
+            changed = f"it had {listed:,} bytes, and has {size:,}"
+        elif isinstance(error, OtherBytesError):
+            changed = "it has as many bytes as before, and others"
+        if changed:
+            return DataChangedError(
+                f"{place}: the file has changed since its index was made: {changed}; bring the old one "
+                "back, or make the pipeline anew",
+                **context,
+            )
+        return UnreadableError(
+            f"{place}: the data here cannot be read: {reason(error)}; replace the file, or leave it out "
+            "with .filter(lambda path: ...) after list_files",
+            **context,
+        )
+
+
+def _fetch(source: BlockSource, requests: Requests, block: int) -> Held:
+    """The bytes of a block; in any thread."""
+    file = int(source.file_of_block[block])
+    start, stop = source.fetched(block)
+    size = int(source.index.sizes[file])
+    return Held(file, start, read_range(source.files, file, size, start, stop, requests))

@@ -1,0 +1,207 @@
+"""Rows of files of text, in blocks: what ``read_json``, ``read_csv`` and ``read_text`` open.
+
+``BlockSource`` lists the blocks, and is shared by all threads of a process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.amount import amount
+from trainpipes.order import IntArray
+from trainpipes.runtime.source import Place, RowSource
+from trainpipes.sources.files.index_file import forget
+from trainpipes.sources.files.list_files import FileList, digests
+from trainpipes.sources.text.block_index import index_of
+from trainpipes.sources.text.block_reader import BlockReader
+from trainpipes.sources.text.block_scan import PIECE_BYTES
+from trainpipes.sources.text.block_schema import Infer, schema_of
+from trainpipes.sources.text.format import TextFormat
+from trainpipes.sources.text.piece_reader import OtherBytesError
+
+__all__ = ["BlockSource"]
+
+#: How much larger than a piece a compressed block is, at which ``explain()`` says how to make it smaller.
+LARGE = 4
+
+
+class Passed:
+    """Counts the bytes that the readers of a process have decompressed only to come to others behind them."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return Passed, ()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
+
+
+class BlockSource(RowSource):
+    """Rows of files of text. Can be pickled; holds 80 bytes a piece of 4 MB, and a few hundred a file.
+
+    Args:
+        files: which.
+        form: their format.
+        columns: names of columns; None for all.
+        schema: columns and types as the user says; None to find them.
+        infer: where to look for them.
+        block_rows: rows in a block; None to cut by bytes.
+        asker: the stage, for messages.
+        index: where the index is kept; see ``IndexFile.of``.
+        replace: put U+FFFD in place of text that is not UTF-8.
+
+    Attributes:
+        files: the files.
+        form: their format.
+        index: their pieces and blocks.
+        schema: Arrow schema of every table that a reader gives.
+        strict: whether a column that is not in the schema is an error.
+        replace: whether text that is not UTF-8 is replaced.
+        lengths: rows in each block, int64 ``[blocks]``.
+        file_of_block: the file that each block is in, int64 ``[blocks]``.
+        passed: what this process's readers have decompressed only to come to what is behind it.
+    """
+
+    def __init__(
+        self,
+        files: FileList,
+        form: TextFormat,
+        *,
+        columns: Sequence[str] | None = None,
+        schema: pa.Schema | None = None,
+        infer: Infer = "first",
+        block_rows: int | None = None,
+        asker: str,
+        index: str | bool | None = None,
+        replace: bool = False,
+    ) -> None:
+        self.files, self.form, self.replace = files, form, replace
+        self.strict = columns is None and schema is None
+        for attempt in range(2):
+            self.index, kept = index_of(files, form, asker, index, block_rows, infer)
+            try:
+                self.schema, self.row_bytes = schema_of(
+                    kept, self.index, form, asker, columns, schema, infer, replace
+                )
+            except OtherBytesError:
+                forget(self.index.kept_in)  # what was kept is wrong
+                if attempt:
+                    raise
+            else:
+                break
+        pieces, firsts = self.index, self.index.piece_of_block
+        rows = np.append(0, np.cumsum(pieces.rows))
+        self.lengths = np.diff(rows[firsts])
+        sizes = np.append(0, np.cumsum(pieces.stops - pieces.begins))
+        self.block_bytes = np.diff(sizes[firsts]).astype(np.float64)
+        found = np.searchsorted(pieces.first_piece, firsts[:-1], side="right") - 1
+        self.file_of_block: IntArray = found.astype(np.int64)
+        self.passed = Passed()
+
+    def reader(self) -> BlockReader:
+        return BlockReader(self)
+
+    def place(self, block: int, row: int) -> Place:
+        """The file, and the row in it."""
+        file = int(self.file_of_block[block])
+        first = int(np.searchsorted(self.file_of_block, file))
+        return Place(self.files.names[file], None, int(self.lengths[first:block].sum()) + row)
+
+    def fetched(self, block: int) -> tuple[int, int]:
+        """Where in its file the bytes of a block begin and end, compressed as they are."""
+        index, file = self.index, int(self.file_of_block[block])
+        first, last = index.piece_of_block[block : block + 2].tolist()
+        if not index.compressions[file]:
+            return int(index.begins[first]), int(index.stops[last - 1])
+        pieces, end = index.pieces(file), int(index.sizes[file])
+        behind = np.flatnonzero(index.places[last : pieces.stop] >= index.stops[last - 1])
+        if len(behind):
+            end = int(index.entries[last + int(behind[0])])
+        return int(index.entries[first]), end
+
+    def fingerprint(self) -> dict[str, Any]:
+        lines = []
+        sizes = self.index.sizes.tolist()
+        firsts = np.searchsorted(self.file_of_block, np.arange(len(sizes) + 1))
+        for file, (name, size) in enumerate(zip(self._relative_names, sizes, strict=True)):
+            rows = self.lengths[firsts[file] : firsts[file + 1]].tolist()
+            lines.append(f"{name}\0{size}\0{rows}")
+        return {
+            "files": len(lines),
+            "rows": int(self.lengths.sum()),
+            "bytes": sum(sizes),
+            "digests": digests(lines),
+        }
+
+    def block_key(self, block: int) -> Any:
+        """The file by its name below the common root, its size and, where it is known, its time of change or
+        etag; where in it the block is; and the types that its rows are read as."""
+        index, file = self.index, int(self.file_of_block[block])
+        first, last = index.piece_of_block[block : block + 2].tolist()
+        key = [
+            self._relative_names[file],
+            int(index.sizes[file]),
+            self.files.stamps[file],
+            [int(index.begins[first]), int(index.stops[last - 1]), int(self.lengths[block])],
+            index.checks[first:last].tolist(),
+            self._schema_key,
+        ]
+        return [*key, "replace"] if self.replace else key
+
+    @cached_property
+    def _relative_names(self) -> list[str]:
+        return self.files.relative_names()
+
+    @cached_property
+    def _schema_key(self) -> str:
+        return hashlib.sha256(str(self.schema).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+    def describe(self) -> list[tuple[str, str]]:
+        rows, index = self.lengths, self.index
+        lines = [("files", f"{len(self.files):,}, {amount(index.sizes.sum())}")]
+        blocks = f"{len(rows):,}"
+        if len(rows):
+            least, middle, most = rows.min(), int(np.median(rows)), rows.max()
+            blocks += f" of {least:,} / {middle:,} / {most:,} rows (least / median / most)"
+        lines.append(("blocks", blocks))
+        lines.append(("rows", f"{rows.sum():,}"))
+        if self.row_bytes is not None:
+            whole = amount(self.row_bytes * float(rows.sum()))
+            lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
+        return [*lines, *self._compressed_lines()]
+
+    def _compressed_lines(self) -> list[tuple[str, str]]:
+        index = self.index
+        compressed = np.array([bool(kind) for kind in index.compressions], dtype=bool)
+        if not compressed.any():
+            return []
+        assert self.block_bytes is not None
+        # With what is decompressed to come to each block.
+        firsts = index.piece_of_block[:-1]
+        before = index.begins[firsts] - index.places[firsts]
+        sizes = np.where(compressed[self.file_of_block], self.block_bytes + before, 0)
+        large = sizes > LARGE * PIECE_BYTES
+        if not large.any():
+            said = "can be entered every few MB"
+        else:
+            count = len(np.unique(self.file_of_block[large]))
+            said = (
+                f"{count:,} of {len(self.files):,} files are entered at few places, up to "
+                f"{amount(sizes.max())} apart, and read again from there by each shard that starts between, "
+                "and on a resume: write more files, or files of several members, by bgzip or pzstd"
+            )
+        lines = [("compressed", said)]
+        if self.passed.bytes:
+            lines.append(("read again", f"{amount(self.passed.bytes)} so far, in this process"))
+        return lines

@@ -1,0 +1,245 @@
+"""CSV as rows: records of cells, of which a quoted one may hold line ends and delimiters.
+
+Arrow parses. Where a record ends is found by NumPy: at a line end with an even number of quotes before it,
+where quotes stand as they should, and else quote by quote.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pcsv
+
+from trainpipes.order import IntArray
+from trainpipes.sources.compressed.streams import SUFFIXES
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
+from trainpipes.sources.text.utf8_bytes import BOM
+
+__all__ = ["Csv", "RecordCutter", "delimiter_of"]
+
+FEED, RETURN = 10, 13
+TABBED = (".tsv", ".tab")
+
+
+def delimiter_of(path: str) -> str:
+    """What stands between cells, by a file's name.
+
+    >>> delimiter_of("a.csv"), delimiter_of("a.tsv.gz")
+    (',', '\\t')
+    """
+    name = path.lower()
+    for ending in SUFFIXES.values():
+        name = name.removesuffix(ending)
+    return "\t" if name.endswith(TABBED) else ","
+
+
+class RecordCutter:
+    """Rows are records: lines, but for line ends in quoted cells. Lines without a byte are none.
+
+    A cell is quoted if a quote is its first byte; within it, two quotes stand for one. So does Arrow read it.
+
+    Args:
+        delimiter: what stands between cells.
+        quote: what cells are quoted by; None for nothing.
+    """
+
+    def __init__(self, delimiter: str, quote: str | None) -> None:
+        self._delimiter, self._quote = ord(delimiter), None if quote is None else ord(quote)
+        self._inside = False  # a quoted cell
+        self._last = FEED  # the last byte of what was read
+        self._ended = False  # which was a quote that ended a cell
+        self._length = 0  # bytes of the record at hand
+        self._only_return = False  # it is one carriage return so far
+
+    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
+        if not len(data):
+            return newlines
+        ends = newlines
+        if self._quote is not None:
+            quotes = np.flatnonzero(data == self._quote)
+            if len(quotes) or self._inside:
+                ends = newlines[~self._quoted(data, quotes, newlines)]
+            else:
+                self._ended = False
+        self._last = int(data[-1])
+        starts = np.append(0, ends + 1)
+        lengths = np.append(ends, len(data)) - starts
+        first = data[np.minimum(starts, len(data) - 1)]
+        lengths[0] += self._length
+        only = (lengths == 1) & (first == RETURN)
+        if self._length:
+            only[0] = lengths[0] == 1 and self._only_return
+        self._length, self._only_return = int(lengths[-1]), bool(only[-1])
+        found: IntArray = ends[(lengths[:-1] > 0) & ~only[:-1]] + 1
+        return found
+
+    def _quoted(self, data: Bytes, quotes: IntArray, newlines: IntArray) -> Any:
+        """Which line ends are within quoted cells, bool ``[newlines]``."""
+        # By turns, quotes begin and end cells. One that begins a cell follows a delimiter, a line's end or,
+        # as the second of two that stand for one, the quote before it.
+        begins = quotes[int(self._inside) :: 2]
+        last = self._last if self._last != self._quote or self._ended else -1
+        before = np.where(begins > 0, data[np.maximum(begins, 1) - 1].astype(np.int16), last)
+        good = (before == self._delimiter) | (before == FEED) | (before == self._quote)
+        if good.all():
+            odd = (np.searchsorted(quotes, newlines) + self._inside) % 2 == 1
+            self._inside = (len(quotes) + self._inside) % 2 == 1
+            self._ended = not self._inside and bool(data[-1] == self._quote)
+            return odd
+        return self._one_by_one(data, quotes, newlines)
+
+    def _one_by_one(self, data: Bytes, quotes: IntArray, newlines: IntArray) -> Any:
+        """The same where some quotes are within cells that are not quoted."""
+        edges: list[int] = []
+        inside, ended = self._inside, -1 if self._ended else -2
+        for at in quotes.tolist():
+            before = int(data[at - 1]) if at else self._last
+            doubled = ended == at - 1
+            if inside:
+                inside, ended = False, at
+                edges.append(at)
+            elif doubled or before in (self._delimiter, FEED):
+                inside = True
+                edges.append(at)
+        odd = (np.searchsorted(np.array(edges, np.int64), newlines) + self._inside) % 2 == 1
+        self._inside, self._ended = inside, ended == len(data) - 1
+        return odd
+
+    def finish(self) -> bool:
+        if self._inside:
+            raise BadFileError("cut off: a quoted cell has no end")
+        return self._length > 0 and not self._only_return
+
+
+@dataclass(frozen=True)
+class Csv(TextFormat):
+    """Cells between delimiters.
+
+    Args:
+        delimiter: between cells; None for a tab in .tsv and .tab files, a comma in others.
+        quote: what cells are quoted by; None for nothing.
+        names: names of columns, of files without a line of them; None to take each file's first line.
+        nulls: cells that are null where they are not quoted.
+    """
+
+    name: ClassVar[str] = "CSV"
+    rule: ClassVar[str] = (
+        "a row has a cell for each column, and quotes around cells with delimiters"
+    )
+    reader: ClassVar[str] = "read_csv"
+    suffixes: ClassVar[tuple[str, ...]] = with_endings((".csv", *TABBED))
+
+    delimiter: str | None = None
+    quote: str | None = '"'
+    names: tuple[str, ...] | None = None
+    nulls: tuple[str, ...] = ("",)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "delimiter": self.delimiter,
+            "quote": self.quote,
+            "names": self.names,
+            "nulls": self.nulls,
+        }
+
+    @property
+    def each_names_columns(self) -> bool:
+        return True
+
+    def _delimiter(self, path: str) -> str:
+        return self.delimiter or delimiter_of(path)
+
+    def start(self, head: bytes, whole: bool, path: str) -> Start | None:
+        at = len(BOM) if head.startswith(BOM) else 0
+        if self.names is not None:
+            return Start(at, self.names)
+        view = np.frombuffer(head, np.uint8)[at:]
+        cutter = self.cutter(Start(), path)
+        try:
+            stops = cutter.stops(view, np.flatnonzero(view == FEED)).tolist()
+            if not stops and not whole:
+                return None
+            if not stops and cutter.finish():
+                stops = [len(view)]
+        except BadFileError:
+            stops = []
+        if not stops:
+            return Start(at)
+        return Start(at + stops[0], self._header(head[at : at + stops[0]], path))
+
+    def _header(self, line: bytes, path: str) -> tuple[str, ...]:
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadFileError(
+                f"byte {error.start:,} of its first line is not UTF-8: write it as UTF-8"
+            ) from error
+        quoting: Any = csv.QUOTE_NONE if self.quote is None else csv.QUOTE_MINIMAL
+        cells = csv.reader(
+            text.strip("\r\n").splitlines(keepends=True),
+            delimiter=self._delimiter(path),
+            quotechar=self.quote,
+            quoting=quoting,
+        )
+        names = tuple(next(cells))
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise BadFileError(
+                f"its first line names a column {twice!r} twice: {list(names)}; for a file without such a "
+                "line give column_names=[...]"
+            )
+        return names
+
+    def cutter(self, start: Start, path: str) -> Cutter:
+        return RecordCutter(self._delimiter(path), self.quote)
+
+    def parse(
+        self, data: bytes, start: Start, path: str, schema: pa.Schema | None, strict: bool = False
+    ) -> pa.Table:
+        return pcsv.read_csv(
+            pa.BufferReader(data),
+            pcsv.ReadOptions(
+                use_threads=False, block_size=max(64, len(data) + 1), column_names=start.header
+            ),
+            pcsv.ParseOptions(
+                delimiter=self._delimiter(path),
+                quote_char=self.quote or False,
+                newlines_in_values=self.quote is not None,
+            ),
+            pcsv.ConvertOptions(
+                check_utf8=False,  # it was looked at
+                column_types=schema,
+                include_columns=None if schema is None else schema.names,
+                null_values=list(self.nulls),
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def infer(self, data: bytes, start: Start, path: str) -> tuple[pa.Schema, list[float]]:
+        table = self.parse(data, start, path, None)
+        fields = [pa.field(f.name, pa.string()) if f.type == pa.null() else f for f in table.schema]
+        return pa.schema(fields), [float(column.nbytes) for column in table.columns]
+
+    def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
+        """All cells are text, so that text holds what nothing else does."""
+        if one.type.equals(other.type):
+            return one
+        numbers = [
+            pa.types.is_integer(f.type) or pa.types.is_floating(f.type) for f in (one, other)
+        ]
+        return super().wider(one, other) if all(numbers) else one.with_type(pa.string())
+
+    def empty(self, start: Start) -> pa.Schema:
+        return pa.schema([(name, pa.string()) for name in start.header])
+
+    def empty_as(self, schema: pa.Schema) -> None:
+        header = tuple(schema.names)
+        quoted = (self.delimiter or ",").join("" for _ in header)
+        self.parse(quoted.encode() + b"\n", Start(0, header), "", schema)

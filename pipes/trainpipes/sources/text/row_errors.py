@@ -1,0 +1,123 @@
+"""What is wrong with a row of text: found when a piece cannot be read, and said with file and line."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.errors import SchemaError, TrainpipesError, UnreadableError
+from trainpipes.shown import cut
+from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.text.block_index import BlockIndex
+from trainpipes.sources.text.format import Start, TextFormat
+
+__all__ = ["bad_row", "bad_utf8"]
+
+#: Characters of a row that a message shows, and bytes around one that is not UTF-8.
+SHOWN, AROUND = 80, 20
+
+
+def bad_utf8(
+    files: FileList, index: BlockIndex, form: TextFormat, piece: int, data: bytes
+) -> UnreadableError:
+    """The error for a piece that is not UTF-8."""
+    try:
+        data.decode("utf-8")
+        at = 0
+    except UnicodeDecodeError as error:
+        at = error.start
+    path = files.names[index.file_of(piece)]
+    line = int(index.lines[piece]) + data.count(b"\n", 0, at) + 1
+    place = int(index.begins[piece]) + at
+    text = data[max(0, at - AROUND) : at + AROUND]
+    where = "" if not index.compressions[index.file_of(piece)] else " of the decompressed text"
+    return UnreadableError(
+        f"{path}, line {line:,}: byte {place:,}{where} is not UTF-8: {text!r}; write such files as "
+        f"UTF-8, as by iconv -f latin1 -t utf-8, take {form.reader}(errors='replace'), or leave them out "
+        "with .filter(lambda path: ...) after list_files",
+        path=path,
+    )
+
+
+def bad_row(
+    files: FileList,
+    index: BlockIndex,
+    form: TextFormat,
+    piece: int,
+    data: bytes,
+    schema: pa.Schema | None,
+    strict: bool,
+) -> TrainpipesError | None:
+    """The error for a piece that is not what it should be; None if all of its rows are.
+
+    Args:
+        files: the files.
+        index: their pieces.
+        form: their format.
+        piece: which.
+        data: its bytes.
+        schema: types that were held to; None where they were to be found.
+        strict: whether other columns were refused.
+    """
+    file = index.file_of(piece)
+    path, start = files.names[file], index.starts[file]
+    stops = _stops(form, data, start, path)
+
+    def problem(count: int) -> str | None:
+        """What is wrong with the first rows; None if nothing is."""
+        try:
+            found = form.parse(data[: stops[count - 1]], start, path, schema, strict)
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            return one_line(error)
+        more = len(found) - count + 1
+        return None if more == 1 else f"the line has {more} rows"
+
+    low, high = 0, len(stops)  # the first rows that are good, and that are not
+    said = problem(high) if stops else None
+    if said is None:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        wrong = problem(middle)
+        low, high = (middle, high) if wrong is None else (low, middle)
+        said = wrong or said
+    first = stops[high - 2] if high > 1 else 0
+    row = data[first : stops[high - 1]]
+    blank = len(row) - len(row.lstrip(b"\r\n"))
+    line = int(index.lines[piece]) + data.count(b"\n", 0, first + blank) + 1
+    before = int(index.rows[index.pieces(file).start : piece].sum())
+    text = repr(cut(row.strip().decode("utf-8", "replace"), SHOWN))
+    where, number = f"{path}, line {line:,}", before + high - 1
+    if schema is None and first:
+        schema = form.infer(data[:first], start, path)[0]
+    drift = schema is not None and form.drift(row, start, path, schema, strict)
+    if drift:
+        return SchemaError(
+            f"{where}: {drift}: {text}; types are those of schema=, or found in the first blocks: give "
+            'schema=..., infer="all" or columns=[...], or mend the line',
+            path=path,
+            row=number,
+        )
+    said = re.sub(r"\s*(in row \d+|(CSV|JSON) parse error: |Row #\d+: )\s*", "", said).rstrip(".")
+    return UnreadableError(
+        f"{where}: {said}: {text}; {form.rule}: mend or remove the line, or leave the file out with "
+        ".filter(lambda path: ...) after list_files",
+        path=path,
+        row=number,
+    )
+
+
+def _stops(form: TextFormat, data: bytes, start: Start, path: str) -> list[int]:
+    """Where the rows of a piece end."""
+    view = np.frombuffer(data, np.uint8)
+    cutter = form.cutter(start, path)
+    stops: list[int] = cutter.stops(view, np.flatnonzero(view == 10)).tolist()
+    try:
+        if cutter.finish():
+            stops.append(len(data))
+    except BadFileError:
+        pass  # the file goes on behind the piece
+    return stops

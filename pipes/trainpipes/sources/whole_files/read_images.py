@@ -1,0 +1,190 @@
+"""``read_images``: a row for each image, with its class or labels.
+
+The stage; what it opens is made by the thread that plans.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from trainpipes.arrays import python_to_arrow, to_arrow
+from trainpipes.checks import whole_number
+from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
+from trainpipes.naming import nearest
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.files.each_file import one_line
+from trainpipes.sources.files.file_rows import listed_files
+from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
+from trainpipes.sources.files.listing import open_system
+from trainpipes.sources.files.row_names import names_below
+from trainpipes.sources.remote.retry import Requests
+from trainpipes.sources.whole_files.rows import BLOCK_ROWS, WholeFiles, no_columns
+
+__all__ = ["ReadImages"]
+
+#: Those of torchvision's ImageFolder.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+#: What the column of a labels file with the images' names may be called.
+NAMES = ("file_name", "filename", "file", "path", "image")
+
+
+class ReadImages(Source):
+    """Reads image files whole, with classes by the names of their folders, or with labels from a CSV.
+
+    In: files, from ``list_files``; a folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``,
+    ``.bmp``, ``.pgm``, ``.tif``, ``.tiff``, ``.webp``). Out: rows with ``path``, ``bytes``, and with
+    ``labels="folder"``, ``class`` and ``label``: the name of the folder right below the one that was listed,
+    and its number among these in the order of their names. Rows then come as torchvision's ``ImageFolder``
+    has them, class by class. Images are not decoded: do so in a ``map``, after the shuffle. Cursor, cost: as
+    ``read_bytes``.
+
+    Args:
+        labels: "folder"; or the path of a CSV with a column of the images' names (``file_name``,
+            ``filename``, ``file``, ``path`` or ``image``), relative to the CSV or to the folder that was
+            listed, whose other columns come out with each image; None for neither.
+        block_rows: images of a block, which a shuffle puts in another order as a whole.
+        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
+            They are neither shown nor part of a state.
+
+    Raises:
+        ConfigError: an image lies in no folder of a class.
+        SchemaError: the CSV has no row for an image, or several.
+        DataChangedError: a file is no longer what it was when it was listed.
+
+    >>> import pathlib, tempfile, trainpipes as tp
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for name in ("dog/1.png", "cat/2.png", "cat/10.png"):
+    ...     (folder / name).parent.mkdir(exist_ok=True)
+    ...     _ = (folder / name).write_bytes(b"...")
+    >>> rows = tp.list_files(folder).read_images()
+    >>> [(row["path"].rsplit("/")[-1], row["class"], row["label"]) for row in rows]
+    [('10.png', 'cat', 0), ('2.png', 'cat', 0), ('1.png', 'dog', 1)]
+    """
+
+    role = "reader"
+    has_blocks = True
+    random_access = True
+    free = frozenset({"labels", "storage_options"})
+
+    labels: str | os.PathLike[str] | None = "folder"
+    _: KW_ONLY
+    block_rows: int = BLOCK_ROWS
+    storage_options: Mapping[str, Any] | None = None
+
+    def check(self) -> None:
+        whole_number(self.block_rows, 1, "read_images(block_rows)", "images of a block")
+        labels = os.fspath(self.labels) if isinstance(self.labels, os.PathLike) else self.labels
+        if labels is not None and (not isinstance(labels, str) or not labels):
+            raise ConfigError(
+                f'read_images(labels) is "folder", the path of a CSV, or None, got {labels!r}'
+            )
+        self._set(labels=labels, storage_options=checked_options(self.storage_options))
+
+    def open(self) -> WholeFiles:
+        return self.open_files([])
+
+    def open_files(self, files: Sequence[Stage]) -> WholeFiles:
+        """The images that the stages below list and let through."""
+        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        if self.labels is None:
+            more = no_columns(len(listed))
+        elif self.labels == "folder":
+            listed, more = _by_folder(listed, _below(files[0], listed), str(self))
+        else:
+            more = self._by_csv(listed, _below(files[0], listed))
+        return WholeFiles(listed, more, self.block_rows, str(self))
+
+    def _by_csv(self, files: FileList, below: list[str]) -> pa.Table:
+        """The rows of the CSV that belong to the files."""
+        path = str(self.labels)
+        table = _read_csv(path, self.storage_options or {}, files.retry_seconds)
+        column = next((name for name in NAMES if name in table.column_names), None)
+        if column is None:
+            raise SchemaError(
+                f"{self}: {path} needs a column with the images' names, one of {list(NAMES)}; there are "
+                f"{table.column_names}",
+                path=path,
+            )
+        clash = [
+            name for name in table.column_names if name in ("bytes", "path") and name != column
+        ]
+        if clash:
+            raise SchemaError(
+                f"{self}: {path} has a column {clash[0]!r}, as rows have one already: rename it",
+                path=path,
+            )
+        names = table.column(column).cast(pa.string()).to_pylist()
+        rows: dict[str, int] = {}
+        for row, name in enumerate(names):
+            if name in rows:
+                raise SchemaError(
+                    f"{self}: {path} has two rows for {name!r}: leave one out", path=path
+                )
+            rows[name] = row
+        folder = posixpath.dirname(path if "://" in path else os.path.abspath(path))
+        found = []
+        for name, short in zip(files.names, below, strict=True):
+            beside = name.removeprefix(f"{folder}/")
+            row = rows.get(beside, rows.get(short, rows.get(name, -1)))
+            if row < 0:
+                raise SchemaError(
+                    f"{self}: {path} has no row for {name}{nearest(short, names)}: add one, or leave the "
+                    "image out with .filter(lambda path: ...) after list_files",
+                    path=name,
+                )
+            found.append(row)
+        return table.drop_columns([column]).take(to_arrow(np.array(found, dtype=np.int64)))
+
+
+def _below(stage: Stage, files: FileList) -> list[str]:
+    """Names of the files below the folder that was listed."""
+    assert isinstance(stage, ListFiles)
+    urls = [stage.urls] if isinstance(stage.urls, str) else stage.urls
+    return names_below(urls, files.names) or files.relative_names()
+
+
+def _by_folder(files: FileList, below: list[str], asker: str) -> tuple[FileList, pa.Table]:
+    """The files class by class, and their classes."""
+    loose = next((n for n, name in enumerate(below) if "/" not in name), None)
+    if loose is not None:
+        raise ConfigError(
+            f"{asker}: {files.names[loose]} lies in no folder of a class: list the folder above those of the "
+            "classes, or take labels=None",
+            path=files.names[loose],
+        )
+    # As ImageFolder sorts them: by class, folder and name, each as text.
+    order = sorted(
+        range(len(below)),
+        key=lambda n: (below[n].split("/", 1)[0], *posixpath.split(below[n])),
+    )
+    classes = [below[n].split("/", 1)[0] for n in order]
+    names = sorted(set(classes))
+    number = {name: label for label, name in enumerate(names)}
+    labels = np.array([number[name] for name in classes], dtype=np.int64)
+    more = pa.table({"class": python_to_arrow(classes, pa.string()), "label": to_arrow(labels)})
+    return files.pick(np.array(order, dtype=np.int64)), more
+
+
+def _read_csv(path: str, options: Mapping[str, Any], seconds: float) -> pa.Table:
+    system, inner = open_system(path, options, seconds)
+    try:
+        content = Requests(seconds).call(system, "cat_file", inner)
+        return pyarrow.csv.read_csv(pa.BufferReader(content))
+    except FileNotFoundError as error:
+        raise MissingFilesError(
+            f'read_images(labels): {path} is not there: give the path of a CSV, or "folder"',
+            path=path,
+        ) from error
+    except pa.ArrowException as error:
+        raise UnreadableError(
+            f"read_images(labels): {path} cannot be read as CSV: {one_line(error)}", path=path
+        ) from error

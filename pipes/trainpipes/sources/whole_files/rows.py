@@ -1,0 +1,175 @@
+"""Files as rows: each whole, read when its batch is made.
+
+Made by the thread that plans; several threads read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.amount import amount
+from trainpipes.arrays import python_to_arrow, to_arrow
+from trainpipes.errors import UnreadableError
+from trainpipes.order import IntArray
+from trainpipes.runtime.reading.random_access import RandomAccessSource
+from trainpipes.runtime.rows.content import table_digest
+from trainpipes.runtime.source import Place
+from trainpipes.sources.files.file_rows import changed, cut_evenly, gone, unchanged
+from trainpipes.sources.files.list_files import FileList, digests
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.remote.ahead import waiting
+from trainpipes.sources.remote.retry import Requests
+
+__all__ = ["BLOCK_ROWS", "WholeFiles", "no_columns"]
+
+#: Bytes of one Arrow column of bytes, at most, and of a file.
+MOST_BYTES, MOST_FILE = 1 << 30, (1 << 31) - 1
+
+
+#: Files of a block, unless told otherwise.
+BLOCK_ROWS = 256
+
+
+def no_columns(rows: int) -> pa.Table:
+    """Nothing that is known besides, of so many rows."""
+    return pa.table({"_": pa.nulls(rows)}).drop_columns(["_"])
+
+
+class WholeFiles(RandomAccessSource):
+    """One row for each file: its path, its bytes, and what is known of it besides. Can be pickled.
+
+    Args:
+        files: which, in the order of the rows.
+        more: columns of what is known besides, a row for each file.
+        block_rows: files of a block.
+        asker: the stage, for messages.
+
+    Attributes:
+        files: the files.
+        schema: Arrow schema of every table that comes out.
+    """
+
+    by_number = True
+    holds_numbers = True
+
+    def __init__(self, files: FileList, more: pa.Table, block_rows: int, asker: str) -> None:
+        self.files, self._more = files, more
+        self._begins = cut_evenly(len(files), block_rows)
+        self.lengths = np.diff(self._begins)
+        known = files.sizes[files.sizes >= 0]
+        self.row_bytes = float(known.mean()) if len(known) else None
+        plain = [pa.field("path", pa.string()), pa.field("bytes", pa.binary())]
+        self.schema: pa.Schema = pa.schema([*plain, *more.schema])
+        large = np.flatnonzero(files.sizes > MOST_FILE)
+        if len(large):
+            file = int(large[0])
+            raise UnreadableError(
+                f"{asker}: {files.names[file]} has {int(files.sizes[file]):,} bytes, and a row holds "
+                f"{MOST_FILE:,} at most: leave it out with .filter(lambda path: ...) after list_files",
+                path=files.names[file],
+                stage=asker,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_relative_names"}
+
+    def read(self, block: int, start: int, stop: int) -> pa.Table:
+        first = int(self._begins[block])
+        return self.take(np.arange(first + start, first + stop, dtype=np.int64))
+
+    def take(self, index: IntArray) -> pa.Table:
+        numbers = index.tolist()
+        requests = Requests(self.files.retry_seconds)
+        there = [n for n in numbers if not is_local(self.files.system(n))]
+        tickets = {n: waiting().submit(partial(self._content, n, requests)) for n in set(there)}
+        contents = [
+            waiting().result(tickets[n]) if n in tickets else self._content(n, requests)
+            for n in numbers
+        ]
+        batches, first, total = [], 0, 0
+        for place, content in enumerate([*contents, None]):
+            if content is None or (total + len(content) > MOST_BYTES and place > first):
+                batches.append(self._batch(numbers[first:place], contents[first:place]))
+                first, total = place, 0
+            total += 0 if content is None else len(content)
+        return pa.Table.from_batches(batches, self.schema)
+
+    def _batch(self, numbers: Sequence[int], contents: Sequence[bytes]) -> pa.RecordBatch:
+        more = self._more.take(to_arrow(np.array(numbers, dtype=np.int64))).combine_chunks()
+        columns = [
+            python_to_arrow([self.files.names[n] for n in numbers], pa.string()),
+            python_to_arrow(contents, pa.binary()),
+        ]
+        for column in more.columns:
+            columns.append(column.chunk(0) if column.num_chunks else pa.nulls(0, column.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _content(self, file: int, requests: Requests) -> bytes:
+        """The bytes of a file that is the one that was listed."""
+        system, path, size = (
+            self.files.system(file),
+            self.files.paths[file],
+            int(self.files.sizes[file]),
+        )
+        place = Place(self.files.names[file])
+        try:
+            if is_local(system):
+                unchanged(self.files, file, place)
+                with open(path, "rb") as opened:
+                    content = opened.read()
+            else:
+                content = requests.call(system, "cat_file", path)
+        except FileNotFoundError as error:
+            raise gone(place) from error
+        except PermissionError as error:
+            raise UnreadableError(
+                f"{place}: permission denied; leave the file out with .filter(lambda path: ...) after "
+                "list_files",
+                path=place.path,
+            ) from error
+        if size >= 0 and len(content) != size:
+            raise changed(place, f"it had {size:,} bytes, and has {len(content):,}")
+        return content
+
+    def place(self, block: int, row: int) -> Place:
+        return Place(self.files.names[int(self._begins[block]) + row])
+
+    @cached_property
+    def _relative_names(self) -> list[str]:
+        return self.files.relative_names()
+
+    def fingerprint(self) -> dict[str, Any]:
+        pairs = zip(self._relative_names, self.files.sizes.tolist(), strict=True)
+        lines = [f"{name}\0{size}" for name, size in pairs]
+        found = {
+            "files": len(lines),
+            "bytes": int(self.files.sizes.sum()),
+            "digests": digests(lines),
+        }
+        if self._more.num_columns:
+            found["labels"] = table_digest(self._more)[:16]
+        return found
+
+    def block_key(self, block: int) -> Any:
+        """The files by their names below the common root, sizes, and times of change or etags."""
+        rows = range(*self._begins[block : block + 2].tolist())
+        digest = hashlib.sha256()
+        for n in rows:
+            about = (self._relative_names[n], int(self.files.sizes[n]), self.files.stamps[n])
+            digest.update(repr(about).encode())
+        more = (
+            table_digest(self._more.slice(rows.start, len(rows))) if self._more.num_columns else ""
+        )
+        return [digest.hexdigest(), more]
+
+    def describe(self) -> list[tuple[str, str]]:
+        lines = [("files", f"{len(self.files):,}, one a row")]
+        if self.row_bytes is not None:
+            lines.append(("bytes", f"{amount(self.row_bytes)} a file on average"))
+        return lines
