@@ -178,9 +178,15 @@ class Layout:
         >>> [layout.span(g) for g in range(layout.num_spans)]
         [(0, 28), (28, 52), (52, 76), (76, 100)]
         """
+        return self._starts[span], self._starts[span + 1]
+
+    @cached_property
+    def _starts(self) -> Sequence[int]:
+        """First row of each span, and N."""
         if self.cuts is not None:
-            return self.cuts[span], self.cuts[span + 1]
-        return self._start(span, self.num_spans), self._start(span + 1, self.num_spans)
+            return self.cuts
+        spans = self.num_spans
+        return [self._start(span, spans) for span in range(spans + 1)]
 
     def num_windows(self, span: int) -> int:
         """Windows in a span: as many as have at least ``window_rows`` rows each."""

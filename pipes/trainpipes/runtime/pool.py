@@ -15,13 +15,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any
 from weakref import WeakSet
 
 from trainpipes.errors import ConfigError
 from trainpipes.shown import shown
 
-__all__ = ["Pool", "Ticket", "default_threads", "waits"]
+__all__ = ["Pool", "Ticket", "Urgency", "default_threads", "waits"]
 
 #: Threads that one process starts of itself, at most.
 MOST_THREADS = 8
@@ -49,13 +50,24 @@ def default_threads() -> int:
     return max(1, min(MOST_THREADS, (cores or 1) // max(1, int(ranks) if ranks.isdigit() else 1)))
 
 
+class Urgency(IntEnum):
+    """What threads do first. What waits for something comes after what it waits for: a thread that waits
+    is one that does nothing."""
+
+    ITEMS = 0  #: items that come next
+    READING = 1  #: windows that are needed
+    MAKING = 2  #: items of windows, once these are read
+    READING_AHEAD = 3  #: windows that will be needed; a thread stays free for what cannot wait
+
+
 class Ticket:
     """A task, and what came of it."""
 
-    __slots__ = ("_done", "_result", "_work", "begun", "error")
+    __slots__ = ("_done", "_result", "_work", "begun", "error", "is_ready")
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, work: Callable[[], Any], is_ready: Callable[[], bool] | None = None) -> None:
         self._work: Callable[[], Any] | None = work
+        self.is_ready = is_ready
         self._done = threading.Event()
         self._result: Any = None
         self.begun = False
@@ -110,35 +122,31 @@ class Pool:
         # A lock in C: Ctrl-C between a Condition's own __enter__ and the block would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._tasks: deque[Ticket] = deque()
-        self._later: deque[Ticket] = deque()
+        self._tasks: tuple[deque[Ticket], ...] = tuple(deque() for _ in Urgency)
         self._alive: list[threading.Thread] = []
         self._idle = 0
         self._running = 0
-        self._at_later = 0
+        self._reading_ahead = 0
         self._paused = False
         self._closed = False
         _pools.add(self)
 
-    def submit(self, work: Callable[[], Any]) -> Ticket:
-        """Have something done, after what was submitted before."""
-        return self._add(Ticket(work), self._tasks)
+    def submit(
+        self,
+        work: Callable[[], Any],
+        urgency: Urgency = Urgency.MAKING,
+        is_ready: Callable[[], bool] | None = None,
+    ) -> Ticket:
+        """Have something done, after what is as urgent and was submitted before.
 
-    def first(self, work: Callable[[], Any]) -> Ticket:
-        """Have something done before all else."""
-        return self._add(Ticket(work), self._tasks, front=True)
-
-    def later(self, work: Callable[[], Any]) -> Ticket:
-        """Have something done when nothing else is to do."""
-        return self._add(Ticket(work), self._later)
-
-    def _add(self, ticket: Ticket, tasks: deque[Ticket], front: bool = False) -> Ticket:
-        thread = None
+        Args:
+            work: what to do.
+            urgency: what is more urgent is done first.
+            is_ready: whether it could be done without waiting. Until then no thread begins with it.
+        """
+        ticket, thread = Ticket(work, is_ready), None
         with self._lock:
-            if front:
-                tasks.appendleft(ticket)
-            else:
-                tasks.append(ticket)
+            self._tasks[urgency].append(ticket)
             if self._idle:
                 self._changed.notify()
             elif len(self._alive) < self.threads and not self._closed:
@@ -154,32 +162,37 @@ class Pool:
     def _work(self) -> None:
         while True:
             with self._lock:
-                while self._paused or not (self._tasks or self._may_do_later() or self._closed):
+                while self._paused or (urgency := self._most_urgent()) is None:
+                    if self._closed:
+                        return
                     self._idle += 1
                     self._changed.wait()
                     self._idle -= 1
-                if self._closed:
-                    return
-                is_later = not self._tasks
-                ticket = self._later.popleft() if is_later else self._tasks.popleft()
+                ticket = self._tasks[urgency].popleft()
                 mine = not ticket.begun
                 ticket.begun = True
                 self._running += 1
-                self._at_later += is_later
+                self._reading_ahead += urgency is Urgency.READING_AHEAD
             if mine:
                 _own.pool = self
                 ticket.run()
             del ticket  # and what it holds
             with self._lock:
                 self._running -= 1
-                self._at_later -= is_later
+                self._reading_ahead -= urgency is Urgency.READING_AHEAD
                 if self._paused:
                     self._changed.notify_all()
 
-    def _may_do_later(self) -> bool:
-        """Whether there is something that can wait, and a thread beside for what cannot: it may take
-        long."""
-        return bool(self._later) and self._at_later < max(1, self.threads - 1)
+    def _most_urgent(self) -> Urgency | None:
+        """What a thread does next."""
+        for urgency in Urgency:
+            tasks = self._tasks[urgency]
+            if not tasks or not (tasks[0].is_ready is None or tasks[0].is_ready()):
+                continue
+            if urgency is Urgency.READING_AHEAD and self._reading_ahead >= max(1, self.threads - 1):
+                continue
+            return urgency
+        return None
 
     def result(self, ticket: Ticket) -> Any:
         """What came of a task, once it is done; raises what it raised."""
@@ -196,8 +209,8 @@ class Pool:
         """Drop what nobody has begun, and let the threads go."""
         with self._lock:
             self._closed = True
-            self._tasks.clear()
-            self._later.clear()
+            for tasks in self._tasks:
+                tasks.clear()
             self._changed.notify_all()
 
     # Forks, and the interpreter's end
@@ -228,7 +241,7 @@ class Pool:
         """In a child: the threads stayed behind."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._alive, self._idle, self._running, self._at_later = [], 0, 0, 0
+        self._alive, self._idle, self._running, self._reading_ahead = [], 0, 0, 0
         self._paused = False
 
     def join(self) -> None:

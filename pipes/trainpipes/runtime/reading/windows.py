@@ -19,7 +19,7 @@ import numpy as np
 
 from trainpipes.order import IntArray, Layout, StreamLayout, permutation, segments
 from trainpipes.runtime.caching.block_cache import BlockCache
-from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.pool import Pool, Urgency
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.rows.block import Block, join_payloads, payload_bytes
 from trainpipes.runtime.rows.utf8 import naming_bad_text
@@ -99,17 +99,22 @@ class Window:
                 self.nbytes = payload_bytes(found[0].data)
             return self._content
 
+    @property
+    def is_read(self) -> bool:
+        """Whether its rows are there, or cannot be read."""
+        return self._content is not None or self.failed is not None
+
     def read_in(self, pool: Pool) -> None:
         """Have a pool read its rows, if nobody has begun to."""
         if not self._is_begun:
             self._is_begun = True
-            pool.submit(self.content)
+            pool.submit(self.content, Urgency.READING)
 
     def read_later(self, pool: Pool) -> None:
         """The same, when the pool has nothing else to do."""
         if not self._is_begun:
             self._is_begun = True
-            pool.later(self.content)
+            pool.submit(self.content, Urgency.READING_AHEAD)
 
     def take(self, positions: IntArray) -> Block:
         """The rows at positions of the window's order, int64."""

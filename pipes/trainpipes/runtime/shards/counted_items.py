@@ -19,7 +19,7 @@ import numpy as np
 
 from trainpipes.order import IntArray, Layout
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.pool import Pool, Ticket
+from trainpipes.runtime.pool import Pool, Ticket, Urgency
 from trainpipes.runtime.reading.windows import Window, Windows
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.lazy_batches import LazyBatches
@@ -36,6 +36,9 @@ FIRST = 1
 SUBMITTED = 3
 #: Items made while the one that trains is at work, and how few of them are left when more are.
 MADE_AHEAD, LEAST_AHEAD = 16, 8
+#: Seconds up to which a group is made by whoever takes it, if nobody is at work in between: to have it made
+#: by another thread, and to wait for that, takes longer.
+LIGHT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Group:
     places: list[int]
     parts: list[tuple[Window, IntArray]]
     bounds: IntArray
+
+    def is_ready(self) -> bool:
+        """Whether its rows are there."""
+        return all(window.is_read for window, _ in self.parts)
 
 
 class CountedItems:
@@ -83,27 +90,28 @@ class CountedItems:
         self._windows = windows
         self._readers = None if plan.reads_user_code else pool
         self._pool = None if alone else pool
-        batch = plan.chain.batch
-        self._finish = Finishing(
-            plan.chain.after_on_rows,
-            plan.chain.after[len(plan.chain.after_on_rows) + (batch is not None) :],
-        )
-        calls_rows = batch is not None and any(stage.per_row for stage in plan.chain.after)
+        self._batched = batched = plan.chain.batch is not None
+        on_rows = plan.chain.after_on_rows
+        self._finish = Finishing(on_rows, plan.chain.after[len(on_rows) + batched :])
+        #: Whether any thread may make a group.
+        self._shares = not plan.runs_user_code
+        calls_rows = batched and any(stage.per_row for stage in plan.chain.after)
         # Where Python is called for rows, each micro-batch is made by itself, when it is taken.
         self._when_taken = calls_rows and self._pool is None and not self._finish.has_workers
         self._most = self._most_items()
         self._count = min(FIRST, self._most)  # micro-batches of the next group
         self._singly = 0  # micro-batches that are made one by one, to find the one that fails
         self._failed: Exception | None = None  # what they failed with together
-        self._ahead = 0 if self._pool is None else self._pool.threads + 1
+        self._in_work = 0 if self._pool is None else self._pool.threads + 1
         if self._pool is None and self._finish.has_workers:
-            self._ahead = SUBMITTED
+            self._in_work = SUBMITTED
         self._tickets: deque[tuple[Group | None, Ticket]] = deque()
         self._upcoming: int | None = None  # the micro-batch after the last group in work
         self._items: MutableSequence[Any] = []
         self._places: Sequence[int] = ()
         self._k = 0
-        self._made = 0  # items of the group that are made ahead
+        self._ahead_to = 0  # items of the group that are made ahead
+        self._at_work = False  # whether somebody is at work between two items of this group
 
     def _most_items(self) -> int:
         """Micro-batches in a group."""
@@ -133,13 +141,16 @@ class CountedItems:
 
     def make_ahead(self) -> None:
         """Have the next items made, where they would else be made when they are taken."""
-        left = max(self._made, self._k) - self._k
+        left = max(self._ahead_to, self._k) - self._k
+        self._at_work = True
         if self._pool is None or left > LEAST_AHEAD or not isinstance(self._items, LazyBatches):
             return
         first = self._k + left
-        self._made = first + MADE_AHEAD
+        self._ahead_to = first + MADE_AHEAD
         if first < len(self._places):
-            self._pool.first(partial(_make, self._items, self._places[first : self._made]))
+            self._pool.submit(
+                partial(_make_items, self._items, self._places[first : self._ahead_to]), Urgency.ITEMS
+            )
 
     def cursor_text(self, shard: int) -> str:
         """Nothing: where a shard stands follows from m."""
@@ -162,16 +173,14 @@ class CountedItems:
             raise_placed(error, self._plan)
         assert group is not None
         if self._singly == 1 and self._failed is not None:
-            failed, self._failed = (
-                self._failed,
-                None,
-            )  # it did not come again, and is not passed over
+            failed, self._failed = self._failed, None  # it did not come again: it is raised all the same
             self._start_again()
             raise_placed(failed, self._plan)
         self._singly = max(0, self._singly - 1)
         self._tickets.popleft()
-        self._items, self._places, self._k, self._made = items, group.places, 0, 0
+        self._items, self._places, self._k, self._ahead_to = items, group.places, 0, 0
         self.work_ahead(m)
+        self._at_work = False
 
     def _start_again(self) -> None:
         """Forget what is in work: asked again, it is made again, and no row is lost."""
@@ -182,7 +191,7 @@ class CountedItems:
         """Have the next groups in work, from micro-batch ``m`` on if none is."""
         if self._upcoming is None:
             self._upcoming = m
-        most = 1 if self._singly else max(1, self._ahead)
+        most = 1 if self._singly else max(1, self._in_work)
         while len(self._tickets) < most and self._upcoming < self._turns.end:
             self._tickets.append(self._begin(self._upcoming))
 
@@ -198,15 +207,14 @@ class CountedItems:
         if not self._singly:
             self._count = min(2 * count, self._most)
         # Not methods: what waits in a ticket would hold these items, which hold the ticket.
-        make = partial(_made, self._finish, group, self._plan.chain.batch is not None)
+        make = partial(_made, self._finish, group, self._batched)
         if self._when_taken:
             make = partial(_made_when_taken, self._finish, group)
-        if self._pool is not None:
-            return group, self._pool.submit(make)
+        light = self._shares and not self._at_work and self._finish.seconds < LIGHT
+        if self._pool is not None and not light:
+            return group, self._pool.submit(make, is_ready=group.is_ready)
         if self._finish.has_workers:
-            return group, Ticket(
-                _submitted(self._finish, group, self._plan.chain.batch is not None)
-            )
+            return group, Ticket(_submitted(self._finish, group, self._batched))
         return group, Ticket(make)
 
     # Where rows stand
@@ -310,7 +318,7 @@ def _run(group: Group, batched: bool) -> Run:
     return unplaced(block, group.bounds if batched else None)
 
 
-def _make(items: MutableSequence[Any], places: Sequence[int]) -> None:
+def _make_items(items: MutableSequence[Any], places: Sequence[int]) -> None:
     """Make items that wait for that; those that have been taken are passed over."""
     for place in places:
         items[place]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
@@ -30,10 +32,15 @@ class Finishing:
         self._on_rows, self._on_items = list(on_rows), list(on_items)
         #: Whether workers of a stage can be given a run before its turn.
         self.has_workers = any(stage.has_workers for stage in (*on_rows, *on_items))
+        #: Seconds that the last run took.
+        self.seconds = math.inf
 
     def __call__(self, run: Run) -> Run:
         """What becomes of a run."""
-        return self._through(run, self._on_rows, self._on_items)
+        start = perf_counter()
+        found = self._through(run, self._on_rows, self._on_items)
+        self.seconds = perf_counter() - start
+        return found
 
     def submit_run(self, run: Run) -> Callable[[], Run]:
         """Put a run through the stages up to the first with workers, and have these begin; what is returned
