@@ -101,3 +101,31 @@ def test_of_several_workers_that_fail_the_one_whose_batch_is_due_first_is_heard(
             list(batches)
         loader.load_state_dict(tp.Loader(mapped()).state_dict())
     assert list(islice(loader, 17)) == expected[:17]
+
+
+@pytest.mark.parametrize("threads", [0, None, 2])
+def test_an_error_that_does_not_come_again_is_raised_once_and_no_row_is_lost(threads: Any) -> None:
+    expected = list(mapped())
+    fails = FailsAt(expected[20][1]["x"])
+
+    def once(table: pa.Table) -> pa.Table:
+        for row in table.to_pylist():
+            try:
+                fails(row)
+            except Odd:
+                fails.rows = ()
+                raise
+        return table
+
+    dealt = tp.from_arrow(TABLE).sharding_filter(12).shuffle(50, seed=3)
+    batches = iter(tp.Loader(dealt.map_batches(once, version="1").batch(4), threads=threads))
+    found: list[Any] = []
+    raised = 0
+    while len(found) < len(expected):
+        try:
+            found.append(next(batches))
+        except Odd:
+            raised += 1
+    assert raised == 1
+    assert found == expected
+    assert next(batches, None) is None

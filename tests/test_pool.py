@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.runtime.pool import Pool, default_threads
+from trainpipes.runtime.pool import Pool, Urgency, default_threads, waits_for_server
 from trainpipes.testing import digest
 
 
@@ -92,16 +93,73 @@ def test_a_pool_that_is_closed_still_gives_results(shares: bool) -> None:
     assert closed.result(closed.submit(lambda: 2)) == 2
 
 
-def test_what_is_for_later_waits(pool: Pool) -> None:
-    order: list[str] = []
+def test_what_is_more_urgent_is_done_first(pool: Pool) -> None:
+    order: list[Urgency] = []
     hold = threading.Event()
     holding = [pool.submit(hold.wait) for _ in range(2)]
-    later = pool.later(lambda: order.append("later"))
-    now = [pool.submit(lambda: order.append("now")) for _ in range(3)]
-    hold.set()
-    while not (later.done and all(t.done for t in [*now, *holding])):
+    while not all(ticket.begun for ticket in holding):
         time.sleep(0.001)
-    assert order == ["now"] * 3 + ["later"]
+    pool.threads = 1  # from here on one after the other
+    tickets = [
+        pool.submit(partial(order.append, urgency), urgency)
+        for urgency in (*reversed(Urgency), *reversed(Urgency))
+    ]
+    hold.set()
+    while not all(ticket.done for ticket in tickets):
+        time.sleep(0.001)
+    assert order == sorted([*Urgency, *Urgency])
+
+
+def test_a_thread_stays_free_for_what_cannot_wait(pool: Pool) -> None:
+    hold = threading.Event()
+    ahead = [pool.submit(hold.wait, Urgency.READING_AHEAD) for _ in range(3)]
+    now = pool.submit(threading.get_ident)
+    while not now.done:
+        time.sleep(0.001)
+    assert [ticket.begun for ticket in ahead] == [True, False, False]
+    hold.set()
+    for ticket in ahead:
+        pool.result(ticket)
+
+
+def test_threads_leave_what_is_not_ready_to_others_or_to_who_waits(pool: Pool) -> None:
+    ready = threading.Event()
+    ticket = pool.submit(threading.get_ident, is_ready=ready.is_set)
+    other = pool.submit(threading.get_ident)
+    pool.submit(threading.get_ident, Urgency.READING_AHEAD)
+    while not other.done and other.begun:
+        time.sleep(0.001)
+    assert not ticket.begun
+    assert pool.result(ticket) == threading.get_ident()
+    late = pool.submit(threading.get_ident, is_ready=ready.is_set)
+    ready.set()
+    pool.submit(threading.get_ident)  # who comes by sees that it is ready
+    while not late.done:
+        time.sleep(0.001)
+    assert pool.result(late) != threading.get_ident()
+
+
+def test_others_work_while_a_task_waits_for_a_server(pool: Pool) -> None:
+    answer, most = threading.Event(), threading.Semaphore(0)
+
+    def ask() -> None:
+        with waits_for_server():
+            most.release()
+            answer.wait()
+
+    waiting = [pool.submit(ask) for _ in range(5)]
+    for _ in range(5):
+        assert most.acquire(timeout=20)  # all five wait at once
+    hold = threading.Event()
+    working = [pool.submit(hold.wait) for _ in range(4)]
+    while not all(ticket.begun for ticket in working[:2]):
+        time.sleep(0.001)
+    time.sleep(0.05)
+    assert [ticket.begun for ticket in working] == [True, True, False, False]
+    answer.set()
+    hold.set()
+    for ticket in (*waiting, *working):
+        pool.result(ticket)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

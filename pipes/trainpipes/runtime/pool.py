@@ -22,10 +22,12 @@ from weakref import WeakSet
 from trainpipes.errors import ConfigError
 from trainpipes.shown import shown
 
-__all__ = ["Pool", "Ticket", "Urgency", "default_threads", "waits"]
+__all__ = ["Pool", "Ticket", "Urgency", "default_threads", "waits", "waits_for_server"]
 
 #: Threads that one process starts of itself, at most.
 MOST_THREADS = 8
+#: Threads of a pool that wait for servers, at most, beside those that work.
+MOST_WAITING = 8
 #: Seconds that a fork, or the interpreter's end, waits for tasks that run.
 PATIENCE = 30.0
 
@@ -109,7 +111,7 @@ class Pool:
     """Threads, started when there is something to do.
 
     Args:
-        threads: how many.
+        threads: how many work at a time.
         shares: whether the one who waits may work at the same time; False where tasks call functions
             that are not made for several threads.
         within: whether tasks of other pools wait for tasks of this one.
@@ -126,6 +128,7 @@ class Pool:
         self._alive: list[threading.Thread] = []
         self._idle = 0
         self._running = 0
+        self._waiting = 0  # of those that run, how many wait for a server
         self._reading_ahead = 0
         self._paused = False
         self._closed = False
@@ -144,20 +147,27 @@ class Pool:
             urgency: what is more urgent is done first.
             is_ready: whether it could be done without waiting. Until then no thread begins with it.
         """
-        ticket, thread = Ticket(work, is_ready), None
+        ticket = Ticket(work, is_ready)
         with self._lock:
             self._tasks[urgency].append(ticket)
-            if self._idle:
-                self._changed.notify()
-            elif len(self._alive) < self.threads and not self._closed:
-                name = f"trainpipes-{len(self._alive)}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._alive.append(thread)
+            thread = self._next_thread()
         if thread is not None:
             # Without the lock: this waits for the thread, which may collect garbage first, and so close
             # the pool of an iterator that is no more.
             thread.start()
         return ticket
+
+    def _next_thread(self) -> threading.Thread | None:
+        """Have one more thread at work: an idle one, or one to be started."""
+        if self._idle:
+            self._changed.notify()
+            return None
+        if self._closed or len(self._alive) >= self.threads + self._waiting:
+            return None
+        name = f"trainpipes-{len(self._alive)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._alive.append(thread)
+        return thread
 
     def _work(self) -> None:
         while True:
@@ -185,11 +195,14 @@ class Pool:
 
     def _most_urgent(self) -> Urgency | None:
         """What a thread does next."""
+        if self._running - self._waiting >= self.threads:
+            return None
         for urgency in Urgency:
             tasks = self._tasks[urgency]
             if not tasks or not (tasks[0].is_ready is None or tasks[0].is_ready()):
                 continue
-            if urgency is Urgency.READING_AHEAD and self._reading_ahead >= max(1, self.threads - 1):
+            ahead = max(1, self.threads - 1) + self._waiting
+            if urgency is Urgency.READING_AHEAD and self._reading_ahead >= ahead:
                 continue
             return urgency
         return None
@@ -241,7 +254,8 @@ class Pool:
         """In a child: the threads stayed behind."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._alive, self._idle, self._running, self._reading_ahead = [], 0, 0, 0
+        self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
+        self._reading_ahead = 0
         self._paused = False
 
     def join(self) -> None:
@@ -266,6 +280,23 @@ class Pool:
             self._changed.wait_for(lambda: not self._paused, PATIENCE)
             self._running += 1
 
+    def begin_server_wait(self) -> bool:
+        """A task of this thread waits for a server: another thread may work meanwhile. Returns whether one
+        does."""
+        with self._lock:
+            if self._waiting >= MOST_WAITING:
+                return False
+            self._waiting += 1
+            thread = self._next_thread() if self._most_urgent() is not None else None
+        if thread is not None:
+            thread.start()
+        return True
+
+    def end_server_wait(self) -> None:
+        """It works again."""
+        with self._lock:
+            self._waiting -= 1
+
 
 _pools: WeakSet[Pool] = WeakSet()
 #: The pool whose thread this one is.
@@ -284,6 +315,19 @@ def waits() -> Iterator[None]:
         yield
     finally:
         pool.end_wait()
+
+
+@contextmanager
+def waits_for_server() -> Iterator[None]:
+    """Around a wait for a server, which takes no core: another thread works meanwhile."""
+    pool: Pool | None = getattr(_own, "pool", None)
+    if pool is None or not pool.begin_server_wait():
+        yield
+        return
+    try:
+        yield
+    finally:
+        pool.end_server_wait()
 
 
 def _before_fork() -> None:

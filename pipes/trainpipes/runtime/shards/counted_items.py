@@ -14,6 +14,7 @@ from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -106,12 +107,14 @@ class CountedItems:
         if self._pool is None and self._finish.has_workers:
             self._in_work = SUBMITTED
         self._tickets: deque[tuple[Group | None, Ticket]] = deque()
+        self._beginning: Ticket | None = None  # the pool's work on the group after those
         self._upcoming: int | None = None  # the micro-batch after the last group in work
         self._items: MutableSequence[Any] = []
         self._places: Sequence[int] = ()
         self._k = 0
         self._ahead_to = 0  # items of the group that are made ahead
-        self._at_work = False  # whether somebody is at work between two items of this group
+        # Whether somebody was at work between two items of the group at hand, and of the one before.
+        self._at_work = self._was_at_work = False
 
     def _most_items(self) -> int:
         """Micro-batches in a group."""
@@ -141,16 +144,26 @@ class CountedItems:
 
     def make_ahead(self) -> None:
         """Have the next items made, where they would else be made when they are taken."""
-        left = max(self._ahead_to, self._k) - self._k
         self._at_work = True
-        if self._pool is None or left > LEAST_AHEAD or not isinstance(self._items, LazyBatches):
+        first = max(self._ahead_to, self._k)
+        if self._pool is None or first - self._k > LEAST_AHEAD:
             return
-        first = self._k + left
         self._ahead_to = first + MADE_AHEAD
-        if first < len(self._places):
-            self._pool.submit(
-                partial(_make_items, self._items, self._places[first : self._ahead_to]), Urgency.ITEMS
-            )
+        self._make(self._items, self._places[first : self._ahead_to])
+        count = len(self._places)
+        if self._ahead_to > count:  # on into the next group, if it is there
+            group, ticket = self._tickets[0] if self._tickets else (None, None)
+            if group is None or ticket is None or ticket.value is None:
+                self._ahead_to = count
+            else:
+                self._make(
+                    ticket.value, group.places[max(0, first - count) : self._ahead_to - count]
+                )
+
+    def _make(self, items: MutableSequence[Any], places: Sequence[int]) -> None:
+        """Have the pool make items that wait for that."""
+        if places and self._pool is not None and isinstance(items, LazyBatches):
+            self._pool.submit(partial(_make_items, items, places), Urgency.ITEMS)
 
     def cursor_text(self, shard: int) -> str:
         """Nothing: where a shard stands follows from m."""
@@ -173,27 +186,50 @@ class CountedItems:
             raise_placed(error, self._plan)
         assert group is not None
         if self._singly == 1 and self._failed is not None:
-            failed, self._failed = self._failed, None  # it did not come again: it is raised all the same
+            failed, self._failed = (
+                self._failed,
+                None,
+            )  # it did not come again: it is raised all the same
             self._start_again()
             raise_placed(failed, self._plan)
         self._singly = max(0, self._singly - 1)
         self._tickets.popleft()
-        self._items, self._places, self._k, self._ahead_to = items, group.places, 0, 0
+        self._was_at_work, self._at_work = self._at_work, False
+        self._ahead_to = max(0, self._ahead_to - len(self._places))
+        self._items, self._places, self._k = items, group.places, 0
         self.work_ahead(m)
-        self._at_work = False
 
     def _start_again(self) -> None:
         """Forget what is in work: asked again, it is made again, and no row is lost."""
+        self._join_beginning()
         self._tickets.clear()
         self._upcoming = None
 
     def work_ahead(self, m: int) -> None:
         """Have the next groups in work, from micro-batch ``m`` on if none is."""
-        if self._upcoming is None:
-            self._upcoming = m
         most = 1 if self._singly else max(1, self._in_work)
-        while len(self._tickets) < most and self._upcoming < self._turns.end:
-            self._tickets.append(self._begin(self._upcoming))
+        while len(self._tickets) < most:
+            if self._beginning is not None:
+                if self._tickets and not self._beginning.done:
+                    return  # there is something to go on with
+                self._join_beginning()
+                continue
+            if self._upcoming is None:
+                self._upcoming = m
+            if self._upcoming >= self._turns.end:
+                return
+            if self._pool is None or not self._was_at_work or not self._tickets:
+                self._tickets.append(self._begin(self._upcoming))
+                continue
+            # A reference to these items would be a cycle.
+            begin = partial(_begin_of, ref(self), self._upcoming)
+            self._beginning = self._pool.submit(begin, Urgency.ITEMS)
+
+    def _join_beginning(self) -> None:
+        """Wait until the pool has begun with the group that it begins with."""
+        if self._beginning is not None and self._pool is not None:
+            ticket, self._beginning = self._beginning, None
+            self._tickets.append(self._pool.result(ticket))
 
     def _begin(self, m: int) -> tuple[Group | None, Ticket]:
         """The next group, and what makes its items."""
@@ -210,7 +246,7 @@ class CountedItems:
         make = partial(_made, self._finish, group, self._batched)
         if self._when_taken:
             make = partial(_made_when_taken, self._finish, group)
-        light = self._shares and not self._at_work and self._finish.seconds < LIGHT
+        light = self._shares and not self._was_at_work and self._finish.seconds < LIGHT
         if self._pool is not None and not light:
             return group, self._pool.submit(make, is_ready=group.is_ready)
         if self._finish.has_workers:
@@ -278,6 +314,14 @@ class CountedItems:
             parts.append((window, rows[:count] - (base + low)))
             rows = rows[count:]
         return parts
+
+
+def _begin_of(items: ref[CountedItems], m: int) -> tuple[Group | None, Ticket]:
+    """Begin with a group, in the pool."""
+    found = items()
+    if found is None:
+        raise RuntimeError("a group was asked for whose pass is over")
+    return found._begin(m)
 
 
 def _made(finish: Finishing, group: Group, batched: bool) -> MutableSequence[Any]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from trainpipes.errors import UnreachableError
-from trainpipes.runtime.pool import Pool, Ticket
+from trainpipes.runtime.pool import Pool, Ticket, waits_for_server
 
 __all__ = ["Ahead"]
 
@@ -72,5 +72,6 @@ class Ahead(Generic[Opened]):
         self._go_on()
         if ticket is None or (ticket.done and isinstance(ticket.error, UnreachableError)):
             return None  # the server may be there again
-        opened: Opened = waiting().result(ticket)
+        with waits_for_server():
+            opened: Opened = waiting().result(ticket)
         return opened
