@@ -37,7 +37,7 @@ Figures = dict[str, float]
 
 def of_memmap(tiny: bool) -> Figures:
     with tempfile.TemporaryDirectory() as name:
-        images, batches = (16, 5) if tiny else (128, 300)
+        images, batches = (16, 5) if tiny else (350, 300)
         took = memmap.image_times(Path(name), images, 1 if tiny else 5)
         tokens = memmap.token_times(
             Path(name), 200_000 if tiny else 20_000_000, batches, 1 if tiny else 5

@@ -6,7 +6,8 @@ Makes its own data: JPEG files of 224 x 224 pixels, and a file of 50 M uint16 to
 of 32 from a plain ``DataLoader`` over the JPEG files, from ``from_dataset`` over the same files, and from
 ``from_memmap`` over the memory map that was written of them by another process. All run in this process, in
 turn; times are the processor's, of all threads, so that others at work on the machine don't count, and the
-medians' ratios are what to quote. Needs pillow: pip install pillow. Prints Markdown tables.
+medians' ratios are what to quote. torch has one thread: a second one goes on for some ms after each of its
+tasks, which would count for whoever comes next. Needs pillow: pip install pillow. Prints Markdown tables.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 def medians(contestants: dict[str, Callable[[], Any]], repeats: int, what: str) -> dict[str, float]:
     """Median seconds of the processor of each, over interleaved repeats after one that does not count."""
+    torch.set_num_threads(1)
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(repeats + 1):
         print(f"\r{what}: {number} of {repeats}", end="", file=sys.stderr, flush=True)

@@ -77,9 +77,9 @@ PROMISES = (
           alone("memmap", "window ms"), where=DATASETS),
     most("token file: ms a batch of 12 x 1024 with labels", 0.5,
          alone("memmap", "global ms", "window ms"), where=DATASETS),
-    least("images: 30 to 50 times a DataLoader over JPEG files", 30, alone("memmap", "images, DataLoader"),
+    least("images: 20 to 50 times a DataLoader over JPEG files", 20, alone("memmap", "images, DataLoader"),
           where=DATASETS),
-    least("images: 14 times from_dataset over the same", 10, alone("memmap", "images, from_dataset"),
+    least("images: 14 times from_dataset over the same", 14, alone("memmap", "images, from_dataset"),
           where=DATASETS),
     # Rows of Python's, and columns of numbers.
     least("a list of ints, of what a plain DataLoader makes", 0.7, alone("collating", "ints"),
