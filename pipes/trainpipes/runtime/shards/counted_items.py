@@ -186,10 +186,8 @@ class CountedItems:
             raise_placed(error, self._plan)
         assert group is not None
         if self._singly == 1 and self._failed is not None:
-            failed, self._failed = (
-                self._failed,
-                None,
-            )  # it did not come again: it is raised all the same
+            # It did not come again, and is raised all the same.
+            failed, self._failed = self._failed, None
             self._start_again()
             raise_placed(failed, self._plan)
         self._singly = max(0, self._singly - 1)

@@ -6,6 +6,7 @@ Called by the thread that iterates; a thread pool makes the next run while the o
 from __future__ import annotations
 
 from collections.abc import Collection, MutableSequence
+from functools import partial
 from typing import Any
 
 from trainpipes.cursor import cursor_text
@@ -95,14 +96,8 @@ class ShardIterator:
     def work_ahead(self) -> None:
         """Have the next run in work, or ready, beside the one at hand."""
         if self._ticket is None and not self.ended:
-            self._ticket = (
-                Ticket(self._make) if self._pool is None else self._pool.submit(self._make)
-            )
-
-    def _make(self) -> tuple[PlacedRun, MutableSequence[Any]]:
-        """The next run and its items; its rows are let go."""
-        found = self._runs.next()
-        return found.without_rows(), [] if found.run is None else found.run.unroll()
+            make = partial(_next_run, self._runs)  # not a method, which would make a cycle
+            self._ticket = Ticket(make) if self._pool is None else self._pool.submit(make)
 
     def _start_again(self, error: BaseException) -> None:
         """Go back to where the items that were given end, and raise, unless smaller runs may put the error
@@ -136,6 +131,12 @@ class ShardIterator:
             raise DataError(
                 f"a position is kept as JSON, and a node below gave a state that JSON cannot hold: {error}"
             ) from error
+
+
+def _next_run(runs: ShardRuns) -> tuple[PlacedRun, MutableSequence[Any]]:
+    """The next run and its items; its rows are let go."""
+    found = runs.next()
+    return found.without_rows(), [] if found.run is None else found.run.unroll()
 
 
 class ShardItems:
