@@ -110,9 +110,9 @@ def no_late_cutting() -> None:
 
 def no_making_ahead() -> None:
     """Micro-batches are made when they are taken, whoever is at work in between."""
-    from trainpipes.runtime.iterating import consumer
+    from trainpipes.runtime.iterating import consumer_iterator
 
-    consumer.TIMES = 1 << 62
+    consumer_iterator.TIMES = 1 << 62
 
 
 def no_reading_ahead() -> None:
@@ -127,6 +127,20 @@ def no_growing() -> None:
     from trainpipes.runtime.shards import counted_items
 
     counted_items.FIRST = 1 << 30
+
+
+def no_light_groups() -> None:
+    """All groups are made by the pool."""
+    from trainpipes.runtime.shards import counted_items
+
+    counted_items.LIGHT = 0.0
+
+
+def no_order_of_work() -> None:
+    """Threads begin with groups whose windows are not read, and wait for them."""
+    from trainpipes.runtime.shards.counted_items import Group
+
+    Group.is_ready = lambda _: True  # type: ignore[method-assign]
 
 
 def no_memory_of_tables() -> None:
@@ -155,6 +169,8 @@ SWITCHES: dict[str, tuple[Callable[[], None], Callable[[str], float]]] = {
     "micro-batches cut when they are taken": (no_late_cutting, serial),
     "the same, two threads ": (no_late_cutting, epochs),
     "columns of a window looked at once": (no_memory_of_tables, serial),
+    "light groups made by who only collects": (no_light_groups, epochs),
+    "windows read before groups wait for them": (no_order_of_work, epochs),
     "windows read ahead: first epoch": (no_reading_ahead, first_epoch),
     "windows read ahead: what a trainer waits": (no_reading_ahead, waiting),
     "batches made ahead: what a trainer waits": (no_making_ahead, waiting),
