@@ -52,6 +52,7 @@ from trainpipes.start import (
     read_parquet,
     read_text,
     read_webdataset,
+    zip,
 )
 
 # torchdata's StatefulDataLoader calls a deprecated function of torch at every construction.
@@ -66,7 +67,7 @@ __all__ = [
     "from_source", "from_tensors", "from_torchdata", "list_files", "merge_states", "mix",
     "nodes", "pad_sequences", "read_arrow", "read_bytes", "read_csv", "read_files",
     "read_images", "read_json", "read_memmap", "read_numpy", "read_parquet", "read_text",
-    "read_webdataset", "recipe", "samplers", "write_memmap",
+    "read_webdataset", "recipe", "samplers", "write_memmap", "zip",
 ]  # fmt: skip
 
 

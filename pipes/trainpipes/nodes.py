@@ -21,7 +21,7 @@ arrays and tensors.
 
 from trainpipes.runtime.iterating.node import StageNode, node_of, start_of
 from trainpipes.sources.arrow import from_arrow, read_arrow
-from trainpipes.sources.combined import concat, mix
+from trainpipes.sources.combined import concat, mix, zip
 from trainpipes.sources.files import list_files
 from trainpipes.sources.hf import from_hf
 from trainpipes.sources.memmap import from_memmap
@@ -114,5 +114,6 @@ Tokenize = node_of(tokenize.Tokenize)
 Truncate = node_of(truncate.Truncate)
 Unbatch = node_of(flat_map.Unbatch)
 WithColumns = node_of(with_columns.WithColumns)
+Zip = start_of(zip.Zip)
 
 __all__ = [name for name, value in sorted(vars().items()) if isinstance(value, type(StageNode))]

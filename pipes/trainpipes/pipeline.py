@@ -31,6 +31,7 @@ from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.arrow.read_arrow import ReadArrow
+from trainpipes.sources.combined.zip import Zip
 from trainpipes.sources.numpy.read_numpy import ReadNumpy
 from trainpipes.sources.own_format.read_files import ReadFiles
 from trainpipes.sources.parquet.read_parquet import ReadParquet
@@ -273,6 +274,9 @@ class Pipeline(IterableDataset[Any]):
     def drop_columns(self, *columns: str) -> Pipeline:
         return self.then(DropColumns(columns))
 
+    def zip(self, *others: Pipeline) -> Pipeline:
+        return Pipeline([Zip((self, *others))])
+
     def split(
         self,
         parts: Mapping[str, float],
@@ -293,6 +297,7 @@ class Pipeline(IterableDataset[Any]):
 
     select.__doc__ = Select.__doc__
     drop_columns.__doc__ = DropColumns.__doc__
+    zip.__doc__ = Zip.__doc__
 
     def distributed(
         self,

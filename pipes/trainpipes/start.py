@@ -18,6 +18,7 @@ from trainpipes.sources.arrow.from_arrow import FromArrow
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat
 from trainpipes.sources.combined.mix import Mix
+from trainpipes.sources.combined.zip import Zip
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.hf.from_hf import FromHf
 from trainpipes.sources.memmap.dataset import MemmapDataset
@@ -58,6 +59,7 @@ __all__ = [
     "read_text",
     "read_webdataset",
     "read_numpy",
+    "zip",
 ]
 
 
@@ -160,3 +162,8 @@ def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
 def concat(*pipelines: Pipeline) -> Pipeline:
     """The rows of several pipelines, one after the other. See ``Concat``."""
     return Pipeline([Concat(pipelines)])
+
+
+def zip(*pipelines: Pipeline) -> Pipeline:
+    """The columns of several pipelines of as many rows, side by side. See ``Zip``."""
+    return Pipeline([Zip(pipelines)])

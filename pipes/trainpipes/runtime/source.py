@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trainpipes.runtime.planning.inputs import Inputs
     from trainpipes.runtime.planning.plan import Plan
     from trainpipes.runtime.pool import Pool
+    from trainpipes.runtime.rows.block import Block
     from trainpipes.runtime.run import RunSource
 
 __all__ = [
@@ -169,6 +170,8 @@ class RowSource(ABC):
         unread: which blocks are left out of every epoch, bool ``[blocks]``; their rows are numbered all the
             same. None if there are none.
         file_of_block: the file that each block is in, int64 ``[blocks]``; None where there are no files.
+        named_by: the pipeline whose files and numbers say which row each is, and how many of its rows come
+            before the first one here, where that is one of several side by side; else the source's own say.
         joined_inputs: those of the pipelines whose rows these are, if there are several.
     """
 
@@ -177,6 +180,7 @@ class RowSource(ABC):
     block_bytes: npt.NDArray[np.float64] | None = None
     schema: pa.Schema | None = None
     unread: npt.NDArray[np.bool_] | None = None
+    named_by: tuple[Inputs, int] | None = None
     joined_inputs: Sequence[Any] = ()
     file_of_block: IntArray | None = None
 
@@ -302,6 +306,10 @@ class RowMixture(RowStream):
     @abstractmethod
     def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixedWindows:
         """The windows of all pipelines, for the shards of one process; see ``Plan.windows``."""
+
+    @abstractmethod
+    def named(self, name: str, block: Block) -> Block:
+        """Rows of one pipeline with its name, where the mixture adds that."""
 
     @abstractmethod
     def place_of(self, inputs: Inputs, row: int) -> Place:

@@ -82,6 +82,7 @@ class Stage:
         makes_objects: whether rows that come out are Python objects.
         holds_data: whether options are rows, whose lists are not copied as those of other options are.
         elsewhere: what to write instead of options that other libraries have, by their names.
+        names_only: whether it does nothing but choose columns and name them.
         asks_inputs: whether it asks what the pipeline reads; as one does that is ``by_place``.
         plan_inputs: the ``Inputs`` of the plan that it is part of, once it is, if it asks.
     """
@@ -96,6 +97,7 @@ class Stage:
     by_row = False
     by_place: ClassVar[bool] = False
     holds_data: ClassVar[bool] = False
+    names_only: ClassVar[bool] = False
     asks_inputs: ClassVar[bool] = False
     elsewhere: ClassVar[Mapping[str, str]] = {}
     finds_types = False

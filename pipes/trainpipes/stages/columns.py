@@ -36,6 +36,7 @@ class Select(RunStage):
     """
 
     needs_columns = True
+    names_only = True
 
     columns: Sequence[str]
 
@@ -64,6 +65,7 @@ class Rename(RunStage):
     """
 
     needs_columns = True
+    names_only = True
 
     names: Mapping[str, str]
 

@@ -35,6 +35,7 @@ class DropColumns(RunStage):
     """
 
     needs_columns = True
+    names_only = True
 
     columns: Sequence[str]
 

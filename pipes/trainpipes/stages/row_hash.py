@@ -66,11 +66,26 @@ class RowNames:
         digests = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() for name in names]
         self._files = np.frombuffer(b"".join(d[:8] for d in digests), dtype="<u8").astype(np.uint64)
 
+    def shifted(self, skipped: int) -> RowNames:
+        """The same rows, numbered from the first one after ``skipped``."""
+        return _Shifted(self, skipped) if skipped else self
+
     def hashes(self, ids: IntArray) -> HashArray:
         """The hash of each row, by its number in file order over all files."""
         file = np.searchsorted(self._firsts, ids, side="right") - 1
         row = (ids - self._firsts[file]).astype(np.uint64)
         return mix(self._files[file] ^ mix((row + np.uint64(1)) * _GOLDEN))
+
+
+class _Shifted(RowNames):
+    """Rows that are numbered from a later one on."""
+
+    def __init__(self, names: RowNames, skipped: int) -> None:
+        self._names = names
+        self._skipped = skipped
+
+    def hashes(self, ids: IntArray) -> HashArray:
+        return self._names.hashes(ids + self._skipped)
 
 
 def hash_keys(data: Payload, names: Sequence[str], asker: object) -> HashArray:

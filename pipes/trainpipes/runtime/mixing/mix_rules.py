@@ -1,14 +1,10 @@
-"""How the sources of a mix are mixed, and the columns that the rows of all have alike.
-
-``MixRules`` is immutable. ``SameColumns`` belongs to one pass, and is asked by the threads that read it.
-"""
+"""How the sources of a mix are mixed. Immutable."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 
@@ -16,9 +12,9 @@ from trainpipes.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.same_columns import columns_of, difference, in_columns, said
+from trainpipes.runtime.rows.same_columns import columns_of, said
 
-__all__ = ["MixRules", "SameColumns", "Stop"]
+__all__ = ["MixRules", "Stop"]
 
 Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 
@@ -80,38 +76,3 @@ class MixRules:
             return block.with_data(data.append_column(column, added))
         rows = zip(data, source.tolist(), strict=True)
         return block.with_data([{**row, column: self.names[i]} for row, i in rows])
-
-
-class SameColumns:
-    """What the rows of all sources must agree in: the columns of the first that is read.
-
-    Args:
-        asker: the stage, for messages.
-    """
-
-    def __init__(self, asker: object) -> None:
-        self._asker = asker
-        self._first: tuple[str, Any] | None = None
-        self._lock = threading.Lock()
-
-    def of(self, name: str, block: Block) -> Block:
-        """Rows of a source with columns in the order of the first source's.
-
-        Raises:
-            SchemaError: they have others.
-        """
-        data = block.within
-        kind = columns_of(data)
-        with self._lock:
-            self._first = self._first or (name, kind)
-            first, wanted = self._first
-        unlike = difference(wanted, kind)
-        if unlike is None:
-            arrow = isinstance(data, pa.Table)
-            return block.with_columns(lambda t: in_columns(t, wanted)) if arrow else block
-        raise SchemaError(
-            f"{self._asker}: rows of all sources have the same columns, and {first!r} has {unlike[0]}, "
-            f"{name!r} {unlike[1]}; bring them in line in the sources, by select(), rename() or "
-            "map_batches()",
-            stage=str(self._asker),
-        )

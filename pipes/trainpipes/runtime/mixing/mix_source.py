@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainpipes.errors import TrainpipesError
-from trainpipes.runtime.mixing.mix_rules import SameColumns
 from trainpipes.runtime.planning.check_state import leads
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
@@ -39,7 +38,6 @@ class MixSource:
         name: of the source.
         plan: of the source.
         mixture: that it is part of.
-        columns: of all sources.
         pool: reads ahead.
         epoch: of the mix, in which the pass begins.
         shards: how many there are in this process.
@@ -51,7 +49,6 @@ class MixSource:
         name: str,
         plan: Plan,
         mixture: Mixture,
-        columns: SameColumns,
         pool: Pool | None,
         epoch: int,
         shards: int,
@@ -59,7 +56,6 @@ class MixSource:
     ) -> None:
         self.name = name
         self._mixture = mixture
-        self._columns = columns
         windows = plan.windows(pool, epoch)
         sharing = max(1, round(shards / max(2 * share, 0.01)))
         # Runs are as long as the share asks for: others wait for the last row of each.
@@ -73,7 +69,6 @@ class MixSource:
 
     def mixed(self, block: Block) -> tuple[Block, list[int]]:
         """Rows of the source as rows of the mix, and their tokens, where those are counted."""
-        block = self._columns.of(self.name, block)
         block.ids = self._mixture.ids.of(self.name, block.ids)
         lengths = self._mixture.rules.lengths
         return block, [] if lengths is None else lengths(block).tolist()

@@ -15,12 +15,13 @@ import numpy as np
 
 from trainpipes.cursor import is_count
 from trainpipes.order import IntArray
-from trainpipes.runtime.mixing.mix_rules import MixRules, SameColumns
+from trainpipes.runtime.mixing.mix_rules import MixRules
 from trainpipes.runtime.mixing.mix_runs import MixRuns
 from trainpipes.runtime.mixing.mix_source import MixSource, is_place
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.source import MixedWindows, Place, RowMixture, RowSource, RowStream
 
 __all__ = ["MixedIds", "Mixture"]
@@ -73,6 +74,10 @@ class Mixture(RowMixture):
     def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixWindows:
         return MixWindows(plan, self, pool, number)
 
+    def named(self, name: str, block: Block) -> Block:
+        number = self.rules.names.index(name)
+        return self.rules.with_names(block, np.full(len(block), number, dtype=np.int64))
+
     def place_of(self, inputs: Inputs, row: int) -> Place:
         ((path, _, (own,)),) = self.ids.split(np.array([row], dtype=np.int64))
         for name in path:
@@ -120,10 +125,10 @@ class MixWindows(MixedWindows):
 
     def _opened(self, shards: int) -> list[MixSource]:
         if not self._sources:
-            rules, columns = self._mixture.rules, SameColumns(self._mixture.rules.asker)
+            rules = self._mixture.rules
             self._sources = [
                 MixSource(
-                    name, self._plan.mixed[name], self._mixture, columns, self._pool, self._epoch, shards,
+                    name, self._plan.mixed[name], self._mixture, self._pool, self._epoch, shards,
                     max(weights) / sum(rules.steps[0]),
                 )
                 for name, *weights in zip(rules.names, *rules.steps, strict=True)

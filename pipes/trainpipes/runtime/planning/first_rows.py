@@ -7,7 +7,7 @@ among these are called for them once more. Called by the thread that first needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,16 +17,16 @@ import pyarrow as pa
 
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import OpenBelow, open_stage
+from trainpipes.runtime.kinds import OpenBelow, RunStage, open_stage
 from trainpipes.runtime.planning.inputs import SAMPLE_ROWS, Inputs
 from trainpipes.runtime.rows.block import Block, Payload, payload_bytes
 from trainpipes.runtime.rows.row_schema import SchemaFinder, UnfitRow
 from trainpipes.runtime.rows.row_types import NoColumn, is_open, unite, written
-from trainpipes.runtime.run import Cursors, Run
+from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.runtime.source import RowMixture, RowSource, RowStream, read_full, read_rows
 from trainpipes.runtime.stage import Stage
 
-__all__ = ["UnfitRows", "find_schema"]
+__all__ = ["UnfitRows", "find_schema", "first_rows"]
 
 #: Rows that a schema is found from; where some columns hold only None in them, more are read, up to
 #: ``SAMPLE_ROWS``, or so many bytes.
@@ -49,6 +49,7 @@ def find_schema(
     asker: str,
     cure: str = "give them by schema= of the stage that makes the rows, schema={}",
     rows_of: Callable[[Block], Sequence[Any]] = Block.rows,
+    typed: Collection[str] = (),
 ) -> pa.Schema:
     """The schema that rows have after some stages of a pipeline.
 
@@ -58,6 +59,7 @@ def find_schema(
         asker: who needs columns, for messages.
         cure: what to do where types are not found; their schema goes in.
         rows_of: makes the rows that are looked at of those that come out of the stages.
+        typed: columns whose types are known from elsewhere: they are null where none is found here.
 
     Raises:
         UnfitRows: a row is no dict, holds what Arrow can't, or does not go with those before it.
@@ -65,11 +67,13 @@ def find_schema(
     """
     if isinstance(inputs.source, RowMixture):
         found = {
-            name: find_schema(part, (*part.chain.steps, *below), asker, cure, rows_of)
+            name: find_schema(
+                part, (*part.chain.steps, _Named(inputs.source, name), *below), asker, cure, rows_of
+            )
             for name, part in inputs.mixed.items()
         }
         return _of_all(found, asker)
-    finder, source = SchemaFinder(), _FirstRows(inputs, asker)
+    finder, source, typed = SchemaFinder(), _FirstRows(inputs, asker), set(typed)
     try:
         for run in _runs(source, below):
             if rows_of is Block.rows and isinstance(run.block.data, pa.Table):
@@ -77,7 +81,7 @@ def find_schema(
             rows = rows_of(run.block)
             for start in range(0, len(rows), STEP):
                 _add(finder, rows[start : start + STEP], run.block.ids[start:], inputs, asker)
-                if finder.rows >= ROWS and not finder.open:
+                if finder.rows >= ROWS and typed >= set(finder.open):
                     return finder.schema
     except TrainpipesError:
         raise
@@ -86,9 +90,33 @@ def find_schema(
             raise
     finally:
         source.close()
-    if source.cut and (finder.open or not finder.rows):
+    if source.cut and (not typed >= set(finder.open) or not finder.rows):
         raise _no_type(finder.schema, source.rows, asker, cure)
     return finder.schema
+
+
+def first_rows(inputs: Inputs, below: Sequence[Stage], asker: str) -> Payload | None:
+    """One row of a pipeline after some stages, or a few; None where there are none, or none in the first
+    ``SAMPLE_ROWS``.
+
+    Args:
+        inputs: what the pipeline reads.
+        below: stages on rows, first one first.
+        asker: who asks, for messages.
+    """
+    if isinstance(inputs.source, RowMixture):
+        for name, part in inputs.mixed.items():
+            steps = (*part.chain.steps, _Named(inputs.source, name))
+            data = first_rows(part, steps, asker)
+            if data is not None:
+                return next((run.block.data for run in _runs(_Given(data), below)), None)
+        return None
+    keeps = all(isinstance(stage, RunStage) and stage.keeps_rows for stage in below)
+    source = _FirstRows(inputs, asker, 1 if keeps else STEP)
+    try:
+        return next((run.block.data for run in _runs(source, below)), None)
+    finally:
+        source.close()
 
 
 def _no_type(schema: pa.Schema, rows: int, asker: str, cure: str) -> SchemaError:
@@ -141,7 +169,7 @@ def _of_all(found: dict[str, pa.Schema], asker: str) -> pa.Schema:
     return pa.schema(list(types.items()))
 
 
-def _runs(source: _FirstRows, below: Sequence[Stage]) -> Iterator[Run]:
+def _runs(source: RunSource, below: Sequence[Stage]) -> Iterator[Run]:
     """What the first rows become."""
     opened: OpenBelow = lambda _: source  # noqa: E731
     for stage in below:
@@ -156,6 +184,35 @@ def _runs(source: _FirstRows, below: Sequence[Stage]) -> Iterator[Run]:
             return
 
 
+class _Named(RunStage):
+    """Makes rows of a source of a mix those of the mix: with the source's name, where it is added."""
+
+    holds_data = True
+
+    mixture: Any
+    source: str
+
+    def process(self, run: Run) -> Run:
+        return run.with_block(self.mixture.named(self.source, run.block))
+
+
+class _Given:
+    """One run of rows, which were read already."""
+
+    def __init__(self, data: Payload) -> None:
+        self._left = [_run_of(data, 0)]
+
+    def next_run(self) -> Run:
+        if not self._left:
+            raise StopIteration
+        return self._left.pop()
+
+
+def _run_of(data: Payload, first: int) -> Run:
+    ids = np.arange(first, first + len(data), dtype=np.int64)
+    return Run(Block(data, ids), Cursors.counting(dict(START), np.arange(len(data) + 1)))
+
+
 class _FirstRows:
     """The rows of a source in file order, as far as they are looked at.
 
@@ -164,7 +221,7 @@ class _FirstRows:
         cut: whether there are more.
     """
 
-    def __init__(self, inputs: Inputs, asker: str) -> None:
+    def __init__(self, inputs: Inputs, asker: str, step: int = STEP) -> None:
         chain = inputs.chain
         if chain.opener.read_once:
             raise SchemaError(
@@ -176,44 +233,43 @@ class _FirstRows:
         self.cut = False
         source = inputs.source
         if isinstance(source, RowStream):
-            self._parts = _of_stream(inputs, source)
+            self._parts = _of_stream(inputs, source, step)
         else:
-            self._parts = _of_blocks(inputs, source)
+            self._parts = _of_blocks(inputs, source, step)
 
     def next_run(self) -> Run:
         if self.rows >= SAMPLE_ROWS or self._bytes >= MOST_BYTES:
             self.cut = True
             raise StopIteration
         data, first = next(self._parts)
-        ids = np.arange(first, first + len(data), dtype=np.int64)
         self.rows += len(data)
         self._bytes += _bytes_of(data) if isinstance(data, list) else payload_bytes(data)
-        return Run(Block(data, ids), Cursors.counting(dict(START), np.arange(len(data) + 1)))
+        return _run_of(data, first)
 
     def close(self) -> None:
         self._parts.close()
 
 
-def _of_blocks(inputs: Inputs, source: RowSource) -> Parts:
+def _of_blocks(inputs: Inputs, source: RowSource, step: int) -> Parts:
     """The first rows, a few at a time."""
     blocks, left = inputs.blocks, SAMPLE_ROWS
     with closing(source.reader()) as reader:
         for block, rows in enumerate(blocks.lengths.tolist()):
             begin = int(blocks.begins[block])
-            for start in range(begin, begin + rows, STEP):
-                stop = min(start + STEP, begin + rows, start + left)
+            for start in range(begin, begin + rows, step):
+                stop = min(start + step, begin + rows, start + left)
                 left -= stop - start
                 first = int(blocks.firsts[block]) + start
                 yield read_rows(source, reader, block, start, stop), first
 
 
-def _of_stream(inputs: Inputs, source: RowStream) -> Parts:
+def _of_stream(inputs: Inputs, source: RowStream, step: int) -> Parts:
     """The same, of a stream."""
     skip, stop = inputs.chain.skip_rows, inputs.chain.stop_rows
     row = 0
     with closing(source.open(0, None)) as reader:
         while stop is None or row < stop:
-            wanted = STEP if row >= skip else min(STEP, skip - row)
+            wanted = step if row >= skip else min(STEP, skip - row)
             data = read_full(reader, wanted if stop is None else min(wanted, stop - row))
             if data is None:
                 return

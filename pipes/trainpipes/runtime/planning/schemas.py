@@ -19,7 +19,7 @@ from trainpipes.errors import StateError
 from trainpipes.runtime.rows.row_types import written
 from trainpipes.shown import cut, shown
 
-__all__ = ["Schemas"]
+__all__ = ["Schemas", "searching"]
 
 #: Bytes of a schema that a state keeps whole; of a larger one it keeps a digest.
 MOST_KEPT = 4096
@@ -28,7 +28,7 @@ DIGEST = "sha256:"
 NONE = "none"
 
 #: Held while a schema is looked for: functions of the user's may be called for it.
-_searching = threading.RLock()
+searching = threading.RLock()
 
 
 class Schemas:
@@ -53,7 +53,7 @@ class Schemas:
         if key in self._given:
             return self._given[key]
         if key not in self._found:
-            with _searching:
+            with searching:
                 if key not in self._found:
                     found, saved = find(), self._saved.get(key)
                     if saved not in (None, _digest(found)):

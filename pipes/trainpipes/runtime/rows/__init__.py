@@ -7,5 +7,6 @@ columns       rows as columns of Python, NumPy or torch
 arrow_rows    rows of Python objects as Arrow
 content       digests of tables and tensors
 same_columns  rows of several sources that must have the same columns
+side_by_side  rows of several sources with the columns of all
 joined        tables joined
 """

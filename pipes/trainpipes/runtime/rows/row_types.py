@@ -1,7 +1,9 @@
 """The Arrow types of Python values, and what values of a column have in common.
 
 Ints beside floats become float64; None and empty lists take the type of other values; keys of dicts are
-united. Integers and floats of several widths take the widest. Nothing else goes together.
+united. Integers and floats of several widths take the widest. Columns of Arrow's other types go together
+where one type holds the values of both: text with text, bytes with bytes, lists with lists whose offsets are
+wider, dictionaries as their values, times of the finer unit. Nothing else does.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -134,6 +137,8 @@ def unite(one: pa.DataType, other: pa.DataType) -> pa.DataType:
             raise NoColumn(f"arrays of several shapes, {one} and {other}")
         value = unite(one.value_type, other.value_type)
         sizes = {getattr(kind, "list_size", None) for kind in (one, other)}
+        if any(map(pa.types.is_large_list, (one, other))):
+            return pa.large_list(value)
         return pa.list_(value) if len(sizes) > 1 else pa.list_(value, sizes.pop() or -1)
     if pa.types.is_struct(one) and pa.types.is_struct(other):
         fields = {field.name: field.type for field in one}
@@ -145,7 +150,36 @@ def unite(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         whole = max(kind.precision - kind.scale for kind in (one, other))
         if whole + scale <= 38:
             return pa.decimal128(whole + scale, scale)
+    plain = [_stored(kind) for kind in (one, other)]
+    if plain != [one, other]:
+        return unite(*plain)
+    if _kind(one) is not None and _kind(one) == _kind(other):
+        pair = [pa.schema([("", kind)]) for kind in (one, other)]
+        with suppress(pa.ArrowInvalid, pa.ArrowTypeError):
+            return pa.unify_schemas(pair, promote_options="permissive").field(0).type
     raise NoColumn(f"both {one} and {other}")
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """A type that holds the same values, and that others can be made of: of dictionaries and views, what they
+    stand for."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if isinstance(kind, pa.ExtensionType):
+        return kind.storage_type
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+
+
+def _kind(kind: pa.DataType) -> str | None:
+    """What the values of a type are, where one type may hold those of two."""
+    asked = pa.types
+    if asked.is_string(kind) or asked.is_large_string(kind):
+        return "text"
+    if asked.is_binary(kind) or asked.is_large_binary(kind) or asked.is_fixed_size_binary(kind):
+        return "bytes"
+    if asked.is_decimal(kind):
+        return "decimal"
+    return "time" if asked.is_temporal(kind) else None
 
 
 def _number(kind: pa.DataType) -> str | None:
@@ -155,7 +189,8 @@ def _number(kind: pa.DataType) -> str | None:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind))
+    asked = pa.types
+    return bool(asked.is_list(kind) or asked.is_large_list(kind) or asked.is_fixed_size_list(kind))
 
 
 def is_open(kind: pa.DataType) -> bool:

@@ -8,7 +8,10 @@ import pyarrow as pa
 
 from trainpipes.runtime.rows.block import Payload, TensorRows
 
-__all__ = ["columns_of", "difference", "in_columns", "said"]
+__all__ = ["OBJECTS", "columns_of", "difference", "in_columns", "said"]
+
+#: What rows are that are Python objects.
+OBJECTS = "Python objects"
 
 
 def columns_of(data: Payload) -> Any:
@@ -19,12 +22,12 @@ def columns_of(data: Payload) -> Any:
     if isinstance(data, TensorRows):
         some = data.slice(0, 0).tensors
         return data.names, tuple((t.dtype, tuple(t.shape[1:])) for t in some)
-    return "Python objects"
+    return OBJECTS
 
 
-def difference(wanted: Any, found: Any) -> tuple[str, str] | None:
+def difference(wanted: Any, found: Any, names_only: bool = False) -> tuple[str, str] | None:
     """In what two of ``columns_of`` differ, as either has it; None where they do not, but for the order
-    of columns.
+    of columns, and with ``names_only`` for their types.
 
     >>> one, two = pa.schema([("x", pa.int8())]), pa.schema([("x", pa.string())])
     >>> difference(one, two)
@@ -35,10 +38,11 @@ def difference(wanted: Any, found: Any) -> tuple[str, str] | None:
     if wanted.equals(found):
         return None
     for name in [*wanted.names, *found.names]:
-        types = [
+        types: list[Any] = [
             schema.field(name).type if name in schema.names else None for schema in (wanted, found)
         ]
-        if types[0] is None or types[1] is None or not types[0].equals(types[1]):
+        lacks = types[0] is None or types[1] is None
+        if lacks or not (names_only or types[0].equals(types[1])):
             one, other = [
                 f"no column {name!r}" if kind is None else f"column {name!r} as {kind}"
                 for kind in types
@@ -48,8 +52,11 @@ def difference(wanted: Any, found: Any) -> tuple[str, str] | None:
 
 
 def in_columns(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table whose columns differ at most in their order, and in what stands in their types for the names of
-    values, as they are wanted."""
+    """A table with columns of the same names as they are wanted: in that order, and in those types.
+
+    Raises:
+        pa.ArrowException: a value is not to be had in its type without a loss.
+    """
     same = table.schema.remove_metadata().equals(wanted, check_metadata=True)
     return table if same else table.select(wanted.names).cast(wanted)
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 from trainpipes.errors import TrainpipesError
+from trainpipes.runtime.planning.joined_input import own_place
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.utf8 import naming_bad_text
@@ -104,7 +105,7 @@ def say_where(error: Exception, plan: Plan) -> None:
     if not hasattr(error, "_trainpipes"):
         return
     stage, row = error._trainpipes
-    place = Place() if row is None else plan.inputs.place_of(row)
+    place = Place() if row is None else own_place(error, plan.inputs.place_of(row))
     if isinstance(error, TrainpipesError):
         error.path = error.path or place.path
         error.row_group = place.row_group if error.row_group is None else error.row_group

@@ -27,6 +27,7 @@ from trainpipes.runtime.mixing.mixture import Mixture
 from trainpipes.runtime.options import identify, show
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.as_columns import gives_objects
+from trainpipes.runtime.planning.common_columns import Alike, CommonColumns
 from trainpipes.runtime.planning.inputs import Inputs, MixingSource
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.planning.schemas import Schemas
@@ -193,7 +194,7 @@ class Mix(MixingSource):
 
     @property
     def makes_objects(self) -> bool:  # type: ignore[override]
-        return any(gives_objects(pipeline.stages) for pipeline in self.sources.values())
+        return all(gives_objects(pipeline.stages) for pipeline in self.sources.values())
 
     def settle(self, threads: int) -> None:
         for part in self.plan_inputs.mixed.values():
@@ -221,11 +222,17 @@ class Mix(MixingSource):
             above.insert(0, mixed.chain.shard.replaced(tail="even"))
         mixture = mixed.source
         assert isinstance(mixture, Mixture)
-        found = {}
-        for name, pipeline in self.sources.items():
+        found: dict[str, Inputs] = {}
+        chains: dict[str, tuple[Inputs, Sequence[Stage]]] = {}
+        columns = CommonColumns("mix", str(self), chains)
+        for name, pipeline in sorted(self.sources.items()):
+            alike = Alike(columns, name)
             with _named(name):
-                stages = [stage.fresh() for stage in (*pipeline.stages, *above)]
-                found[name] = Inputs(arrange(stages), mixture.sources[name])
+                stages = [stage.fresh() for stage in pipeline.stages]
+                stages += [alike, *(stage.fresh() for stage in above)]
+                found[name] = part = Inputs(arrange(stages), mixture.sources[name])
+            steps = part.chain.steps
+            chains[name] = part, steps[: steps.index(alike)]
             size = mixture.sizes[name]
             shards = mixed.chain.num_shards
             if self.stop == "first_exhausted" and (size or math.inf) < shards:

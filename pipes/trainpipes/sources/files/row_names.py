@@ -23,6 +23,9 @@ def row_names(inputs: Inputs) -> RowNames:
     if inputs.mixed:
         return _MixedNames(inputs)
     source = inputs.source
+    if isinstance(source, RowSource) and source.named_by is not None:
+        named, skipped = source.named_by
+        return row_names(named).shifted(skipped)
     files = source.file_of_block if isinstance(source, RowSource) else None
     if files is None:
         return RowNames(np.zeros(1, dtype=np.int64), [""])

@@ -1,0 +1,296 @@
+"""``zip``: the columns of several sources, side by side.
+
+A ``Zipped`` owns the sources of all pipelines, and any thread may ask it; each of its readers is one thread's
+at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.order import IntArray
+from trainpipes.runtime.planning.common_columns import Joined
+from trainpipes.runtime.planning.joined_input import JoinedInput, JoiningSource
+from trainpipes.runtime.reading.random_access import RandomAccessSource
+from trainpipes.runtime.rows.block import Payload, join_payloads
+from trainpipes.runtime.rows.side_by_side import Clash, NoColumns, check_names, side_by_side
+from trainpipes.runtime.source import LooksAhead, Place, Reader, RowSource
+
+__all__ = ["Zip"]
+
+#: Blocks of a source that one block of the zip is cut of, up to which they are asked for together although
+#: not all may be needed.
+FEW_BLOCKS = 3
+
+
+class Zip(JoiningSource):
+    """The columns of several pipelines side by side: row k of each is part of row k.
+
+    In: pipelines of as many rows: features in one set of files and labels in another, a memory map beside
+    Parquet files. Out: rows with the columns of all. Cursor: as of any source. Costs a reference to each
+    column; where blocks of one source end within those of another, rows of these are decoded again for a
+    shuffle, which puts blocks in another order. Blocks are those of the source for which that is least, and
+    sources that are read by number, as memory maps are, adapt to them.
+
+    Each pipeline has a source whose rows are counted in advance, and stages that keep all rows, such as
+    ``tokenize``, ``map`` or ``select``; ``take`` and ``skip`` leave out rows in file order. What drops rows,
+    and what orders, deals or batches them stands after it, and so does not part rows from each other.
+
+    Columns of Arrow stay as they are. Tensors and Python objects become columns where another source gives
+    columns; where all give dicts, or tuples, these are united row by row. Which part of ``split``, ``sample``
+    and the like a row is in follows from the first pipeline.
+
+    Args:
+        pipelines: in this order, which is that of the columns.
+
+    Raises:
+        DataError: they have different numbers of rows; names both.
+        ConfigError: a pipeline cannot be counted, or two have a column of one name.
+        SchemaError: rows of one make no columns.
+
+    >>> import numpy as np, pyarrow as pa, trainpipes as tp
+    >>> text = tp.from_arrow(pa.table({"text": ["a", "b", "c"]}))
+    >>> label = tp.from_tensors(label=np.array([0, 1, 1]))
+    >>> list(text.zip(label))[1]
+    {'text': 'b', 'label': 1}
+    """
+
+    joined: ClassVar[Joined] = "side by side"
+
+    def open(self) -> RowSource:
+        parts = self.inputs()
+        rows = [int(part.edges[-1]) for part in parts]
+        odd = next((n for n, count in enumerate(rows) if count != rows[0]), None)
+        if odd is not None:
+            openers = [parts[n].inputs.chain.stages[0] for n in (0, odd)]
+            raise DataError(
+                f"zip(...) puts row k of each source beside row k of the others, and source 0, {openers[0]}, "
+                f"has {rows[0]:,} rows, source {odd}, {openers[1]}, {rows[odd]:,}: give it the files that "
+                f"belong together, or cut the longer one by take({min(rows[0], rows[odd])})",
+                stage=str(self),
+            )
+        kind = Zipped
+        if all(isinstance(part.source, RandomAccessSource) for part in parts):
+            kind = ZippedByNumber
+        return kind(parts, str(self))
+
+
+class Zipped(RowSource):
+    """The columns of several sources.
+
+    Args:
+        parts: of each source.
+        asker: the stage, for messages.
+
+    Attributes:
+        parts: the same.
+        edges: number of each block's first row, and of all rows, int64 ``[blocks + 1]``.
+        schema: of all rows, where that of each source is known.
+    """
+
+    def __init__(self, parts: Sequence[JoinedInput], asker: str) -> None:
+        self.parts = parts
+        self._asker = asker
+        self.joined_inputs = [part.inputs for part in parts]
+        self.named_by = parts[0].inputs, parts[0].skipped
+        self.edges = parts[
+            _best([part.edges for part in parts], [_by_number(p) for p in parts])
+        ].edges
+        self.lengths = np.diff(self.edges)
+        sizes = [part.source.row_bytes for part in parts]
+        if None not in sizes:
+            self.row_bytes = sum(size for size in sizes if size is not None)
+        self.block_bytes = self._block_bytes()
+        known = parts[0].columns.known()
+        try:
+            check_names([[] if schema is None else schema.names for schema in known])
+        except Clash as clash:
+            raise self._clashing(clash) from None
+        if None not in known:
+            self.schema = pa.schema([field for schema in known for field in schema])  # type: ignore[union-attr]
+
+    def _block_bytes(self) -> Any:
+        """Bytes of each block: of sources that are cut elsewhere, by the part of their blocks' rows."""
+        if all(part.block_bytes is None for part in self.parts):
+            return None
+        found = np.zeros(len(self.lengths))
+        for part in self.parts:
+            if part.block_bytes is None:
+                found += self.lengths * (part.source.row_bytes or 0.0)
+                continue
+            before = np.concatenate([[0.0], np.cumsum(part.block_bytes)])
+            ends, first = np.unique(part.edges, return_index=True)
+            last = np.append(first[1:], len(part.edges)) - 1
+            found += np.diff(np.interp(self.edges, ends, before[last]))
+        return found
+
+    def reader(self) -> Reader:
+        return _ZippedReader(self)
+
+    def place(self, block: int, row: int) -> Place:
+        return self.parts[0].place(int(self.edges[block]) + row)
+
+    def block_key(self, block: int) -> Any:
+        """The keys of the blocks that it is cut of, and where in them."""
+        start, stop = self.edges[block : block + 2].tolist()
+        found = []
+        for part in self.parts:
+            keys = [
+                [part.block_key(own), low, high] for own, low, high in stretches(part, start, stop)
+            ]
+            if any(key is None for key, _, _ in keys):
+                return None
+            found.append(keys)
+        return found
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"sources": [part.source.fingerprint() for part in self.parts]}
+
+    def describe(self) -> list[tuple[str, str]]:
+        count = len(self.lengths)
+        lines = [("sources", f"{len(self.parts)}, side by side"), ("rows", f"{self.edges[-1]:,}")]
+        if count:
+            lines.append(("blocks", f"{count:,} of up to {self.lengths.max():,} rows"))
+        return [*lines, *(line for part in self.parts for line in part.describe())]
+
+    def joined(self, parts: Sequence[Payload]) -> Payload:
+        """The columns of some rows of each source.
+
+        Raises:
+            ConfigError: two sources have a column of one name.
+            SchemaError: rows have no columns.
+        """
+        try:
+            return side_by_side(parts)
+        except Clash as clash:
+            raise self._clashing(clash) from None
+        except NoColumns as error:
+            raise SchemaError(
+                "zip(...) puts columns side by side, so that rows are dicts in all sources, or tuples in "
+                f"all, got {error}: make dicts with map() first",
+                stage=self._asker,
+            ) from None
+
+    def _clashing(self, clash: Clash) -> ConfigError:
+        one, other = clash.sources
+        return ConfigError(
+            f"zip(...): sources {one} and {other} both have a column {clash.name!r}: give it another name in "
+            f"one of them, .rename({{{clash.name!r}: ...}}), or leave it out there, by select() or "
+            "drop_columns()",
+            stage=self._asker,
+        )
+
+
+class ZippedByNumber(Zipped, RandomAccessSource):
+    """Several sources whose rows can be had by number."""
+
+    def __init__(self, parts: Sequence[JoinedInput], asker: str) -> None:
+        super().__init__(parts, asker)
+        sources: list[Any] = [part.source for part in parts]
+        self.by_number = all(source.by_number for source in sources)
+        self.holds_numbers = all(source.holds_numbers for source in sources)
+
+    def take(self, index: IntArray) -> Payload:
+        return self.joined([part.take(index, 0) for part in self.parts])
+
+    def will_need(self, start: int, stop: int) -> None:
+        for part in self.parts:
+            assert isinstance(part.source, RandomAccessSource)
+            part.source.will_need(start + part.skipped, stop + part.skipped)
+
+
+class _ZippedReader:
+    """Reads the blocks of several sources."""
+
+    def __init__(self, source: Zipped) -> None:
+        self._source = source
+        self._readers: list[Reader] = [part.source.reader() for part in source.parts]
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        source = self._source
+        first = int(source.edges[block])
+        rows: list[Payload] = []
+        for part, reader in zip(source.parts, self._readers, strict=True):
+            found = [
+                part.read(reader, own, low, high, 0)
+                for own, low, high in stretches(part, first + start, first + stop)
+            ]
+            rows.append(_one_after_the_other(found))
+        return source.joined(rows)
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Tell each source's reader which of its blocks come next: of the first and last of ``blocks``, which
+        may be needed in part only, those of sources with many small ones are asked for when they are read."""
+        edges = self._source.edges
+        ends = (blocks[0], blocks[-1])
+        for part, reader in zip(self._source.parts, self._readers, strict=True):
+            if not isinstance(reader, LooksAhead):
+                continue
+            wanted: dict[int, None] = {}
+            for block in blocks:
+                own = [n for n, _, _ in stretches(part, *edges[block : block + 2].tolist())]
+                if len(own) <= FEW_BLOCKS or block not in ends:
+                    wanted |= dict.fromkeys(own)
+            reader.expect(list(wanted))
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+
+def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, int]]:
+    """The blocks of a source that rows ``start`` to ``stop`` lie in, and where in each; of no rows, where
+    they would."""
+    first = max(0, int(np.searchsorted(part.edges, start, side="right")) - 1)
+    last = int(np.searchsorted(part.edges, stop, side="left"))
+    found = []
+    for block in range(min(first, len(part.lengths) - 1), max(first + 1, last)):
+        begin, end = part.edges[block : block + 2].tolist()
+        low, high = max(start, begin) - begin, min(stop, end) - begin
+        if low < high or start == stop:
+            found.append((block, low, max(low, high)))
+    return found
+
+
+def _one_after_the_other(parts: list[Payload]) -> Payload:
+    """Rows of a source's blocks; Arrow columns in as many chunks."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, pa.Table) for part in parts) and len({p.schema for p in parts}) == 1:  # type: ignore[union-attr]
+        return pa.concat_tables(parts)
+    return join_payloads(parts)
+
+
+def _by_number(part: JoinedInput) -> bool:
+    """Whether a block of a source can be entered anywhere."""
+    return isinstance(part.source, RandomAccessSource)
+
+
+def _best(edges: Sequence[IntArray], anywhere: Sequence[bool]) -> int:
+    """The source whose blocks are those of all: the one at whose ends the fewest rows of others are decoded
+    twice. The first of several.
+
+    Args:
+        edges: of each source the number of each block's first row, and of all rows.
+        anywhere: whether blocks of a source can be entered anywhere at no cost.
+
+    >>> _best([np.array([0, 4, 8, 9]), np.array([0, 8, 9]), np.array([0, 9])], [False, False, True])
+    1
+    """
+
+    def again(cuts: IntArray) -> int:
+        total = 0
+        for own, free in zip(edges, anywhere, strict=True):
+            if not free:
+                block = np.searchsorted(own, cuts, side="right") - 1
+                inner = block[~np.isin(cuts, own)]
+                total += int(np.diff(own)[inner].sum())
+        return total
+
+    candidates = [n for n, free in enumerate(anywhere) if not free] or list(range(len(edges)))
+    return min(candidates, key=lambda n: again(edges[n]))
