@@ -43,6 +43,12 @@ def held(folder: Path) -> Pipeline:
     return tp.from_arrow(table()).select("number", "text", "input_ids")
 
 
+def narrow() -> Pipeline:
+    """The numbers in another type."""
+    numbers = table().select(["number"])
+    return tp.from_arrow(numbers.cast(pa.schema([("number", pa.int32())])))
+
+
 def sharded(folder: Path) -> Pipeline:
     return rows(folder).sharding_filter(4).shuffle(64, seed=1)
 
@@ -209,6 +215,13 @@ CHAINS: dict[str, Make] = {
     "concat": lambda d: (
         tp.concat(plain(d), held(d)).shuffle(64).select("number", "input_ids").batch(8)
         .pad_collate()
+    ),
+    "concat of several types": lambda d: (
+        tp.concat(plain(d).select("number"), narrow()).shuffle(64).batch(8).collate(format="arrow")
+    ),
+    "zip": lambda d: (
+        plain(d).select("number").zip(held(d).select("input_ids"), tp.from_tensors(y=torch.zeros(ROWS)))
+        .shuffle(64).batch(8).pad_collate()
     ),
     "cache": cached,
     "cache of some rows": cached_with_holes,

@@ -213,6 +213,16 @@ class Squares:
 
 
 SQUARES = Squares()
+#: Rows of Python that go with those of files.
+ANSWERS = [{"x": n, "answer": f"a{n}" if n % 3 else None} for n in range(61)]
+
+
+def answers() -> pa.Table:
+    """The same columns in other types."""
+    schema = pa.schema([("answer", pa.large_string()), ("x", pa.int32())])
+    return pa.table({"answer": ["b"] * 20, "x": range(200, 220)}, schema=schema)
+
+
 SAMPLER = SubsetRandomSampler(range(5, 40))
 NODE = IterableWrapper(range(61))
 BATCHES = BatchSampler(SAMPLER, 4, False)
@@ -380,6 +390,27 @@ FINITE: dict[str, Make] = {
     "concat / in file order": lambda f: (
         tp.concat(tp.from_dataset(SQUARES), tp.from_dataset(SQUARES).map(double_pair)).skip(5).batch(4)
     ),
+    "concat / of any kind": lambda f: (
+        tp.concat(rows(f).select("x", "answer"), tp.from_dataset(ANSWERS), tp.from_arrow(answers()))
+        .sharding_filter(4).shuffle(20).batch(4)
+    ),
+    "zip": lambda f: (
+        rows(f).select("x", "text").zip(tp.from_arrow(pa.table({"y": range(97)}))).sharding_filter(4)
+        .shuffle(20).batch(4).collate()
+    ),
+    "zip / drawn": lambda f: (
+        tp.zip(tp.from_tensors(x=np.arange(51)), tp.from_arrow(pa.table({"y": range(51)}))).sharding_filter(4)
+        .shuffle(scope="global").batch(4).collate()
+    ),
+    "zip / by number": lambda f: (
+        tp.zip(tp.from_tensors(x=np.arange(51)), tp.from_tensors(y=np.arange(51.0))).sharding_filter(2)
+        .shuffle(12).batch(4).collate()
+    ),
+    "zip / of any kind": lambda f: (
+        tp.zip(rows(f).select("tokens").skip(3).take(60), tp.from_dataset(ANSWERS).take(60),
+               tp.from_tensors(z=np.zeros((60, 2)))).sharding_filter(4).shuffle(9).batch(4)
+    ),
+    "zip / in file order": lambda f: tp.zip(tp.from_dataset(SQUARES), tp.from_dataset(SQUARES)).skip(5).batch(4),
     "from_arrow": lambda f: tp.from_arrow(pa.table({"x": range(50)})).sharding_filter(4).batch(3).collate(),
     "from_dataset": lambda f: tp.from_dataset(SQUARES).sharding_filter(4).shuffle(7).batch(4).collate(),
     "from_dataset / sampler": lambda f: (
@@ -637,6 +668,18 @@ ENDLESS: dict[str, Make] = {
         .pack(8, column="tokens", window=5)
         .batch(2)
     ),
+    "mix / of any kind": lambda f: (
+        tp.mix(
+            {
+                "a": rows(f).select("x", "answer"),
+                "b": tp.from_dataset(ANSWERS),
+                "c": tp.from_arrow(answers()),
+            }
+        )
+        .sharding_filter(4)
+        .repeat()
+        .batch(3)
+    ),
     "mix / rolling": lambda f: (
         tp.mix({"a": part(f, 40), "b": part(f, 30, 50)}).sharding_filter(4).repeat().batch(2)
     ),
@@ -674,7 +717,7 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "WithColumns": {"fn": len}, "DropColumns": {"columns": ["x"]},
         "Filter": {"predicate": len}, "Select": {"columns": ["x"]}, "Rename": {"names": {"x": "y"}},
         "ChatTemplate": {"tokenizer": chat_tokenizer()}, "FlatMap": {"fn": len},
-        "Concat": {"pipelines": [tp.from_tensors([1])]},
+        "Concat": {"pipelines": [tp.from_tensors([1])]}, "Zip": {"pipelines": [tp.from_tensors([1])]},
         "Tokenize": {"tokenizer": "bytes"}, "FromMemmap": {"path": "x"},
         "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},
         "To": {"device": "cpu"}, "Take": {"count": 1}, "Skip": {"count": 1},

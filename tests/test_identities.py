@@ -213,6 +213,9 @@ OPTIONS: dict[str, Make] = {
     "from_memmap / dtype": lambda f: tp.from_memmap(bare(f), dtype="uint16", length=7, labels=True),
     "from_tensors": lambda f: tp.from_tensors(np.arange(5), np.arange(5)),
     "concat": lambda f: tp.concat(rows(f).select("x"), tp.from_arrow(table(f).select(["x"]))),
+    "zip": lambda f: tp.zip(
+        rows(f).select("x").skip(2), tp.from_arrow(table(f).slice(2).select(["text"]))
+    ),
     "mix": lambda f: tp.mix(
         {"a": part(f, 24), "b": part(f, 15, 50)},
         weights={"a": 1, "b": 2},

@@ -83,6 +83,21 @@ def _twice(row: dict[str, int]) -> dict[str, int]:
     return {"x": row["x"] * 2}
 
 
+def test_rows_in_file_order_can_be_left_out(folders: tuple[Path, Path]) -> None:
+    def parts() -> tp.Pipeline:
+        one, other = (tp.list_files(folder).read_parquet() for folder in folders)
+        return tp.concat(one.skip(17).take(30), other.take(25), one.take(0), one.skip(99))
+
+    expected = [*range(17, 47), *range(100, 125), 99]
+    assert numbers(parts()) == expected
+    shuffled = parts().sharding_filter(4).shuffle(8, seed=1).batch(3)
+    assert sorted(row["x"] for batch in shuffled for row in batch) == sorted(expected)
+    check_resume(parts().sharding_filter(4).shuffle(8, seed=1).batch(3), processes=0, every=3)
+    table = tp.from_arrow(pa.table({"x": range(9)}))
+    drawn = tp.concat(table.skip(4), table.take(2)).shuffle(scope="global")
+    assert sorted(numbers(drawn)) == [0, 1, 4, 5, 6, 7, 8]
+
+
 def test_columns_in_another_order_are_put_in_one() -> None:
     one = tp.from_arrow(pa.table({"x": [1], "y": ["a"]}))
     other = tp.from_arrow(pa.table({"y": ["b"], "x": [2]}))
@@ -203,7 +218,10 @@ def test_it_resumes_from_spawned_processes_too(folders: tuple[Path, Path]) -> No
         (lambda rows: tp.concat(rows.filter(pc.field("x") > 1)), "does not keep each row"),
         (lambda rows: tp.concat(rows.batch(2)), r"put batch\(\) after concat"),
         (lambda rows: tp.concat(rows.sharding_filter(2)), r"put sharding_filter\(\) after"),
-        (lambda rows: tp.concat(rows.take(2)), r"put take\(\) after concat"),
+        (
+            lambda rows: tp.concat(rows, rows.distributed(rank=0, world_size=2)),
+            r"source 1 is distributed\(\): put that after",
+        ),
         (
             lambda rows: tp.concat(
                 rows.mask_tokens(column="x", mask_id=1, special_ids=[], vocab_size=9)

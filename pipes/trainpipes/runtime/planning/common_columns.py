@@ -340,7 +340,7 @@ def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
     rest = steps[start:]
     if schema is None or not all(stage.names_only for stage in rest):
         return None
-    empty = Block(schema.empty_table(), np.empty(0, dtype=np.int64))
+    empty = Block(pa.Table.from_batches([], schema), np.empty(0, dtype=np.int64))
     return columns_of(chain_before(rest)(empty).data)
 
 
