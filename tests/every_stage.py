@@ -410,7 +410,9 @@ FINITE: dict[str, Make] = {
         tp.zip(rows(f).select("tokens").skip(3).take(60), tp.from_dataset(ANSWERS).take(60),
                tp.from_tensors(z=np.zeros((60, 2)))).sharding_filter(4).shuffle(9).batch(4)
     ),
-    "zip / in file order": lambda f: tp.zip(tp.from_dataset(SQUARES), tp.from_dataset(SQUARES)).skip(5).batch(4),
+    "zip / in file order": lambda f: (
+        tp.zip(tp.from_dataset(SQUARES), tp.from_dataset(SQUARES)).skip(5).batch(4)
+    ),
     "from_arrow": lambda f: tp.from_arrow(pa.table({"x": range(50)})).sharding_filter(4).batch(3).collate(),
     "from_dataset": lambda f: tp.from_dataset(SQUARES).sharding_filter(4).shuffle(7).batch(4).collate(),
     "from_dataset / sampler": lambda f: (

@@ -200,7 +200,7 @@ def test_columns_in_another_order_are_the_same_columns() -> None:
             "'a' has column 'input_ids' as list<item: int32>, 'b' column 'input_ids' as list<item: string>",
         ),
         (tp.from_dataset([{"who": "b"}]), "'a' has column 'input_ids' as list<item: int32>, 'b' no column"),
-        (tp.from_dataset([("b", 1)]), "'a' has Arrow columns who, input_ids, 'b' Python objects that make no"),
+        (tp.from_dataset([("b", 1)]), "'a' has Arrow columns who, input_ids, 'b' Python objects that make"),
     ],
 )  # fmt: skip
 def test_other_columns_are_refused_and_both_sources_named(other: tp.Pipeline, said: str) -> None:

@@ -1,0 +1,403 @@
+"""zip: the columns of several sources side by side."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import trainpipes as tp
+from trainpipes.testing import check_resume, digest
+
+ROWS = 150
+
+
+def table(name: str, rows: int = ROWS) -> pa.Table:
+    return pa.table({name: range(rows), f"{name}_text": [f"{name}{n}" for n in range(rows)]})
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[..., tp.Pipeline]:
+    """Makes a pipeline of a folder of Parquet files of 150 rows, in row groups of so many."""
+
+    def make(name: str, group: int, cuts: tuple[int, ...] = (0, 60, ROWS)) -> tp.Pipeline:
+        folder = tmp_path / f"{name}-{group}-{len(cuts)}"
+        folder.mkdir(exist_ok=True)
+        for number in range(len(cuts) - 1):
+            part = table(name).slice(cuts[number], cuts[number + 1] - cuts[number])
+            pq.write_table(part, folder / f"{number}.parquet", row_group_size=group)
+        return tp.list_files(folder).read_parquet()
+
+    return make
+
+
+def together(rows: Any, *names: str) -> bool:
+    """Whether all columns of all rows have the same number."""
+    return all(len({int(row[name]) for name in names}) == 1 for row in rows)
+
+
+# What comes out
+
+
+def test_row_k_stands_beside_row_k_wherever_blocks_end(files: Any) -> None:
+    a, b = files("a", 10), files("b", 7, (0, 1, 1, 99, ROWS))
+    assert list(a.zip(b)) == [
+        {"a": n, "a_text": f"a{n}", "b": n, "b_text": f"b{n}"} for n in range(ROWS)
+    ]
+    assert len(tp.zip(a, b).batch(32)) == 5
+    for shards, buffer in ((1, 9), (4, 20), (6, 500)):
+        pipe = b.zip(a).sharding_filter(shards).shuffle(buffer, seed=2)
+        rows = [row for batch in pipe.batch(5) for row in batch]
+        assert together(rows, "a", "b")
+        assert sorted(row["a"] for row in rows) == list(range(ROWS))
+
+
+def test_the_order_is_that_of_the_source_that_is_cut_most_coarsely(files: Any) -> None:
+    """Whichever comes first; sources that are read anywhere adapt to it."""
+    coarse, fine, held = files("a", 30), files("b", 4), tp.from_arrow(table("c"))
+    alone = [row["a"] for row in coarse.shuffle(20, seed=1)]
+    for pipe in (coarse.zip(fine, held), held.zip(fine, coarse), fine.zip(coarse)):
+        assert [row["a"] for row in pipe.shuffle(20, seed=1)] == alone
+        assert together(pipe.shuffle(20, seed=1), "a", "b")
+
+
+def test_columns_keep_their_types_and_come_in_the_order_of_the_sources(files: Any) -> None:
+    small = tp.from_arrow(
+        pa.table({"c": pa.array([[n] for n in range(ROWS)], pa.list_(pa.int16()))})
+    )
+    batch = next(iter(files("a", 10).zip(small).batch(4).collate(format="arrow")))
+    assert batch.schema.names == ["a", "a_text", "c"]
+    assert batch.schema.field("c").type == pa.list_(pa.int16())
+    batches = files("a", 10).select("a").zip(small).shuffle(30).batch(4).pad_collate()
+    assert all((batch["a"][:, None] == batch["c"]).all() for batch in batches)
+
+
+def test_each_source_has_stages_of_its_own(files: Any, tmp_path: Path) -> None:
+    tp.write_memmap(tmp_path / "labels", {"label": np.arange(ROWS), "part": np.ones((ROWS, 3))})
+    pipe = tp.zip(
+        files("a", 10).tokenize("bytes", "a_text").rename({"input_ids": "ids"}),
+        tp.from_memmap(tmp_path / "labels"),
+        files("b", 7).drop_columns("b_text").map(lambda row: {"b": row["b"] + 0}),
+    )
+    rows = list(pipe.sharding_filter(4).shuffle(16, seed=3))
+    assert all(bytes(row["ids"]) == f"a{row['label']}".encode() for row in rows)
+    assert together(rows, "label", "b")
+    batch = next(iter(pipe.select("label", "part", "b").batch(5).collate()))
+    assert batch["part"].shape == (5, 3)
+    assert batch["label"].tolist() == batch["b"].tolist() == list(range(5))
+
+
+def test_tensors_stay_tensors_and_python_objects_python_objects() -> None:
+    x, y = torch.arange(6).reshape(3, 2), torch.tensor([0, 1, 0])
+    assert [tuple(map(torch.Tensor.tolist, row)) for row in tp.from_tensors(x).zip(tp.from_tensors(y))] == [
+        ([0, 1], 0), ([2, 3], 1), ([4, 5], 0),
+    ]  # fmt: skip
+    named = tp.from_tensors(x=x).zip(tp.from_tensors(y=y))
+    assert all(isinstance(value, torch.Tensor) for row in named for value in row.values())
+    one, other = object(), object()
+    objects = tp.from_dataset([{"x": one}, {"x": other}]).zip(tp.from_dataset([{"y": 1}, {"y": 2}]))
+    assert list(objects) == [{"x": one, "y": 1}, {"x": other, "y": 2}]
+    assert list(tp.zip(tp.from_dataset([(1, 2)]), tp.from_dataset([(3,)]))) == [(1, 2, 3)]
+
+
+def test_rows_can_be_left_out_of_each_source(files: Any) -> None:
+    a, b = files("a", 10), files("b", 7)
+    pipe = a.skip(12).take(100).zip(b.take(112).skip(12))
+    assert [row["a"] for row in pipe] == list(range(12, 112))
+    assert together(pipe.sharding_filter(2).shuffle(8), "a", "b")
+    shifted = a.skip(1).zip(b.take(ROWS - 1))
+    assert all(row["a"] == row["b"] + 1 for row in shifted.shuffle(8))
+    held = tp.from_arrow(table("c")).skip(1).zip(tp.from_tensors(d=np.arange(ROWS - 1)))
+    assert all(row["c"] == row["d"] + 1 for row in held.shuffle(scope="global"))
+    assert all(row["a"] == row["b"] for row in pipe.skip(3).take(5))
+    assert [row["a"] for row in pipe.skip(3).take(2)] == [15, 16]
+
+
+# Zips of zips, and the like
+
+
+def test_a_zip_is_a_source_like_others(files: Any) -> None:
+    a, b, c = files("a", 10), files("b", 7), files("c", 40)
+    nested = a.zip(b.zip(c.rename({"c_text": "d"})))
+    assert together(nested.sharding_filter(2).shuffle(16), "a", "b", "c")
+    assert nested.batch(1).explain().rows == ROWS
+    itself = a.zip(a.rename({"a": "again", "a_text": "t"}))
+    assert together(itself.shuffle(20), "a", "again")
+    joined = tp.concat(a.zip(b), a.zip(b).take(10))
+    assert together(joined.sharding_filter(2).shuffle(16), "a", "b")
+    assert len(joined.batch(1)) == ROWS + 10
+    joined = tp.concat(a, a.take(20)).zip(tp.concat(b.take(50), b.skip(30)))
+    assert [(row["a"], row["b"]) for row in joined] == list(
+        zip([*range(ROWS), *range(20)], [*range(50), *range(30, ROWS)], strict=True)
+    )
+    mixed = tp.mix({"one": a.zip(b).shuffle(20), "two": a.zip(b).shuffle(9)}, column="whose")
+    assert together(mixed.sharding_filter(2), "a", "b")
+    check_resume(mixed.sharding_filter(2).batch(16), processes=0, every=5, epochs=1)
+    check_resume(joined.sharding_filter(2).shuffle(16).batch(9), processes=0, every=4, epochs=2)
+
+
+def test_a_cache_above_knows_both_sources(files: Any, tmp_path: Path) -> None:
+    a, b = files("a", 10), files("b", 7)
+
+    def make(*, times: int, column: str = "b_text") -> tp.Pipeline:
+        rows = a.zip(b.skip(0)).tokenize("bytes", column).with_columns(scaled(times))
+        return rows.cache(tmp_path / "kept").shuffle(20, seed=1)
+
+    first = [digest(row) for row in make(times=1)]
+    kept = set((tmp_path / "kept").rglob("*.arrow"))
+    assert [digest(row) for row in make(times=1)] == first
+    assert set((tmp_path / "kept").rglob("*.arrow")) == kept
+    assert kept
+    path = next((tmp_path / "b-7-3").glob("0*"))
+    pq.write_table(pq.read_table(path).slice(0, 59), path)
+    with pytest.raises(tp.DataError, match=r"150 rows, source 1, .*149"):
+        list(make(times=1))
+    pq.write_table(table("b").slice(0, 60).set_column(0, "b", pa.array([7] * 60)), path)
+    assert sum(row["b"] == 7 for row in make(times=1)) == 60
+
+
+def scaled(times: int) -> Callable[[Any], Any]:
+    def scale(columns: Any) -> Any:
+        return {"scaled": pc.multiply(columns["a"], times)}
+
+    return scale
+
+
+def test_empty_sources_make_an_empty_zip() -> None:
+    none = tp.from_arrow(table("a", 0))
+    assert list(none.zip(tp.from_arrow(table("b", 0)))) == []
+    assert len(none.zip(tp.from_arrow(table("b", 3)).take(0)).batch(4)) == 0
+
+
+# Who a row is, and where it stands
+
+
+def test_a_row_is_who_it_is_in_the_first_source(files: Any) -> None:
+    a, b = files("a", 10), files("b", 7)
+    alone = {row["a"] for row in a.split({"x": 0.5, "y": 0.5})["x"]}
+    assert {row["a"] for row in a.zip(b).split({"x": 0.5, "y": 0.5})["x"]} == alone
+    assert {row["a"] for row in a.skip(9).zip(b.skip(9)).split({"x": 0.5, "y": 0.5})["x"]} == {
+        n for n in alone if n > 8
+    }
+    assert [row["index"] for row in a.zip(b).enumerate()] == list(range(ROWS))
+
+
+def test_errors_name_the_file_and_row_of_the_source(files: Any) -> None:
+    def fails(row: dict[str, Any]) -> dict[str, Any]:
+        if row["b"] == 99:
+            raise ValueError("no")
+        return row
+
+    a, b = files("a", 10), files("b", 7)
+    zipped = a.zip(b.map(fails))
+    for pipe, source in (
+        (zipped, ""),
+        (zipped.sharding_filter(2).shuffle(20).batch(4), ""),
+        (tp.concat(a.zip(b), zipped), ""),
+        (a.take(98).zip(b.map(fails).skip(52)), ""),
+        (tp.mix({"m": zipped}), "source 'm', "),
+    ):
+        with pytest.raises(ValueError, match="no") as caught:
+            list(pipe)
+        said = caught.value.__notes__[0]
+        assert f"{source}" in said
+        assert "b-7-3/1.parquet, row group 5, row 39" in said
+    with pytest.raises(ValueError, match="no") as caught:
+        list(a.zip(b).map(fails))
+    assert "a-10-3/1.parquet, row group 3, row 39" in caught.value.__notes__[0]
+
+
+# Where it runs
+
+
+def test_it_resumes_at_every_item_and_from_spawned_processes(files: Any) -> None:
+    pipe = files("a", 10).zip(files("b", 7).tokenize("bytes", "b_text"))
+    check_resume(pipe.sharding_filter(4).shuffle(30).batch(9), processes=0, epochs=2)
+    check_resume(
+        files("a", 10).zip(files("b", 7)).sharding_filter(2).shuffle(30).batch(16),
+        start_method="spawn", every=9, epochs=2,
+    )  # fmt: skip
+    maps = tp.from_tensors(x=np.arange(50)).zip(tp.from_tensors(y=np.arange(50)))
+    check_resume(maps.sharding_filter(2).shuffle(8).batch(4), processes=0, epochs=2)
+    check_resume(maps.shuffle(scope="global").batch(4), processes=0, epochs=2)
+    check_resume(maps.filter(lambda row: row["x"] % 3).batch(4), processes=0, epochs=2)
+
+
+def test_a_state_goes_on_with_any_number_of_ranks_and_workers(files: Any) -> None:
+    def make() -> tp.Pipeline:
+        rows = files("a", 10).zip(files("b", 7).tokenize("bytes", "b_text"))
+        return rows.sharding_filter(4).shuffle(30, seed=1).batch(4)
+
+    whole = [digest(item) for item in make()]
+    found: list[str] = []
+    states: list[dict[str, Any]] = []
+    for world, steps in ((2, 6), (4, 3), (1, 999)):
+        ranks = []
+        for rank in range(world):
+            loader = tp.Loader(
+                make().distributed(rank=rank, world_size=world), num_workers=2 * (world == 1)
+            )
+            if states:
+                loader.load_state_dict(tp.merge_states(states))
+            ranks.append((loader, iter(loader)))
+        for _ in range(steps):
+            step = [item for _, one in ranks if (item := next(one, None)) is not None]
+            found += [digest(item) for item in step]
+            if not step:
+                break
+        states = [loader.state_dict() for loader, _ in ranks]
+    assert found == whole
+
+
+def test_positions_follow_by_arithmetic(files: Any) -> None:
+    make = lambda: files("a", 10).zip(files("b", 7)).sharding_filter(4).shuffle(30, seed=1).batch(4)  # noqa: E731
+    state = make().state_at(17)
+    assert not any(key.startswith("shard") for key in state)
+    again = make()
+    again.load_state_dict(state)
+    assert [digest(item) for item in again] == [digest(item) for item in make()][17:]
+
+
+class Counting(tp.Source):
+    """Rows in blocks of a size; which rows are read is kept."""
+
+    name_: str
+    size: int
+    log: Any = None
+    holds_data = True
+    free = frozenset({"log"})
+
+    def open(self) -> tp.RowSource:
+        return CountedRows(self.name_, self.size, self.log)
+
+
+class CountedRows(tp.RowSource):
+    def __init__(self, name: str, size: int, log: list[tuple[int, int]]) -> None:
+        self._name, self._size, self._log = name, size, log
+        self.lengths = np.diff(np.append(np.arange(0, ROWS, size), ROWS))
+
+    def read(self, block: int, start: int, stop: int) -> pa.Table:
+        self._log.append((block, stop - start))
+        return table(self._name).slice(block * self._size + start, stop - start)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"rows": ROWS}
+
+
+def test_each_row_is_read_once_and_a_resume_reads_little() -> None:
+    logs: tuple[list[Any], list[Any]] = ([], [])
+    sources = [
+        Counting(name, size, log) for name, size, log in zip("ab", (10, 7), logs, strict=True)
+    ]
+    one, other = map(tp.from_source, sources)
+    pipe = one.zip(other).sharding_filter(2).shuffle(20, seed=1).batch(5)
+    whole = [digest(item) for item in pipe]
+    for log in logs:
+        assert sum(rows for _, rows in log) <= ROWS + 2  # one looked at for its columns
+        log.clear()
+    again = one.zip(other).sharding_filter(2).shuffle(20, seed=1).batch(5)
+    again.load_state_dict(again.state_at(27))
+    assert [digest(item) for item in again] == whole[27:]
+    for log in logs:
+        assert sum(rows for _, rows in log) <= 2 * 40 + 2  # a window of each shard
+
+
+# The record
+
+
+def test_it_is_a_record_like_others(files: Any) -> None:
+    pipe = files("a", 10).zip(files("b", 7)).shuffle(30).batch(4)
+    assert pipe == pickle.loads(pickle.dumps(pipe))
+    assert pipe != files("a", 10).zip(files("b", 7).select("b")).shuffle(30).batch(4)
+    assert repr(pipe).startswith("zip(list_files(")
+    said = str(pipe.explain())
+    assert "2, side by side" in said
+    assert "15 of up to 10 rows" in said
+    assert "1: rows" in said
+    assert tp.Pipeline.zip.__doc__ == type(pipe.stages[0]).__doc__
+
+
+def test_a_state_names_the_source_that_differs(files: Any) -> None:
+    state = files("a", 10).zip(files("b", 7)).batch(4).state_dict()
+    with pytest.raises(tp.StateError, match="data/sources/1"):
+        files("a", 10).zip(files("b", 8)).batch(4).load_state_dict(state or {})
+    with pytest.raises(tp.StateError, match="stages/zip/sources/1"):
+        files("a", 10).zip(files("b", 7).select("b")).batch(4).load_state_dict(state or {})
+    with pytest.raises(tp.StateError, match="stages"):
+        tp.concat(files("a", 10), files("b", 7)).batch(4).load_state_dict(state or {})
+
+
+# What is refused
+
+
+def test_other_counts_are_refused_before_the_first_row_and_both_are_named(files: Any) -> None:
+    a, b = files("a", 10), files("b", 7)
+    for look in (len, lambda pipe: next(iter(pipe)), lambda pipe: pipe.explain()):
+        with pytest.raises(
+            tp.DataError, match=r"source 0, .*has 150 rows, source 2, .*149: .*take\(149\)"
+        ):
+            look(tp.zip(a, b, tp.from_arrow(table("c")).skip(1)).batch(2))
+    with pytest.raises(tp.DataError, match=r"source 0, .*has 150 rows, source 1, .* 0: "):
+        list(a.zip(tp.from_arrow(table("c", 0))))
+
+
+def test_names_that_clash_are_refused_with_a_way_out(files: Any) -> None:
+    a, held = files("a", 10), tp.from_tensors(a=np.arange(ROWS))
+    said = r"sources 0 and 1 both have a column 'a': .*rename\(\{'a': \.\.\.\}\).* drop_columns"
+    with pytest.raises(tp.ConfigError, match=said):
+        len(a.zip(a.select("a")))  # known before a row is read
+    for pipe in (a.zip(held), held.zip(held), a.zip(a.map(dict)), a.map(dict).zip(a.map(dict))):
+        with pytest.raises(tp.ConfigError, match=said):
+            list(pipe.shuffle(9))
+    assert together(a.zip(held.rename({"a": "b"})), "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda rows: tp.zip(), "takes pipelines, got none"),
+        (lambda rows: rows.zip([1]), "takes pipelines, got list"),
+        (lambda rows: rows.zip(rows.shuffle(3)), r"shuffle\(3\) in source 1 .* put shuffle\(\) after zip"),
+        (lambda rows: rows.zip(rows.filter(pc.field("x") > 1)), r"source 1 .*put filter\(\) after zip"),
+        (lambda rows: rows.zip(rows.batch(2)), r"put batch\(\) after zip"),
+        (lambda rows: rows.sharding_filter(2).zip(rows), r"put sharding_filter\(\) after"),
+        (lambda rows: rows.zip(rows.cache("x")), r"put cache\(\) after zip"),
+        (lambda rows: rows.distributed(rank=0, world_size=2).zip(rows), r"source 0 is distributed\(\)"),
+        (lambda rows: list(rows.zip(tp.from_iterable(list))), "source 1, from_iterable.* is a stream"),
+        (lambda rows: list(rows.zip(tp.mix({"a": rows}))), "source 1, mix.* is a stream"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_one_of_several_is_refused(made: Any, message: str) -> None:
+    with pytest.raises(tp.ConfigError, match=message):
+        made(tp.from_arrow(pa.table({"x": [1, 2]})))
+
+
+def test_rows_without_columns_are_refused_beside_columns() -> None:
+    rows = tp.from_arrow(pa.table({"x": [1, 2]}))
+    with pytest.raises(
+        tp.SchemaError, match="source 0 has Arrow columns x, source 1 Python objects"
+    ):
+        list(rows.zip(tp.from_dataset([1, 2])))
+    with pytest.raises(tp.SchemaError, match="source 0 has Arrow columns x, source 1 tensors"):
+        list(rows.zip(tp.from_tensors(torch.arange(2))))
+    with pytest.raises(tp.SchemaError, match="a row that is no dict, but a int"):
+        list(tp.from_dataset([1, 2]).zip(tp.from_dataset([{"x": 1}] * 2)))
+    objects = rows.map(dict).zip(tp.from_dataset([{"y": object()}] * 2))
+    assert [row["x"] for row in objects] == [1, 2]
+
+
+def test_json_beside_parquet(files: Any, tmp_path: Path) -> None:
+    lines = [json.dumps({"j": n, "s": [n] * (n % 4)}) for n in range(ROWS)]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
+    pipe = tp.read_json(tmp_path / "x.jsonl", block_rows=13).zip(files("a", 10))
+    assert together(pipe.sharding_filter(3).shuffle(30, seed=4), "j", "a")
+    check_resume(pipe.sharding_filter(3).shuffle(30, seed=4).batch(7), processes=0, every=5)
