@@ -1,0 +1,435 @@
+"""concat and mix of rows of any kind: Arrow columns of several types, tensors, Python objects."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torchdata.nodes import IterableWrapper
+
+import trainpipes as tp
+from trainpipes.testing import check_resume, digest
+
+ROWS = 23
+X = list(range(ROWS))
+TEXT = [f"row {n}" for n in X]
+PYTHON = [{"x": x, "text": text} for x, text in zip(X, TEXT, strict=True)]
+
+
+def table(x: Any = pa.int64(), text: Any = pa.string()) -> pa.Table:  # noqa: B008
+    return pa.table({"x": pa.array(X, x), "text": pa.array(TEXT, text)})
+
+
+def written(folder: Path, name: str, write: Callable[[Path], Any]) -> Path:
+    path = folder / name
+    if not path.exists():
+        write(path)
+    return path
+
+
+def lines(path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in PYTHON))
+
+
+def pairs(file: Any) -> Any:
+    return pa.Table.from_pylist([json.loads(line) for line in file])
+
+
+#: Pipelines of the same rows.
+KINDS: dict[str, Callable[[Path], tp.Pipeline]] = {
+    "parquet": lambda d: tp.read_parquet(
+        written(d, "a.parquet", lambda p: pq.write_table(table(), p, row_group_size=7))
+    ),
+    "arrow": lambda d: tp.read_arrow(
+        written(d, "a.arrow", lambda p: pa.feather.write_feather(table(pa.int16()), p))
+    ),
+    "csv": lambda d: tp.read_csv(
+        written(d, "a.csv", lambda p: pa.csv.write_csv(table(), p)), block_rows=5
+    ),
+    "json": lambda d: tp.read_json(written(d, "a.jsonl", lines), block_rows=5),
+    "own format": lambda d: tp.read_files(written(d, "a.jsonl", lines), pairs),
+    "from_arrow": lambda d: tp.from_arrow(table(pa.uint8(), pa.large_string())),
+    "views": lambda d: tp.from_arrow(table(pa.int32(), pa.string_view())),
+    "dictionary": lambda d: tp.from_arrow(table(text=pa.dictionary(pa.int8(), pa.string()))),
+    "from_dataset": lambda d: tp.from_dataset(PYTHON),
+    "map": lambda d: tp.from_arrow(table()).map(dict),
+    "map with a schema": lambda d: tp.from_dataset(PYTHON).map(
+        dict, schema=pa.schema([("x", pa.int32()), ("text", pa.string())])
+    ),
+}
+#: The same, of which a row need not be counted.
+STREAMS: dict[str, Callable[[Path], tp.Pipeline]] = {
+    "filter": lambda d: tp.from_dataset(PYTHON).filter(lambda row: row["x"] >= 0),
+    "from_iterable": lambda d: tp.from_iterable(lambda: iter(PYTHON)),
+    "from_torchdata": lambda d: tp.from_torchdata(IterableWrapper(PYTHON)),
+}
+#: Pipelines of numbers alone.
+NUMBERS: dict[str, Callable[[Path], tp.Pipeline]] = {
+    "parquet": lambda d: KINDS["parquet"](d).select("x"),
+    "from_dataset": lambda d: tp.from_dataset([{"x": n} for n in X]),
+    "tensors": lambda d: tp.from_tensors(x=torch.arange(ROWS)),
+    "narrow tensors": lambda d: tp.from_tensors(x=torch.arange(ROWS, dtype=torch.int16)),
+    "npz": lambda d: tp.read_numpy(
+        written(d, "a.npz", lambda p: np.savez(p, x=np.arange(ROWS, dtype=np.int32)))
+    ),
+    "memmap": lambda d: tp.from_memmap(
+        written(d, "a.memmap", lambda p: tp.write_memmap(p, {"x": np.arange(ROWS)}))
+    ),
+}
+
+
+def values(rows: Any) -> list[Any]:
+    return [
+        {name: v.item() if hasattr(v, "item") else v for name, v in row.items()} for row in rows
+    ]
+
+
+@pytest.mark.parametrize("kinds", [KINDS, NUMBERS], ids=["text", "numbers"])
+def test_rows_of_any_two_kinds_are_joined_and_mixed(kinds: Any, tmp_path: Path) -> None:
+    schemas = {}
+    for one in kinds:
+        for other in kinds:
+            first, second = kinds[one](tmp_path), kinds[other](tmp_path)
+            expected = values(first)
+            found = values(tp.concat(first, second))
+            assert found == [*expected, *expected], (one, other)
+            mixed = tp.mix({"a": first, "b": second}, weights={"a": 1, "b": 1}).sharding_filter(2)
+            assert sorted(row["x"] for row in values(mixed)) == sorted([*X, *X]), (one, other)
+            for pipe in (tp.concat(first, second), mixed):
+                batches = list(pipe.batch(10).collate(format="arrow"))
+                types = {tuple(map(str, batch.schema.types)) for batch in batches}
+                assert len(types) == 1, (one, other)
+                schemas.setdefault(frozenset((one, other)), types.pop())
+                assert schemas[frozenset((one, other))] == tuple(map(str, batches[0].schema.types))
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_rows_that_are_not_counted_are_mixed_with_columns(stream: str, tmp_path: Path) -> None:
+    for kind in ("parquet", "from_arrow", "from_dataset"):
+        sources = {"a": STREAMS[stream](tmp_path), "b": KINDS[kind](tmp_path)}
+        rows = list(tp.mix(sources, weights={"a": 1, "b": 1}))
+        assert sorted(row["x"] for row in rows) == sorted([*X, *X])
+        assert {row["text"] for row in rows} == set(TEXT)
+
+
+# Types
+
+#: Types of two columns and the type that holds both.
+TYPES: list[tuple[Any, Any, Any]] = [
+    (pa.int32(), pa.int64(), pa.int64()),
+    (pa.uint8(), pa.int8(), pa.int16()),
+    (pa.uint32(), pa.int32(), pa.int64()),
+    (pa.float32(), pa.float64(), pa.float64()),
+    (pa.float16(), pa.float32(), pa.float32()),
+    (pa.int64(), pa.float32(), pa.float64()),
+    (pa.string(), pa.large_string(), pa.large_string()),
+    (pa.string_view(), pa.string(), pa.string()),
+    (pa.dictionary(pa.int8(), pa.string()), pa.large_string(), pa.large_string()),
+    (pa.binary(), pa.large_binary(), pa.large_binary()),
+    (pa.binary(3), pa.binary(), pa.binary()),
+    (pa.null(), pa.string(), pa.string()),
+    (pa.list_(pa.int32()), pa.list_(pa.int64()), pa.list_(pa.int64())),
+    (pa.list_(pa.int32()), pa.large_list(pa.int16()), pa.large_list(pa.int32())),
+    (pa.list_(pa.int32(), 2), pa.list_(pa.int32()), pa.list_(pa.int32())),
+    (pa.list_(pa.null()), pa.list_(pa.string()), pa.list_(pa.string())),
+    (pa.list_(pa.list_(pa.int8())), pa.list_(pa.list_(pa.int64())), pa.list_(pa.list_(pa.int64()))),
+    (
+        pa.struct([("a", pa.int8())]), pa.struct([("a", pa.int64()), ("b", pa.string())]),
+        pa.struct([("a", pa.int64()), ("b", pa.string())]),
+    ),
+    (
+        pa.list_(pa.struct([("role", pa.string())])), pa.list_(pa.struct([("role", pa.large_string())])),
+        pa.list_(pa.struct([("role", pa.large_string())])),
+    ),
+    (pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("us")),
+    (pa.date32(), pa.date64(), pa.date64()),
+    (pa.decimal128(5, 2), pa.decimal128(7, 1), pa.decimal128(8, 2)),
+]  # fmt: skip
+
+
+def some(kind: pa.DataType) -> list[Any]:
+    """Two values of a type."""
+    asked = pa.types
+    if asked.is_struct(kind):
+        return [{field.name: some(field.type)[n] for field in kind} for n in (0, 1)]
+    if asked.is_nested(kind):
+        return [some(kind.value_type), some(kind.value_type)]
+    if asked.is_dictionary(kind):
+        return some(kind.value_type)
+    if asked.is_null(kind):
+        return [None, None]
+    if asked.is_decimal(kind):
+        return [decimal.Decimal("1.5"), None]
+    if asked.is_temporal(kind):
+        day = datetime.date(2020, 1, 2)
+        return [day if asked.is_date(kind) else datetime.datetime(2020, 1, 2), None]
+    if "binary" in str(kind):
+        return [b"abc", None]
+    if "string" in str(kind):
+        return ["abc", None]
+    return [1, None]
+
+
+@pytest.mark.parametrize(("one", "other", "both"), TYPES, ids=str)
+def test_columns_of_two_types_become_one_that_holds_both(one: Any, other: Any, both: Any) -> None:
+    tables = [pa.table({"c": pa.array(some(kind), kind)}) for kind in (one, other)]
+    expected = [row for t in tables for row in t.cast(pa.schema([("c", both)])).to_pylist()]
+    sources = [tp.from_arrow(t) for t in tables]
+    for order in (1, -1):
+        joined = tp.concat(*sources[::order])
+        (batch,) = joined.batch(4).collate(format="arrow")
+        assert batch.schema.field("c").type == both
+        assert batch.to_pylist() == (expected if order == 1 else [*expected[2:], *expected[:2]])
+    for pipe in (
+        tp.mix(dict(zip("ab", sources, strict=True)), weights={"a": 1, "b": 1}),
+        tp.concat(*sources).shuffle(9)
+        if "view" in str(one)
+        else tp.concat(*sources).shuffle(scope="global"),
+    ):
+        batches = list(pipe.batch(1).collate(format="arrow"))
+        assert {batch.schema.field("c").type for batch in batches} == {both}
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        assert sorted(map(repr, rows)) == sorted(map(repr, expected))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.bool_(), pa.int8()),
+        (pa.string(), pa.binary()),
+        (pa.string(), pa.int64()),
+        (pa.int64(), pa.uint64()),
+        (pa.list_(pa.int64()), pa.int64()),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        (pa.decimal128(5, 2), pa.float64()),
+        (pa.list_(pa.string()), pa.list_(pa.int8())),
+        (pa.date32(), pa.timestamp("us")),
+    ],
+    ids=str,
+)
+def test_types_that_no_type_holds_are_refused_and_both_are_named(one: Any, other: Any) -> None:
+    sources = [tp.from_arrow(pa.table({"c": pa.array([None], kind)})) for kind in (one, other)]
+    named = f"column 'c' as {one}", f"column 'c' as {other}"
+    for pipe in (tp.concat(*sources), tp.mix(dict(zip("ab", sources, strict=True)))):
+        with pytest.raises(tp.SchemaError) as caught:
+            list(pipe)
+        assert all(name in str(caught.value) for name in named)
+        assert "map_batches()" in str(caught.value)
+
+
+def test_a_value_that_does_not_fit_the_wider_type_is_named_with_its_row() -> None:
+    whole = [*range(20), 2**53 + 1]
+    sources = {
+        "int": tp.from_arrow(pa.table({"c": pa.array(whole, pa.int64())})),
+        "real": tp.from_arrow(pa.table({"c": [0.5]})),
+    }
+    for pipe in (tp.concat(*sources.values()), tp.mix(sources)):
+        with pytest.raises(
+            tp.SchemaError, match=r"column 'c' as int64, which becomes column 'c' as double.*row 20"
+        ):
+            list(pipe)
+
+
+def test_columns_that_a_source_lacks_are_named() -> None:
+    arrow, objects = tp.from_arrow(table()), tp.from_dataset([{"x": 1}])
+    for pipe in (tp.concat(arrow, objects), tp.mix({"a": arrow, "b": objects})):
+        with pytest.raises(
+            tp.SchemaError, match=r"has column 'text' as string, \S+( 1)? no column 'text'"
+        ):
+            list(pipe)
+    more = tp.from_dataset([{"x": 1, "text": "a", "z": 1}])
+    with pytest.raises(
+        tp.SchemaError, match="source 0 has no column 'z', source 1 column 'z' as int64"
+    ):
+        list(tp.concat(arrow, more))
+
+
+# Rows of Python
+
+
+def test_python_rows_take_the_types_of_columns_where_theirs_say_nothing() -> None:
+    schema = pa.schema(
+        [("ids", pa.list_(pa.int32())), ("note", pa.large_string()), ("ok", pa.bool_())]
+    )
+    arrow = tp.from_arrow(pa.table({"ids": [[1, 2]], "note": ["a"], "ok": [True]}, schema=schema))
+    empty = tp.from_dataset([{"ids": [], "note": None, "ok": None}] * 300)
+    (batch,) = tp.concat(arrow, empty).batch(301).collate(format="arrow")
+    assert batch.schema.types == schema.types
+    full = tp.from_dataset([{"ids": [n], "note": "b", "ok": n > 1} for n in range(4)])
+    (batch,) = tp.concat(full, arrow).batch(9).collate(format="arrow")
+    assert list(map(str, batch.schema.types)) == ["list<item: int64>", "large_string", "bool"]
+    assert batch.to_pylist()[3:] == [
+        {"ids": [3], "note": "b", "ok": True},
+        {"ids": [1, 2], "note": "a", "ok": True},
+    ]
+    for bad in ({"ids": ["a"], "note": "b", "ok": True}, {"ids": [1], "note": "b", "ok": 1}):
+        with pytest.raises(tp.SchemaError, match=r"as list<item: int32>|as bool"):
+            list(tp.concat(arrow, tp.from_dataset([bad])))
+
+
+def test_arrays_in_python_rows_go_with_tensors_and_lists() -> None:
+    arrays = tp.from_dataset([{"v": np.full(3, n, np.float32)} for n in range(4)])
+    lists = tp.from_arrow(pa.table({"v": pa.array([[0.5] * 3], pa.list_(pa.float32()))}))
+    tensors = tp.from_tensors(v=torch.ones(2, 3))
+    batches = list(tp.concat(arrays, lists, tensors).batch(7).pad_collate())
+    assert batches[0]["v"].shape == (7, 3)
+    assert batches[0]["v"].dtype == torch.float32
+    other = tp.from_tensors(v=torch.ones(2, 4))
+    with pytest.raises(tp.SchemaError, match=r"tensors torch.float32\[3\].*|fixed_size_list"):
+        list(tp.concat(tensors, other))
+
+
+def test_a_python_row_that_does_not_fit_is_named() -> None:
+    rows = [{"x": n, "text": "a"} for n in range(300)]
+    rows[290] = {"x": "no", "text": "a"}
+    for pipe in (
+        tp.concat(tp.from_arrow(table()), tp.from_dataset(rows)),
+        tp.mix({"a": tp.from_arrow(table()), "b": tp.from_dataset(rows)}, weights={"a": 1, "b": 9}),
+    ):
+        with pytest.raises(
+            tp.SchemaError, match=r"'x' = 'no', and the column holds int64.*row 290"
+        ):
+            list(pipe)
+
+
+def test_python_rows_that_make_no_columns_are_refused_beside_columns() -> None:
+    odd = tp.from_dataset([{"x": object(), "text": "a"}])
+    for pipe in (
+        tp.concat(tp.from_arrow(table()), odd),
+        tp.mix({"a": odd, "b": tp.from_arrow(table())}),
+    ):
+        with pytest.raises(
+            tp.SchemaError, match=r"Arrow columns x, text.* Python objects that make no columns"
+        ):
+            list(pipe)
+    kept = tp.concat(odd, tp.from_arrow(table()).map(dict))
+    assert len(list(kept)) == ROWS + 1  # all are Python objects: as they are
+
+
+def test_python_rows_alone_stay_as_they_are() -> None:
+    calls: list[int] = []
+
+    def seen(row: dict[str, Any]) -> Any:
+        calls.append(row["x"])
+        return (row["x"], object())
+
+    rows = tp.from_dataset(PYTHON).map(seen)
+    assert all(isinstance(row, tuple) for row in tp.concat(rows, rows))
+    assert sorted(calls) == sorted([*X, *X])  # no row is looked at besides
+
+
+# Where it runs
+
+
+def sources() -> list[tp.Pipeline]:
+    return [
+        tp.from_arrow(table(pa.int32(), pa.large_string())),
+        tp.from_dataset(PYTHON),
+        tp.from_tensors(x=torch.arange(ROWS)).with_columns(named),
+    ]
+
+
+def named(columns: Any) -> Any:
+    return {"text": columns.column("x").cast(pa.string())}
+
+
+def test_they_resume_at_every_item() -> None:
+    joined = tp.concat(*sources())
+    check_resume(joined.sharding_filter(2).shuffle(12).batch(5), epochs=2)
+    check_resume(joined.batch(5).collate(format="arrow"), epochs=2, processes=0)
+    check_resume(joined.shuffle(scope="global").batch(5), epochs=2, processes=0)
+    own = {str(n): source.shuffle(9, seed=n) for n, source in enumerate(sources())}
+    mixed = tp.mix(own, weights={"0": 1, "1": 2, "2": 1}, column="whose")
+    check_resume(mixed.sharding_filter(2).batch(5), epochs=2)
+    check_resume(mixed.batch(7).collate(format="arrow"), epochs=2, processes=0)
+
+
+@pytest.mark.parametrize("kind", ["concat", "mix"])
+def test_any_ranks_and_workers_give_the_same_batches(kind: str) -> None:
+    def make() -> tp.Pipeline:
+        if kind == "concat":
+            return tp.concat(*sources()).sharding_filter(4).shuffle(16, seed=2).batch(3)
+        parts = {str(n): source for n, source in enumerate(sources())}
+        return tp.mix(parts).sharding_filter(4).repeat().batch(3)
+
+    most = 24
+    whole = [digest(item) for item, _ in zip(make(), range(most), strict=False)]
+    loader = tp.Loader(make(), num_workers=2)
+    assert [digest(item) for item, _ in zip(loader, range(most), strict=False)] == whole[:most]
+    ranks = [iter(tp.Loader(make().distributed(rank=r, world_size=2))) for r in (0, 1)]
+    found = [digest(next(rank)) for _ in range(4) for rank in ranks]
+    assert found == whole[:8]
+
+
+def test_types_are_those_of_the_run_that_saved_the_state() -> None:
+    """What is found from the first rows of Python is kept in the state."""
+    rows: list[dict[str, Any]] = [{"x": n, "text": "a"} for n in range(40)]
+
+    def make() -> tp.Pipeline:
+        return tp.concat(tp.from_arrow(table(pa.int32())), tp.from_dataset(rows)).batch(9)
+
+    iterator = iter(make())
+    next(iterator)
+    state = iterator.state_dict()
+    rest = [digest(item) for item in iterator]
+    rows[0] = {"x": 0.5, "text": "a"}  # which would make them floats
+    again = make()
+    again.load_state_dict(state)
+    with pytest.raises(tp.SchemaError, match=r"'x' = 0\.5"):
+        list(again)
+    rows[0] = {"x": 0, "text": "a"}
+    again.load_state_dict(state)
+    assert [digest(item) for item in again] == rest
+
+
+def test_stages_above_see_columns_of_one_schema() -> None:
+    joined = tp.concat(*sources())
+    parts = {str(n): source for n, source in enumerate(sources())}
+    for pipe in (joined, tp.mix(parts)):
+        batches = list(pipe.select("text", "x").tokenize("bytes", "text").batch(8).pad_collate())
+        assert {batch["x"].dtype for batch in batches} == {torch.int64}
+        tables: list[pa.Schema] = []
+        list(
+            pipe.map_batches(lambda t, tables=tables: tables.append(t.schema) or t, format="arrow")
+        )
+        assert len({str(schema) for schema in tables}) == 1
+    nested = tp.mix({"both": joined.shuffle(9), "more": tp.from_arrow(table(pa.uint8()))})
+    assert (
+        len({tuple(map(str, b.schema.types)) for b in nested.batch(9).collate(format="arrow")}) == 1
+    )
+    inner = tp.mix(
+        {"in": tp.mix(parts), "out": tp.from_dataset(PYTHON)}, weights={"in": 3, "out": 1}
+    )
+    assert len(list(inner)) >= 4 * ROWS
+    assert len(list(tp.concat(joined, tp.from_dataset(PYTHON), joined))) == 7 * ROWS
+
+
+def test_a_cache_above_keeps_the_common_columns(tmp_path: Path) -> None:
+    first = tp.from_arrow(table(pa.int32()))
+
+    def types(other: Any) -> set[str]:
+        pipe = tp.concat(first, tp.from_arrow(table(other))).cache(tmp_path)
+        batches = pipe.batch(64).collate(format="arrow")
+        return {str(batch.schema.field("x").type) for batch in batches}
+
+    assert types(pa.int32()) == {"int32"}
+    assert types(pa.int64()) == {"int64"}
+    assert types(pa.float64()) == {"double"}
+    assert types(pa.int32()) == {"int32"}
+
+
+def test_a_name_that_the_mix_adds_is_there_when_types_are_looked_for() -> None:
+    parts = {name: tp.from_dataset([{"t": name}] * 4) for name in "ab"}
+    pipe = tp.mix(parts, column="whose").map(lambda row: {"text": row["whose"] + row["t"]})
+    assert {row["text"] for row in pipe.select("text")} == {"aa", "bb"}
