@@ -433,3 +433,57 @@ def test_a_name_that_the_mix_adds_is_there_when_types_are_looked_for() -> None:
     parts = {name: tp.from_dataset([{"t": name}] * 4) for name in "ab"}
     pipe = tp.mix(parts, column="whose").map(lambda row: {"text": row["whose"] + row["t"]})
     assert {row["text"] for row in pipe.select("text")} == {"aa", "bb"}
+
+
+def test_a_source_without_rows_changes_no_kind_and_stages_above_still_see_columns() -> None:
+    empty = tp.from_arrow(table().slice(0, 0))
+    objects = tp.from_dataset(PYTHON)
+    for parts in ((empty, objects), (objects, empty)):
+        assert list(tp.concat(*parts)) == PYTHON
+        (batch,) = tp.concat(*parts).select("x").batch(99).collate(format="arrow")
+        assert batch.schema == pa.schema([("x", pa.int64())])
+    assert list(tp.concat(empty, empty)) == []
+
+
+def test_an_error_of_a_later_source_comes_when_its_row_is_due() -> None:
+    def fails(columns: Any) -> Any:
+        raise ValueError("no")
+
+    late = tp.from_arrow(table()).map_batches(fails)
+    both = tp.concat(tp.from_arrow(table(pa.int32())), late)
+    assert [row["x"] for row in both.take(ROWS)] == X
+    with pytest.raises(ValueError, match="no"):
+        list(both)
+
+
+class Own(tp.Source):
+    """A source of one's own, of which nothing is known before it is read."""
+
+    rows: Any
+    holds_data = True
+
+    def open(self) -> tp.RowSource:
+        return OwnRows(self.rows)
+
+
+class OwnRows(tp.RowSource):
+    def __init__(self, rows: Any) -> None:
+        self._rows, self.lengths = rows, np.array([len(rows)])
+
+    def read(self, block: int, start: int, stop: int) -> Any:
+        return self._rows[start:stop]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"rows": len(self._rows)}
+
+
+def test_sources_of_ones_own_go_with_others() -> None:
+    tables, rows = (tp.from_source(Own(data)) for data in (table(pa.int8()), PYTHON))
+    for pipe in (
+        tp.concat(tables, rows),
+        tp.concat(rows, tables),
+        tp.concat(tables, tp.from_arrow(table())),
+    ):
+        batches = list(pipe.shuffle(64).batch(9).collate(format="arrow"))
+        assert {str(batch.schema.field("x").type) for batch in batches} == {"int64"}
+    assert list(tp.concat(rows, tp.from_dataset(PYTHON))) == PYTHON * 2

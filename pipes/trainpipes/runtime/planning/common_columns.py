@@ -15,17 +15,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import SchemaError
 from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.own_class import is_ours
-from trainpipes.runtime.planning.as_columns import AsColumns, gives_objects
+from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.runtime.planning.inputs import Inputs
+from trainpipes.runtime.planning.row_kinds import ONCE, is_python, kind_of, known_columns
 from trainpipes.runtime.planning.schemas import searching
-from trainpipes.runtime.reading.windows import chain_before
 from trainpipes.runtime.rows.block import Block, TensorRows
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.rows.fixed_lists import fixed_shape
@@ -40,16 +38,12 @@ from trainpipes.runtime.rows.same_columns import (
     said,
 )
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.source import RowSource
 from trainpipes.runtime.stage import Stage
 
 __all__ = ["Alike", "CommonColumns"]
 
 #: What a state knows the schema of a pipeline's rows by.
 KEY = "common"
-#: Rows that can be read only once, of which no first one can be looked at.
-ONCE = "once"
-
 #: What the rows of each pipeline are to each other: rows of one sequence, or parts of the same rows.
 Joined = Literal["one sequence", "side by side"]
 
@@ -91,7 +85,9 @@ class CommonColumns:
         wanted = self.wanted
         if wanted is None:
             return self._compared(name, block)
-        schema, data = wanted[name], block.within
+        schema, data = wanted.get(name), block.within
+        if schema is None:  # no row of it was found when others were looked at
+            return block
         if isinstance(data, list):
             return block.with_data(self._of_rows(name, block, schema))
         if isinstance(data, TensorRows):
@@ -130,13 +126,15 @@ class CommonColumns:
     # What is wanted
 
     def _find(self) -> Mapping[Any, pa.Schema] | None:
-        if all(map(self._stays, self._parts)):
+        if all(is_python(inputs) for inputs, _ in self._parts.values()):
             return None
-        kinds = {name: kind for name in self._parts if (kind := self._kind(name)) is not None}
-        self._kinds = kinds
+        found = {n: kind_of(*part, self._stage) for n, part in self._parts.items()}
+        self._kinds = kinds = {name: kind for name, kind in found.items() if kind is not None}
+        if not kinds:
+            return {}
         given = {name: kind for name, kind in kinds.items() if isinstance(kind, pa.Schema)}
         if len(given) < len(kinds):
-            if not given and self._stay(list(kinds.values())):
+            if not given and self._stay(kinds):
                 return None
             given = self._as_columns(kinds)
         if self._joined == "side by side":
@@ -144,31 +142,17 @@ class CommonColumns:
         schema = self._united(given)
         return dict.fromkeys(self._parts, schema)
 
-    def _stays(self, name: Any) -> bool:
-        """Whether it is known, without a look at any, that a pipeline's rows are Python objects."""
-        stages = self._parts[name][0].chain.stages
-        return gives_objects(stages) and all(is_ours(type(stage)) for stage in stages)
-
-    def _kind(self, name: Any) -> Any:
-        """Of what kind a pipeline's rows are; None where there are none."""
-        inputs, steps = self._parts[name]
-        found = known_columns(inputs, steps)
-        if found is not None:
-            empty = isinstance(inputs.source, RowSource) and not inputs.blocks.rows
-            return None if empty else found
-        if self._stays(name):
-            return OBJECTS
-        if inputs.chain.opener.read_once:
-            return ONCE
-        data = first_rows(inputs, steps, self._stage)
-        return None if data is None else columns_of(data)
-
-    def _stay(self, kinds: Sequence[Any]) -> bool:
+    def _stay(self, kinds: Mapping[Any, Any]) -> bool:
         """Whether rows of these kinds go together as they are."""
+        (first, *others), found = kinds.values(), set(map(type, kinds.values()))
+        if (
+            OBJECTS in kinds.values()
+        ):  # those above count on columns where a source without rows has them
+            maybe = all(gives_objects(inputs.chain.stages) for inputs, _ in self._parts.values())
+            return maybe and found == {str}
         if self._joined == "side by side":
-            tensors = [kind[0] is None for kind in kinds if isinstance(kind, tuple)]
-            return not tensors or (len(tensors) == len(kinds) and len(set(tensors)) == 1)
-        return all(difference(kinds[0], kind) is None for kind in kinds)
+            return len({kind[0] is None for kind in (first, *others)}) == 1
+        return all(difference(first, kind) is None for kind in others)
 
     def _as_columns(self, kinds: Mapping[Any, Any]) -> dict[Any, pa.Schema]:
         """The columns that rows of each pipeline make."""
@@ -328,20 +312,6 @@ def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
         raise NoColumn
     kind = one.type if one.type.equals(other.type) else unite(one.type, other.type)
     return pa.field(one.name, kind, one.nullable or other.nullable)
-
-
-def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
-    """The columns that rows have after some stages, where no row need be read to know."""
-    schema = inputs.source.schema if isinstance(inputs.source, RowSource) else None
-    start = 0
-    for number, stage in enumerate(steps):
-        if isinstance(stage, AsColumns) and stage.schema is not None:
-            schema, start = stage.schema, number + 1
-    rest = steps[start:]
-    if schema is None or not all(stage.names_only for stage in rest):
-        return None
-    empty = Block(pa.Table.from_batches([], schema), np.empty(0, dtype=np.int64))
-    return columns_of(chain_before(rest)(empty).data)
 
 
 class Alike(RunStage):
