@@ -84,9 +84,7 @@ class StageNode(BaseNode[Any]):
             position = position_of(initial_state, plan)
             position.require_all_workers()
         threads = None if get_worker_info() is None else 0
-        self._pass = OnePass(
-            plan, topology, position, position.m, go_on=False, threads=threads, places=True
-        )
+        self._pass = OnePass(plan, topology, position, threads=threads, places=True)
         self._consumed = position.m > 0
 
     def next(self) -> Any:
@@ -96,10 +94,10 @@ class StageNode(BaseNode[Any]):
 
     def get_state(self) -> dict[str, Any]:
         assert self._pass is not None
-        return self._pass.state({})  # without more keys: see ``state_dict_at``
+        return self._pass.state({})  # without more keys: see ``OnePass.state``
 
 
-class FromNode(FromTorchdata):  # type: ignore[misc]
+class FromNode(FromTorchdata):
     """Items of a node that is not ours as rows, for a chain above it: on each rank those of its own copy,
     which ``ShardingFilter`` may deal."""
 

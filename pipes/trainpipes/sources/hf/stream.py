@@ -16,13 +16,9 @@ import pyarrow as pa
 from trainpipes.errors import StateError
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
-<<<<<<< HEAD:pipes/trainpipes/sources/hf/stream.py
 from trainpipes.sources.files.schema import plain
-=======
-from trainpipes.sources.node_states import plain as as_json
-from trainpipes.sources.node_states import restored
-from trainpipes.sources.parquet_schema import plain
->>>>>>> 3b66dc9 (wip nodes):pipes/trainpipes/sources/hf_stream.py
+from trainpipes.sources.memory.node_states import plain as as_json
+from trainpipes.sources.memory.node_states import restored
 
 __all__ = ["HFStream", "shuffles"]
 
