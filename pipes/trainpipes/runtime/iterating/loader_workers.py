@@ -104,7 +104,7 @@ class LoaderWorkers:
         sound = True
         try:
             for message in loader:
-                sound = sound and message.failed is None
+                sound = sound and not message.has_failed
                 yield message
         except GeneratorExit:
             pass  # the pass is left; the processes can begin another

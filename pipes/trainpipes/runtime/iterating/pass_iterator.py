@@ -43,15 +43,12 @@ class PassIterator:
         self._threads = threads
         self._workers = workers
         self._one_at_a_time = OneAtATime()
-        self._begin_item = self._one_at_a_time.take
-        self._end_item = self._one_at_a_time.done
         #: The load that was given to this iterator, and where its state says to start.
         self._own: tuple[int, Position] | None = None
         self._is_taken = False  # whether the pass is: the next one is another
         #: What gives its items after the first one.
         self._rest: ItemIterator | None = None
         self._info = get_worker_info()
-        self._is_here = self._info is None
         self._shared: Shared | None = None  # what the workers of a pass have in common
         end_in_peace()
         if self._info is None:
@@ -64,12 +61,12 @@ class PassIterator:
         return self
 
     def __next__(self) -> Any:
-        if not self._begin_item(False):
+        if not self._one_at_a_time.take(False):
             self._one_at_a_time.wait()
         try:
             rest = self._rest
             item = self._first() if rest is None else next(rest)
-            if self._is_here:
+            if self._info is None:
                 self._session.last = self._current
             return item
         except StopIteration:
@@ -78,7 +75,7 @@ class PassIterator:
                 self._current.close()
             raise
         finally:
-            self._end_item()
+            self._one_at_a_time.done()
 
     def __del__(self) -> None:
         if self._current is not None:
@@ -120,7 +117,7 @@ class PassIterator:
         """The first item. The pass is this iterator's from here on."""
         session = self._session
         current = self._begin()
-        if self._is_here and not self._is_taken:  # what can't be begun was not claimed
+        if self._info is None and not self._is_taken:  # what can't be begun was not claimed
             current = self._open(session.claim(self._own))
             session.begun.add(current)
             session.last = current
@@ -133,10 +130,10 @@ class PassIterator:
 
     def _begin(self) -> OnePass:
         """The pass as it is, or as it would be if it was taken now."""
-        if self._current is not None and (self._is_taken or not self._is_here):
+        if self._current is not None and (self._is_taken or self._info is not None):
             return self._current
         session, own = self._session, self._own
-        if self._is_here:
+        if self._info is None:
             return self._open(session.upcoming() if own is None else session.loaded(own[1]))
         self._current = self._begin_worker(session.topology())
         return self._current

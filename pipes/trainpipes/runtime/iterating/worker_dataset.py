@@ -126,19 +126,15 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
                         batch = None if item is ENDED else pack(item)
                         text = items.cursor_text(shard)
                     except Exception:
-                        message.failed = m, failure(worker)
+                        message.items.append((m, failure(worker), ""))
                         running.clear()
                         break
                     if batch is None:
-                        message.ended[shard] = text
                         running.discard(shard)
-                    else:
-                        if not message.has_room(batch):
-                            yield message
-                            message = WorkerMessage(worker)
-                        message.numbers.append(m)
-                        message.batches.append(batch)
-                        message.cursors.append(text)
+                    elif not message.has_room(batch):
+                        yield message
+                        message = WorkerMessage(worker)
+                    message.items.append((m, batch, text))
                 m += self._world
             yield message
 

@@ -48,53 +48,36 @@ class WorkerReceiver:
         self._own = topology.shards(position.m, position.num_shards)
         self._started: tuple[WorkerMemory, Iterator[WorkerMessage]] | None = None
         self._error: Exception | None = None  # what was raised
-        #: By m: what has arrived, each with its shard's cursor after it, and what failed.
+        #: What has arrived, by m, each with its shard's cursor after it.
         self._ready: dict[int, tuple[Any, str]] = {}
-        self._failed: dict[int, ExceptionWrapper] = {}
-        #: By shard: cursors after what was taken, and those of shards that have ended.
-        self._cursors: dict[int, str] = {}
-        self._ended = {s: "" for s, cursor in position.cursors.items() if "ended" in cursor}
+        self._cursors: dict[int, str] = {}  # by shard, after what was taken
+        self._ended = {s for s, cursor in position.cursors.items() if "ended" in cursor}
 
     def take(self, m: int) -> Any:
         """Micro-batch ``m``, or ENDED if its shard has no more."""
         shard = m % self._position.num_shards
-        while not (m in self._ready or shard in self._ended):
-            self._receive(m)
-        item, text = self._ready.pop(m) if m in self._ready else (ENDED, self._ended[shard])
+        if shard in self._ended:
+            return ENDED
+        try:
+            if self._error is not None:
+                raise self._error
+            while m not in self._ready:
+                self._receive(m)
+            item, text = self._ready.pop(m)
+            if isinstance(item, ExceptionWrapper):
+                item.reraise()  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            self._started = None
+            self._error = error if isinstance(error, Exception) else WorkerError(_INTERRUPTED)
+            raise
+        if item is ENDED:
+            self._ended.add(shard)
         if text:
             self._cursors[shard] = text
         return item
 
-    def work_ahead(self, m: int) -> None:
-        """Nothing: workers do, once they are started."""
-
-    def make_ahead(self) -> None:
-        """Nothing."""
-
-    def cursor_text(self, shard: int) -> str:
-        """Where a shard's next item starts: as a worker said, or else where it started."""
-        return self._cursors.get(shard) or self._at_start.cursor_text(shard)
-
-    @cached_property
-    def _at_start(self) -> Items:
-        """The same items, made by nobody."""
-        return items_of(self._plan, self._position, Turns(1, 0), self._own)
-
     def _receive(self, due: int) -> None:
-        """Take in one message, or raise why the batch that is due does not come."""
-        if self._error is None:
-            try:
-                self._take_in(due)
-                return
-            except BaseException as error:
-                self._started = None
-                self._error = error if isinstance(error, Exception) else WorkerError(_INTERRUPTED)
-                raise
-        raise self._error
-
-    def _take_in(self, due: int) -> None:
-        if due in self._failed:
-            self._failed[due].reraise()  # type: ignore[no-untyped-call]
+        """Take in one message."""
         if self._started is None:
             # Schemas that are not known yet are found in the workers: a function that opens a file when it
             # is first called must not do so here, before they are forked.
@@ -112,12 +95,23 @@ class WorkerReceiver:
             )
         if message.notes and message.notes != self._plan.notes:
             self._plan.adopt(message.notes)
-        parts = zip(memory.unpack(message), message.cursors, strict=True)
-        self._ready.update(zip(message.numbers, parts, strict=True))
-        self._ended.update(message.ended)
-        if message.failed is not None:
-            number, error = message.failed
-            self._failed[number] = error
+        for m, item, text in memory.unpack(message):
+            self._ready[m] = item, text
+
+    def work_ahead(self, m: int) -> None:
+        """Nothing: workers do, once they are started."""
+
+    def make_ahead(self) -> None:
+        """Nothing."""
+
+    def cursor_text(self, shard: int) -> str:
+        """Where a shard's next item starts: as a worker said, or else where it started."""
+        return self._cursors.get(shard) or self._at_start.cursor_text(shard)
+
+    @cached_property
+    def _at_start(self) -> Items:
+        """The same items, made by nobody."""
+        return items_of(self._plan, self._position, Turns(1, 0), self._own)
 
     def close(self) -> None:
         """Let the workers go."""
