@@ -150,7 +150,7 @@ class WorkerMemory:
                     at = stop + -stop % ALIGNED
 
     def unpack(self, message: WorkerMessage) -> list[tuple[int, Any, str]]:
-        """The items of a message: batches with memory of their own, ENDED for None. Its place is then free."""
+        """The items of a message: batches with memory of their own, ENDED for None. Frees its place."""
         found = [(m, self._unpacked(made), text) for m, made, text in message.items]
         self._numbers[_UNPACKED + message.worker] += 1
         return found
