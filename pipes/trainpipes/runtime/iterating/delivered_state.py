@@ -5,14 +5,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 __all__ = ["ConsumerState", "DeliveredState", "ItemIterator"]
-
-
-def _as_it_is(item: Any) -> Any:
-    return item
 
 
 class ConsumerState(NamedTuple):
@@ -69,28 +64,32 @@ class DeliveredState(ABC):
         """What was taken last, if that is an error or the end (``StopIteration``)."""
         return self._taken[-1][1] if self._taken else None
 
-    def _take(self, begin: Callable[[Any], Any] = _as_it_is) -> None:
-        """Take one more item, and keep what ``begin`` makes of it."""
+    def _begun(self, item: Any) -> Any:
+        """What is kept of an item that is taken."""
+        return item
+
+    def _finished(self, begun: Any) -> Any:
+        """The item, of what was kept. If that fails, it is not given."""
+        return begun
+
+    def _take(self) -> None:
+        """Take one more item."""
         item = error = None
         if self._last is None:
             self._last = self._source.state()
         try:
-            item = begin(next(self._source))
+            item = self._begun(next(self._source))
         except Exception as raised:
             error = raised
         self._taken.append((item, error, self._source.state()))
 
-    def _give(self, finish: Callable[[Any], Any] = _as_it_is) -> Any:
-        """The next item that was taken; raises the error that came in its place.
-
-        Args:
-            finish: makes the item of what ``begin`` made. An item for which it fails is not given.
-        """
+    def _give(self) -> Any:
+        """The next item that was taken; raises the error that came in its place."""
         if not self._taken:
             raise StopIteration
         item, error, state = self._taken[0]
         if error is None:
-            item = finish(item)
+            item = self._finished(item)
         del self._taken[0]
         self._last = state._replace(moved={**self.state().moved, **state.moved})
         if error is not None:

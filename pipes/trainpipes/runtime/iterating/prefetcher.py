@@ -7,7 +7,6 @@ Used by the thread that iterates; the copies are the device's own work.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from trainpipes.runtime.iterating.delivered_state import DeliveredState, ItemIterator
@@ -36,33 +35,29 @@ class Prefetcher(DeliveredState):
             return _placed(self._stages, next(self._source))
         wanted = min(len(self._taken) + 2, self._depth + 1)  # the first one does not wait for all
         while len(self._taken) < wanted and self._error is None:
-            self._take(self._tried)
-        return self._give(_call)
-
-    def _tried(self, item: Any) -> Callable[[], Any]:
-        try:
-            return self._begun(item)
-        except Exception:  # it is tried again, and raised, when the item is due
-            return lambda: self._begun(item)()
+            self._take()
+        return self._give()
 
     def _begun(self, item: Any) -> Callable[[], Any]:
+        try:
+            return self._begin(item)
+        except Exception:  # it is tried again, and raised, when the item is due
+            return lambda: self._begin(item)()
+
+    def _finished(self, begun: Callable[[], Any]) -> Any:
+        return begun()
+
+    def _begin(self, item: Any) -> Callable[[], Any]:
         """Begin to place an item; what is returned gives it."""
         for number, stage in enumerate(self._stages):
             if stage.ahead:
-                return partial(_finished, stage.begun(item), self._stages[number + 1 :])
+                ready, later = stage.begun(item), self._stages[number + 1 :]
+                return lambda: _placed(later, ready())
             item = stage.place(item)
         return lambda: item
-
-
-def _finished(ready: Callable[[], Any], later: Sequence[PlaceStage]) -> Any:
-    return _placed(later, ready())
 
 
 def _placed(stages: Sequence[PlaceStage], item: Any) -> Any:
     for stage in stages:
         item = stage.place(item)
     return item
-
-
-def _call(ready: Callable[[], Any]) -> Any:
-    return ready()

@@ -66,7 +66,7 @@ class Session:
             self.members = source.members
             self.passes = PassCounter(source.passes.now.upcoming)
             if source._goes_on:
-                self._expect(source.upcoming(), True)
+                self._expect(source.upcoming())
             if source.pending is not None and source.pending[0] != source.passes.now.loaded:
                 self._from_source = source.pending[0]  # which was used up
 
@@ -125,10 +125,10 @@ class Session:
         position = self.parse(state)
         self.require_whole(position)
         self._follows = False
-        return self._expect(position, position.m > 0), position
+        return self._expect(position), position
 
-    def _expect(self, position: Position, within: bool) -> int:
-        load = self.passes.load(position.epoch, within)
+    def _expect(self, position: Position) -> int:
+        load = self.passes.load(position.epoch, position.m > 0)
         self.pending = load, position
         self.last = None
         self.begun.clear()
@@ -139,7 +139,7 @@ class Session:
         told = None if self._source is None or not self._follows else self._source.pending
         if told is not None and told[0] != self._from_source:
             self._from_source = told[0]
-            self._expect(told[1], bool(told[0] % 2))
+            self._expect(told[1])
 
     def _use(self) -> None:
         """From here on it stands where it stands, whatever its pipeline is told."""
