@@ -71,8 +71,12 @@ class Session:
                 self._from_source = source.pending[0]  # which was used up
 
     def __getstate__(self) -> dict[str, Any]:
-        alone: dict[str, Any] = {"_plan": None, "last": None, "begun": WeakSet()}  # of this process
-        return {**vars(self), **alone, "_notes": self.notes}
+        # Without what is of this process.
+        return {**vars(self), "_plan": None, "last": None, "begun": None, "_notes": self.notes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.begun = WeakSet()
 
     @property
     def plan(self) -> Plan:
