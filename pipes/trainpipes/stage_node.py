@@ -16,9 +16,10 @@ from trainpipes.errors import ConfigError
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.planning.check_state import position_of
 from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.run import innermost
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.sources.memory.from_torchdata import FromTorchdata, TorchdataStream
+from trainpipes.sources.memory.foreign_node import FromNode, NodeStream
 from trainpipes.state import Position
 from trainpipes.topology import Topology, data_parallel
 
@@ -83,6 +84,8 @@ class StageNode(BaseNode[Any]):
         else:
             position = position_of(initial_state, plan)
             position.require_all_workers()
+            if isinstance(plan.inputs.source, NodeStream):
+                plan.inputs.source.resume(farthest(position), begun=position.m == 0)
         threads = None if get_worker_info() is None else 0
         self._pass = OnePass(plan, topology, position, threads=threads, places=True)
         self._consumed = position.m > 0
@@ -97,18 +100,11 @@ class StageNode(BaseNode[Any]):
         return self._pass.state({})  # without more keys: see ``OnePass.state``
 
 
-class FromNode(FromTorchdata):
-    """Items of a node that is not ours as rows, for a chain above it: on each rank those of its own copy,
-    which ``ShardingFilter`` may deal."""
-
-    one_consumer = ""
-    read_once = True
-
-    def check(self) -> None:
-        """Any node will do."""
-
-    def open(self) -> TorchdataStream:
-        return TorchdataStream(self.node, is_kept=False)
+def farthest(position: Position) -> dict[int, dict[str, Any]]:
+    """By epoch, the state of a foreign node where the shard stands that has read the most of it."""
+    places = [innermost(cursor) for cursor in position.cursors.values()]
+    places.sort(key=lambda place: place["window"])
+    return {place["epoch"]: place["stream"] for place in places if place.get("stream")}
 
 
 def node_of(stage: Callable[P, Stage]) -> Callable[Concatenate[BaseNode[Any], P], StageNode]:

@@ -98,12 +98,10 @@ class TorchdataStream(RowStream):
 
     Args:
         node: the node.
-        is_kept: whether its state must be one that can be kept, from the start on.
     """
 
-    def __init__(self, node: BaseNode[Any], is_kept: bool = True) -> None:
+    def __init__(self, node: BaseNode[Any]) -> None:
         self._node = node
-        self._is_kept = is_kept
 
     @property
     def seekable(self) -> bool:
@@ -112,8 +110,6 @@ class TorchdataStream(RowStream):
     def open(self, epoch: int, state: dict[str, Any] | None) -> NodeReader:
         place = place_of(self._node)
         first = place.start(0)  # before the node goes anywhere else
-        if self._is_kept:
-            check_kept(first, self._node)
         if state is None:
             state = place.start(epoch) if epoch else first
         return NodeReader(place, state)
@@ -125,18 +121,6 @@ class TorchdataStream(RowStream):
         return [
             ("rows", f"items of {type(self._node).__name__}: not counted, resumed by its state")
         ]
-
-
-def check_kept(state: dict[str, Any], node: BaseNode[Any]) -> None:
-    """Raise unless JSON can hold a node's state."""
-    try:
-        json.dumps(state)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"from_torchdata(node): the state of {type(node).__name__} holds what cannot be kept as JSON "
-            f"({error}); get_state() may return numbers, texts, lists, dicts, tuples, bytes, arrays and "
-            "tensors"
-        ) from error
 
 
 def place_of(node: BaseNode[Any]) -> NodePlace:
@@ -158,7 +142,6 @@ class NodePlace:
         self._node = weakref.ref(node)
         self._reader: weakref.ref[NodeReader] | None = None  # whose turn it is
         self._starts: dict[int, dict[str, Any]] = {}
-        self._here: dict[str, Any] | None = None  # where the node stands, until it is read
         self.lock = threading.RLock()
 
     @property
@@ -172,7 +155,7 @@ class NodePlace:
         with self.lock:
             if not self._starts:
                 self.node.reset(None)
-                self._here = self._starts[0] = self.state()
+                self._starts[0] = self.state()
             known = max(number for number in self._starts if number <= epoch)
             if known < epoch:
                 self._leave()
@@ -180,7 +163,7 @@ class NodePlace:
             for number in range(known + 1, epoch + 1):
                 self._next_epoch()
                 now, told = self.state(), {FIRST: self._starts[0], EPOCHS: number}
-                self._here = self._starts[number] = now if tells_start(now) else told
+                self._starts[number] = now if tells_start(now) else told
                 if len(self._starts) > REMEMBERED:
                     del self._starts[sorted(self._starts)[1]]
             return self._starts[epoch]
@@ -189,10 +172,8 @@ class NodePlace:
         """Have the node stand where a reader stands."""
         if self._reader is None or self._reader() is not reader:
             self._leave()
-            if reader.state() is not self._here:
-                self.go(reader.state())
+            self.go(reader.state())
             self._reader = weakref.ref(reader)
-        self._here = None
 
     def _leave(self) -> None:
         """Note where the reader is whose turn it was."""
@@ -203,7 +184,16 @@ class NodePlace:
 
     def state(self) -> dict[str, Any]:
         """The node's state, of JSON types."""
-        return dict(plain(self.node.state_dict()))
+        found = plain(self.node.state_dict())
+        try:
+            json.dumps(found)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"from_torchdata(node): the state of {type(self.node).__name__} holds what cannot be kept as "
+                f"JSON ({error}); get_state() may return numbers, texts, lists, dicts, tuples, bytes, arrays "
+                "and tensors"
+            ) from error
+        return dict(found)
 
     def go(self, state: dict[str, Any]) -> None:
         """Have the node stand at a position."""
@@ -216,7 +206,6 @@ class NodePlace:
             ) from error
         for _ in range(int(state.get(EPOCHS, 0)) if FIRST in state else 0):
             self._next_epoch()
-        self._here = state
 
     def _next_epoch(self) -> None:
         """Go from the start of an epoch to that of the next one, for which an item is to be read."""

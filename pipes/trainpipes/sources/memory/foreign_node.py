@@ -1,0 +1,181 @@
+"""Rows from a torchdata node that is not ours, below a chain of nodes that are.
+
+Unlike those of ``from_torchdata``, its epochs are just what torchdata makes of it: each begins where the one
+before was left. Called by the thread that reads a stream.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import StateError
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.sources.memory.node_states import plain, restored, tells_start
+
+__all__ = ["FromNode", "NodeStream"]
+
+#: Key of a position at an epoch's start that is told by where the node stood in the epoch before.
+_AFTER = "trainpipes_next_epoch_after"
+#: Epochs of which is known where they start and were left; shards lag behind others by fewer.
+_REMEMBERED = 64
+
+
+class FromNode(Source):
+    """Items of a foreign torchdata node as rows.
+
+    In: a node. Out: its items, untouched. Cursor: the node's state at the window's start, and the
+    items since. Its items are drawn in small lots, ahead of use by at most one lot.
+    """
+
+    makes_objects = True
+    read_once = True
+    free = frozenset({"node"})
+
+    node: BaseNode[Any]
+
+    runs_user_code = True
+
+    def open(self) -> NodeStream:
+        return NodeStream(self.node)
+
+
+class NodeStream(RowStream):
+    """A foreign node as a stream that can go where its own state says.
+
+    A node has one place, and begins its next epoch by ``reset()`` after something was read of the one before.
+    So its place is changed when another reader's turn comes, and the start of an epoch is told by the
+    node's state there, or by that from which ``reset()`` led to it.
+    """
+
+    read_once = True
+
+    def __init__(self, node: BaseNode[Any]) -> None:
+        self.node = node
+        self._reader: NodeReader | None = None  # whose turn it is
+        self._left: dict[int, dict[str, Any]] = {}  # by epoch: where it was left
+        self._starts: dict[int, dict[str, Any]] = {}  # by epoch
+
+    @property
+    def seekable(self) -> bool:
+        return True
+
+    def resume(self, places: dict[int, dict[str, Any]], begun: bool) -> None:
+        """Say where a run stands that goes on from a state, in case that nothing more is read there.
+
+        Args:
+            places: by epoch.
+            begun: whether these are epochs' starts.
+        """
+        self._reader = None
+        self._left = dict(places)
+        self._starts = dict(places) if begun else {}
+
+    def open(self, epoch: int, state: dict[str, Any] | None) -> NodeReader:
+        before = self._leave()
+        state = self._starts.get(epoch) if state is None else state
+        if state is None:
+            self._starts[epoch] = state = self._begin(epoch, before)
+        else:
+            self._go(state)
+        self._left[epoch] = state
+        for known in (self._left, self._starts):
+            while len(known) > _REMEMBERED:
+                del known[min(known)]
+        self._reader = NodeReader(self, epoch, state)
+        return self._reader
+
+    def turn(self, reader: NodeReader) -> None:
+        """Have the node stand where this reader stands."""
+        if self._reader is not reader:
+            self._leave()
+            self._go(reader.state())
+            self._reader = reader
+
+    def _leave(self) -> NodeReader | None:
+        """Note where the reader is whose turn it was."""
+        if self._reader is not None:
+            self._left[self._reader.epoch] = self._reader.leave()
+        left, self._reader = self._reader, None
+        return left
+
+    def _go(self, state: dict[str, Any]) -> None:
+        try:
+            found = restored(state.get(_AFTER, state))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise StateError(
+                f"the state of {type(self.node).__name__} is damaged ({str(error)[:80]}); "
+                "load it as it was saved"
+            ) from error
+        self.node.reset(found)
+        if _AFTER in state:
+            self._use()
+            self.node.reset(None)
+
+    def _use(self) -> None:
+        """Read an item, so that the next ``reset()`` begins another epoch."""
+        with suppress(StopIteration):
+            next(self.node)
+
+    def _begin(self, epoch: int, last: NodeReader | None) -> dict[str, Any]:
+        """Have the node begin an epoch, from where it was left in the one before; where that starts."""
+        if not self._left:
+            self.node.reset(None)
+            return dict(plain(self.node.state_dict()))
+        lower = max((known for known in self._left if known < epoch), default=None)
+        if lower is None:
+            raise StateError(
+                f"the state does not say how {type(self.node).__name__} comes to epoch {epoch}, only to "
+                f"{sorted(self._left)}: load the state as it was saved, with the positions of all shards"
+            )
+        if last is None or last.epoch != lower:
+            self._go(self._left[lower])
+        if last is None or last.epoch != lower or not last.has_read:
+            self._use()
+        before = plain(self.node.state_dict())
+        self.node.reset(None)
+        now: dict[str, Any] = plain(self.node.state_dict())
+        return now if tells_start(now) else {_AFTER: before}
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"node": type(self.node).__qualname__}
+
+
+class NodeReader(StreamReader):
+    """One pass over a foreign node.
+
+    Args:
+        stream: whose reader it is.
+        epoch: of the node.
+        start: the position before the first read.
+    """
+
+    def __init__(self, stream: NodeStream, epoch: int, start: dict[str, Any]) -> None:
+        self.epoch = epoch
+        self.has_read = False
+        self._stream = stream
+        self._kept: dict[str, Any] | None = start  # where it stands, unless the node says
+        self._ended = False
+
+    def read(self, rows: int) -> Payload | None:
+        found: list[Any] = []
+        while len(found) < rows and not self._ended:
+            self._stream.turn(self)
+            self.has_read, self._kept = True, None
+            try:
+                found.append(next(self._stream.node))
+            except StopIteration:
+                self._ended = True
+        return found or None
+
+    def state(self) -> dict[str, Any]:
+        return dict(plain(self._stream.node.state_dict())) if self._kept is None else self._kept
+
+    def leave(self) -> dict[str, Any]:
+        """Where it stands, kept until its next turn."""
+        self._kept = self.state()
+        return self._kept
