@@ -104,6 +104,7 @@ class ConsumerIterator:
                 return item
         self._over = True
         self.close()
+        items.close()
         if self._given == math.inf and self._first.m == 0:
             warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
@@ -157,8 +158,8 @@ class ConsumerIterator:
         return ConsumerState(self._m, self._next, over, moved)
 
     def close(self) -> None:
-        """Let threads, workers and windows go."""
+        """Let threads and workers go. The state stays."""
         if self._pool is not None:
             self._pool.close()
-        if self._items is not None:
-            self._items.close()
+        if self._workers is not None:
+            self.items.close()

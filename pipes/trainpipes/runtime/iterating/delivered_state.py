@@ -38,7 +38,7 @@ class ItemIterator(Protocol):
         ...
 
     def close(self) -> None:
-        """Let threads, processes and windows go. The state stays."""
+        """Let threads and worker processes go. The state stays."""
         ...
 
 

@@ -157,5 +157,5 @@ class OnePass:
             return render(position, plan.identity, cursors)
 
     def close(self) -> None:
-        """Let threads, worker processes and windows go. The state stays."""
+        """Let threads and worker processes go. The state stays."""
         self.items.close()
