@@ -107,15 +107,6 @@ class Session:
     def parse(self, state: Any) -> Position:
         return position_of(state, self.plan)
 
-    def require_whole(self, position: Position) -> None:
-        """Raise unless a state says all that this rank needs."""
-        if get_worker_info() is not None:
-            return
-        position.require_all_workers()
-        rank, world = self.ranks()
-        if not self.plan.counted and self.plan.chain.num_shards % world == 0:
-            position.require(Topology(rank, world).shards(position.m, self.plan.chain.num_shards))
-
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
         if isinstance(state, Mapping) and "trainpipes" not in state and "pipeline" not in state:
@@ -125,9 +116,14 @@ class Session:
         self.place(state)
 
     def place(self, state: Any) -> tuple[int, Position]:
-        """Let the next pass start at a state, if it fits. Returns the number of this load, and its place."""
+        """Let the next pass start at a state, if it fits and says all that this rank needs. Returns the
+        number of this load, and its place."""
         position = self.parse(state)
-        self.require_whole(position)
+        if get_worker_info() is None:
+            position.require_all_workers()
+            rank, world = self.ranks()
+            if not self.plan.counted and position.num_shards % world == 0:
+                position.require(Topology(rank, world).shards(position.m, position.num_shards))
         self._follows = False
         return self._expect(position), position
 
