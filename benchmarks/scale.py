@@ -127,7 +127,7 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
         assert order is not None
     topology = Topology(ranks // 3, ranks)
     with clock.phase("state of a rank"):
-        state = OnePass(plan, topology, Position(0, 0, shards), 0, go_on=False).state()
+        state = OnePass(plan, topology, Position(0, 0, shards)).state()
     with clock.phase("first windows of a rank"):
         own = [shard % spans for shard in range(topology.rank, shards, ranks)]
         for span in own:

@@ -48,19 +48,20 @@ def test_memory_is_not_filled_again_before_it_is_read() -> None:
     memory = WorkerMemory(1, 2, 0)
     sent = []
     for number in range(5):
-        message = WorkerMessage(0, batches=[pack([torch.full((4,), number)])])
+        message = WorkerMessage(0, [(number, pack([torch.full((4,), number)]), "")])
         memory.place(message, number)
         sent.append(pickle.loads(pickle.dumps(message)))
     shared = [isinstance(message.batches[0].values[0], tuple) for message in sent]
     assert shared == [True, True, True, False, False]
-    assert [int(memory.unpack(message)[0][0][0]) for message in sent] == [0, 1, 2, 3, 4]
+    unpacked = [memory.unpack(message) for message in sent]
+    assert [(m, int(batch[0][0])) for [(m, batch, _)] in unpacked] == [(n, n) for n in range(5)]
 
 
 def test_what_is_only_marked_as_conjugate_or_negative_is_sent_as_it_reads() -> None:
     memory, marked = WorkerMemory(1, 2, 0), torch.tensor([1 + 2j, 3 - 1j]).conj()
-    message = WorkerMessage(0, batches=[pack([marked, marked.imag])])
+    message = WorkerMessage(0, [(0, pack([marked, marked.imag]), "")])
     memory.place(message, 0)
-    ((found, negative),) = memory.unpack(message)
+    [(_, (found, negative), _)] = memory.unpack(message)
     assert found.tolist() == marked.tolist()
     assert negative.tolist() == marked.imag.tolist()
 
@@ -99,7 +100,7 @@ def test_a_message_has_at_most_8_mib_of_several_batches() -> None:
     assert huge.size >= 2 * MOST_BYTES
     message = WorkerMessage(0)
     assert message.has_room(huge)
-    message.batches += [batch, batch]
+    message.items += [(0, batch, ""), (1, batch, "")]
     assert not message.has_room(batch)
     assert message.has_room(pack("small"))
 

@@ -19,7 +19,6 @@ arrays and tensors.
 [{'x': 1}, {'x': 4}]
 """
 
-from trainpipes.runtime.iterating.node import StageNode, node_of, start_of
 from trainpipes.sources.arrow import from_arrow, read_arrow
 from trainpipes.sources.combined import concat, mix, zip
 from trainpipes.sources.files import list_files
@@ -32,6 +31,7 @@ from trainpipes.sources.parquet import read_parquet
 from trainpipes.sources.tar import read_webdataset
 from trainpipes.sources.text import read_csv, read_json, read_text
 from trainpipes.sources.whole_files import read_bytes, read_images
+from trainpipes.stage_node import StageNode, node_of, start_of
 from trainpipes.stages import (
     add_labels,
     batch,

@@ -22,7 +22,7 @@ import pytest
 from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
-from trainpipes.runtime.iterating import one_pass
+from trainpipes.runtime.iterating import epoch_end_sync
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.worker_dataset import WorkerDataset
 from trainpipes.runtime.iterating.worker_message import WorkerMemory
@@ -249,5 +249,5 @@ class Leg:
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(one_pass, "agreement_over", lambda *ranks: self.meeting.agree)
+            patch.setattr(epoch_end_sync, "agreement_over", lambda *ranks: self.meeting.agree)
             yield

@@ -27,7 +27,7 @@ import torch.distributed as dist
 import trainpipes as tp
 from elastic.interleaved import PIPELINES, RAGGED, long_filtered
 from elastic.launch import write_beside
-from trainpipes.runtime.iterating import one_pass
+from trainpipes.runtime.iterating import epoch_end_sync
 from trainpipes.runtime.iterating.epoch_end_sync import agreement_over
 from trainpipes.testing import digest
 
@@ -127,7 +127,7 @@ def count_agreements(workers: int) -> dict[str, int]:
         return counted_agree
 
     steps = 0
-    one_pass.agreement_over = counting
+    epoch_end_sync.agreement_over = counting
     for _ in tp.Loader(long_filtered(), num_workers=workers):
         steps += 1
         dist.all_reduce(torch.ones(1))

@@ -146,6 +146,20 @@ class Drawing(BaseNode[dict[str, Any]]):
         return {"generator": self._draw.getstate(), "left": {0: self._left}}
 
 
+class Continuing(Drawing):
+    """One whose generator goes on from epoch to epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draw = random.Random(7)
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        draw = self._draw
+        super().reset(initial_state)
+        if initial_state is None:
+            self._draw = draw
+
+
 def numbers(count: int = ROWS) -> Any:
     return Mapper(IterableWrapper(range(count)), as_row)
 
@@ -400,3 +414,10 @@ def test_a_node_below_that_failed_once_can_be_asked_again_and_has_lost_nothing()
         next(chain)
     found.extend(chain)
     assert [row["row"] for batch in found for row in batch] == list(range(ROWS))
+
+
+def test_a_chain_above_a_node_has_the_epochs_that_torchdata_makes_of_it() -> None:
+    ours, theirs = Loader(tn.Map(Continuing(), fn=twice)), Loader(Mapper(Continuing(), twice))
+    found = [given(ours) for _ in range(3)]
+    assert found == [given(theirs) for _ in range(3)]
+    assert len(set(map(str, found))) == 3

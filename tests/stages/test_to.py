@@ -14,8 +14,8 @@ from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
 from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle
-from trainpipes.runtime.iterating.node import node_of
 from trainpipes.runtime.warn_once import _warned
+from trainpipes.stage_node import node_of
 from trainpipes.stages.to import To
 from trainpipes.testing import check_resume
 

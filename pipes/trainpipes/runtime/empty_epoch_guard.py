@@ -22,7 +22,7 @@ class EmptyEpochGuard:
         gave: whether the epoch at hand may have given something already.
     """
 
-    def __init__(self, endless: bool, gave: bool = False) -> None:
+    def __init__(self, endless: bool = True, gave: bool = False) -> None:
         self._endless = endless
         self._gave = gave
         self._epochs = 0
@@ -31,7 +31,7 @@ class EmptyEpochGuard:
         """The epoch at hand gave something."""
         self._gave = True
 
-    def next_epoch(self, layout: Layout | StreamLayout) -> bool:
+    def next_epoch(self, layout: Layout | StreamLayout | None = None) -> bool:
         """The epoch at hand, which ``layout`` cuts, ends. Whether too many in a row gave nothing."""
         self._epochs = 0 if self._gave else self._epochs + 1
         self._gave = False

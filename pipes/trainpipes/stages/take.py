@@ -8,7 +8,7 @@ import numpy as np
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import DataError
-from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS
+from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS, EmptyEpochGuard
 from trainpipes.runtime.kinds import CutStage, OpenBelow
 from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
 
@@ -83,8 +83,7 @@ class _Counter:
         self._low, self._high = bounds
         self._rolls = rolls
         self._epoch = innermost(state)["epoch"]
-        self._gave = passed > 0 or row > 0  # something in this epoch, or nobody knows
-        self._dry = 0  # epochs before it that gave nothing
+        self._guard = EmptyEpochGuard(gave=passed > 0 or row > 0)
 
     def next_run(self) -> Run:
         while True:
@@ -94,13 +93,12 @@ class _Counter:
             run = self._below.next_run()
             epoch = innermost(run.cursors.state(0))["epoch"]
             if epoch != self._epoch:
-                self._dry = 0 if self._gave else self._dry + 1
-                if self._dry == MOST_EMPTY_EPOCHS:
+                if self._guard.next_epoch():
                     raise DataError(
                         "repeat() goes on for ever only where an epoch gives something, and take() or "
-                        f"skip() left nothing of {self._dry} in a row"
+                        f"skip() left nothing of {MOST_EMPTY_EPOCHS} in a row"
                     )
-                self._passed, self._gave = 0, False
+                self._passed = 0
                 self._state = run.cursors.state(0)
             self._epoch = epoch
             first = max(self._skip, self._low - self._passed)
@@ -110,7 +108,7 @@ class _Counter:
             self._state = run.cursors.state(len(run))
             self._skip = max(0, self._skip - len(run))
             if first < last:
-                self._gave = True
+                self._guard.gave()
                 kept = run.pick(np.arange(first, last, dtype=np.int64))
                 rows = np.arange(first, last + 1, dtype=np.int64)
                 return Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)

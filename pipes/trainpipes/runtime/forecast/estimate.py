@@ -84,7 +84,7 @@ def _measured(plan: Plan, stages: Sequence[Stage]) -> dict[Stage, float]:
         chain += [_First(into)] if number == place else []
         chain += [_Tally(into), fresh, _Tally(out)]
     measured = Plan.of([*chain, _Uncollated()], plan.inputs.source, plan.inputs.schemas, quiet=True)
-    walk = OnePass(measured, Topology(), Position(0, 0, 1), 0, go_on=False)
+    walk = OnePass(measured, Topology(), Position(0, 0, 1))
     with suppress(StopIteration):
         while True:
             next(walk)

@@ -1,24 +1,20 @@
 """What users iterate, with a state before and after every item.
 
-session          where a pipeline or a Loader stands
-pass_iterator    what users iterate
-one_pass         one pass over a plan, and its state as a dict
-pass_counter     which pass is at hand, agreed by processes that share a pipeline
-one_at_a_time    an iterator is one thread's
+session            where a pipeline or a Loader stands
+pass_iterator      what users iterate
+one_pass           one pass over a plan, and its state as a dict
+pass_counter       which pass is at hand, agreed by processes that share a pipeline
+one_at_a_time      an iterator is one thread's
 
-consumer         the items of one worker of one rank, in the order of the global sequence
-delivered_state  items taken ahead of use, with the state of the last one given
-prefetcher       batches on their way to a device
-epoch_end_sync   how ranks end an uneven epoch at the same step
-empty_epoch      a warning where an epoch gives nothing
+consumer_iterator  the items of one worker of one rank, in the order of the global sequence
+delivered_state    items taken ahead of use, with the state of the last one given
+prefetcher         batches on their way to a device
+epoch_end_sync     how ranks end an uneven epoch at the same step
+empty_epoch        a warning where an epoch gives nothing
 
-loader_workers   the worker processes of a Loader
-worker_dataset   what each of them iterates
-worker_message   what it sends
-worker_receiver  what all have sent, in order
-worker_end       how a worker's process ends
-
-node             a stage as a torchdata node
-foreign          rows from a torchdata node that is not ours
-plain            states of such nodes as JSON types
+loader_workers     the worker processes of a Loader
+worker_dataset     what each of them iterates
+worker_message     what it sends
+worker_receiver    what all have sent, as the items of one consumer
+worker_end         how a worker's process ends
 """

@@ -1,4 +1,7 @@
-"""One consumer: the items of its shards in the order of the global sequence, and where they then stand."""
+"""One consumer: the items of its shards in the order of the global sequence, and where they then stand.
+
+Owns the threads that work ahead. Used by the thread that iterates.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from weakref import finalize
 
 from trainpipes.runtime.iterating.delivered_state import ConsumerState
 from trainpipes.runtime.iterating.empty_epoch import warn_if_all_empty
+from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
+from trainpipes.runtime.iterating.worker_receiver import WorkerReceiver
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.runtime.shards.items import Items, items_of
@@ -35,6 +40,7 @@ class ConsumerIterator:
             over shards that have ended, and gives all.
         threads: that work ahead: 0 for none; None for as many as there are cores, and none for functions
             that are not ours.
+        workers: of a ``Loader``, which make the items; None to make them in this process.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class ConsumerIterator:
         origin: int,
         stops_at_holes: bool = False,
         threads: int | None = 0,
+        workers: LoaderWorkers | None = None,
     ) -> None:
         self._plan = plan = plan.resized(position.sizes)
         self._topology = topology
@@ -55,6 +62,7 @@ class ConsumerIterator:
         self._over = False  # whether it has said that there are no more items
         self._num_shards = plan.chain.num_shards
         self._threads = threads
+        self._workers = workers
         self._items: Items | None = None
         self._pool: Pool | None = None
         self._m = position.m
@@ -95,7 +103,8 @@ class ConsumerIterator:
                 self._given = perf_counter()
                 return item
         self._over = True
-        self._end_pass()
+        self.close()
+        items.close()
         if self._given == math.inf and self._first.m == 0:
             warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
@@ -104,8 +113,9 @@ class ConsumerIterator:
         """Have the windows of all shards known, so that none reads again what another has."""
         self._started = True
         items = self.items
-        for stage in self._plan.chain.stages:
-            stage.settle(0 if self._pool is None else self._pool.threads)
+        if self._workers is None:
+            for stage in self._plan.chain.stages:
+                stage.settle(0 if self._pool is None else self._pool.threads)
         for m in range(self._next, self._next + self._stride * len(self._own), self._stride):
             if m < self._end:
                 items.work_ahead(m)
@@ -117,12 +127,6 @@ class ConsumerIterator:
         if self._busy >= TIMES:
             self.items.make_ahead()
 
-    def _end_pass(self) -> None:
-        """Let threads and windows go."""
-        self.close()
-        if self._items is not None:
-            self._items.close()
-
     @property
     def items(self) -> Items:
         """What gives the items."""
@@ -132,6 +136,8 @@ class ConsumerIterator:
 
     def _begin(self) -> Items:
         plan = self._plan
+        if self._workers is not None:
+            return WorkerReceiver(self._workers, plan, self._topology, self._first)
         if self._threads != 0:
             threads = default_threads() if self._threads is None else self._threads
             # A function that is not ours is not called by two threads at once.
@@ -152,6 +158,8 @@ class ConsumerIterator:
         return ConsumerState(self._m, self._next, over, moved)
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Let threads and workers go. The state stays."""
         if self._pool is not None:
             self._pool.close()
+        if self._workers is not None:
+            self.items.close()

@@ -1,20 +1,13 @@
-"""Items that are taken before they are asked for, with the state of the last one given.
-
-``ItemIterator`` is what all that gives a rank's items has in common: the next item, and where its shards
-stand after it. Used by the thread that iterates.
-"""
+"""What gives a rank's items, and how some are taken before they are asked for. Used by the thread that
+iterates."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 __all__ = ["ConsumerState", "DeliveredState", "ItemIterator"]
-
-
-def _as_it_is(item: Any) -> Any:
-    return item
 
 
 class ConsumerState(NamedTuple):
@@ -45,13 +38,14 @@ class ItemIterator(Protocol):
         ...
 
     def close(self) -> None:
-        """Let threads and processes go. The state stays."""
+        """Let threads and worker processes go. The state stays."""
         ...
 
 
-class DeliveredState:
+class DeliveredState(ABC):
     """Takes items from an iterator ahead of use, and gives them later; its state is that of the last one
-    given. An error, or the end, is taken and given in its turn, as items are.
+    given. An error, or the end, is taken and given in its turn, as items are. How many are taken ahead, and
+    when, is for ``__next__`` to say.
 
     Args:
         source: gives the items.
@@ -62,61 +56,50 @@ class DeliveredState:
         self._taken: deque[tuple[Any, Exception | None, ConsumerState]] = deque()
         self._last: ConsumerState | None = None  # ``moved`` has what the owner was not told yet
 
-    def __len__(self) -> int:
-        return len(self._taken)
+    @abstractmethod
+    def __next__(self) -> Any: ...
 
     @property
-    def error(self) -> Exception | None:
+    def _error(self) -> Exception | None:
         """What was taken last, if that is an error or the end (``StopIteration``)."""
         return self._taken[-1][1] if self._taken else None
 
-    @property
-    def upcoming(self) -> int:
-        """The micro-batch that comes after those taken."""
-        return self._taken[-1][2].upcoming
+    def _begun(self, item: Any) -> Any:
+        """What is kept of an item that is taken."""
+        return item
 
-    def take(self, begin: Callable[[Any], Any] = _as_it_is) -> None:
-        """Take one more item, and keep what ``begin`` makes of it."""
+    def _finished(self, begun: Any) -> Any:
+        """The item, of what was kept. If that fails, it is not given."""
+        return begun
+
+    def _take(self) -> None:
+        """Take one more item."""
         item = error = None
         if self._last is None:
             self._last = self._source.state()
         try:
-            item = begin(next(self._source))
+            item = self._begun(next(self._source))
         except Exception as raised:
             error = raised
         self._taken.append((item, error, self._source.state()))
 
-    def give(self, finish: Callable[[Any], Any] = _as_it_is) -> Any:
-        """The next item that was taken; raises the error that came in its place.
-
-        Args:
-            finish: makes the item of what ``begin`` made. An item for which it fails is not given.
-        """
+    def _give(self) -> Any:
+        """The next item that was taken; raises the error that came in its place."""
         if not self._taken:
             raise StopIteration
         item, error, state = self._taken[0]
         if error is None:
-            item = finish(item)
+            item = self._finished(item)
         del self._taken[0]
         self._last = state._replace(moved={**self.state().moved, **state.moved})
         if error is not None:
             raise error
         return item
 
-    def end_at(self, end: int) -> None:
-        """Drop what was taken from micro-batch ``end`` on: the pass is over after what is left."""
-        while self._taken:
-            item, error, state = self._taken[-1]
-            if error is not None and state.upcoming < end:
-                return
-            if error is None and state.m <= end:
-                self._taken[-1] = item, None, state._replace(over=True)
-                return
-            self._taken.pop()
-        self._last = self.state()._replace(over=True)
-
     def state(self) -> ConsumerState:
-        last = self._source.state() if self._last is None else self._last
+        last = self._last
+        if last is None:
+            return self._source.state()
         self._last = last._replace(moved={})
         return last
 

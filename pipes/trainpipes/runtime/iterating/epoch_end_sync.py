@@ -18,11 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from trainpipes.errors import TopologyError
-from trainpipes.runtime.iterating.delivered_state import (
-    ConsumerState,
-    DeliveredState,
-    ItemIterator,
-)
+from trainpipes.runtime.iterating.delivered_state import DeliveredState, ItemIterator
 from trainpipes.topology import Topology
 
 __all__ = ["Agreement", "EpochEndSync", "agreement_over"]
@@ -92,7 +88,7 @@ def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
     )
 
 
-class EpochEndSync:
+class EpochEndSync(DeliveredState):
     """A rank's items, up to where all ranks end together.
 
     An error, too, is told to nobody before the ranks have agreed, and is raised when its item is due; then
@@ -100,48 +96,51 @@ class EpochEndSync:
 
     Args:
         source: this rank's; it stops before its first missing micro-batch.
-        agree: gives the least of all ranks' numbers.
+        topology: this rank.
         origin: the micro-batch from which steps are counted.
-        world_size: ranks.
     """
 
-    def __init__(
-        self, source: ItemIterator, agree: Agreement, origin: int, world_size: int
-    ) -> None:
-        self._queue = DeliveredState(source)
-        self._agree = agree
+    def __init__(self, source: ItemIterator, topology: Topology, origin: int) -> None:
+        super().__init__(source)
+        self._topology = topology
         self._origin = origin
-        self._world = world_size
         self._agreed = False  # whether what was taken is
         self._ends = False
-        self._error: Exception | None = None
+        self._raised: Exception | None = None
 
     def __next__(self) -> Any:
-        if self._error is None:
+        if self._raised is None:
             if not (self._agreed or self._ends):
                 self._look_ahead()
             try:
-                item = self._queue.give()
+                item = self._give()
             except Exception as error:
-                self._error = error
+                self._raised = error
             else:
-                self._agreed = bool(self._queue)
+                self._agreed = bool(self._taken)
                 return item
-        raise self._error
+        raise self._raised
 
     def _look_ahead(self) -> None:
-        queue = self._queue
-        while len(queue) < AHEAD and queue.error is None:
-            queue.take()
-        ended = isinstance(queue.error, StopIteration)
-        first = self._agree(queue.upcoming if ended else _NONE_MISSING)
+        agree = agreement_over(self._topology)
+        while len(self._taken) < AHEAD and self._error is None:
+            self._take()
+        ended = isinstance(self._error, StopIteration)
+        first = agree(self._taken[-1][2].upcoming if ended else _NONE_MISSING)
         self._agreed = True
         if first != _NONE_MISSING:
             self._ends = True
-            queue.end_at(self._origin + (first - self._origin) // self._world * self._world)
+            world = self._topology.world_size
+            self._end_at(self._origin + (first - self._origin) // world * world)
 
-    def state(self) -> ConsumerState:
-        return self._queue.state()
-
-    def close(self) -> None:
-        self._queue.close()
+    def _end_at(self, end: int) -> None:
+        """Drop what was taken from micro-batch ``end`` on: the pass is over after what is left."""
+        while self._taken:
+            item, error, state = self._taken[-1]
+            if error is not None and state.upcoming < end:
+                return
+            if error is None and state.m <= end:
+                self._taken[-1] = item, None, state._replace(over=True)
+                return
+            self._taken.pop()
+        self._last = self.state()._replace(over=True)

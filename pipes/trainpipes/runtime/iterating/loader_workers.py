@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from trainpipes.state import Position
 __all__ = ["LoaderWorkers"]
 
 
+@dataclass(eq=False)
 class LoaderWorkers:
     """Starts a ``Loader``'s workers.
 
@@ -36,25 +38,16 @@ class LoaderWorkers:
         options: more of a ``DataLoader``'s.
     """
 
-    def __init__(
-        self,
-        stages: Callable[[], Sequence[Stage]],
-        check: Callable[[], None],
-        most: int,
-        ahead: int,
-        persistent: bool,
-        init: Callable[[int], None] | None,
-        options: dict[str, Any],
-    ) -> None:
-        self.most = most
-        self._stages = stages
-        self._check = check
-        self._sent: Sequence[Stage] | None = None
-        self._ahead = ahead
-        self._persistent = persistent
-        self._init = init
-        self._options = options
-        self._idle: tuple[DataLoader[WorkerMessage], WorkerMemory] | None = None
+    stages: Callable[[], Sequence[Stage]]
+    check: Callable[[], None]
+    most: int
+    ahead: int
+    persistent: bool
+    init: Callable[[int], None] | None
+    options: dict[str, Any]
+    _sent: Sequence[Stage] | None = None
+    #: Processes that can begin another pass, and the memory that they share.
+    _idle: tuple[DataLoader[WorkerMessage], WorkerMemory] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_idle": None}
@@ -82,20 +75,20 @@ class LoaderWorkers:
         self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
     ) -> tuple[DataLoader[WorkerMessage], WorkerMemory]:
         if self._sent is None:
-            self._sent = self._stages()
-        memory = WorkerMemory(workers, self._ahead, position.epoch)
+            self._sent = self.stages()
+        memory = WorkerMemory(workers, self.ahead, position.epoch)
         source = plan.inputs.source
-        made = WorkerDataset(self._sent, source, ranks, workers, position, memory, self._ahead)
+        made = WorkerDataset(self._sent, source, ranks, workers, position, memory, self.ahead)
         generator = torch.Generator()  # a DataLoader would draw from the global one
         generator.manual_seed(position.epoch)
         loader = DataLoader(
-            made, batch_size=None, num_workers=workers, prefetch_factor=self._ahead,
-            persistent_workers=self._persistent, worker_init_fn=partial(_begin, self._init),
-            generator=generator, **self._options,
+            made, batch_size=None, num_workers=workers, prefetch_factor=self.ahead,
+            persistent_workers=self.persistent, worker_init_fn=partial(_begin, self.init),
+            generator=generator, **self.options,
         )  # fmt: skip
         context: Any = loader.multiprocessing_context or torch.multiprocessing
         if context.get_start_method() != "fork":
-            self._check()
+            self.check()
         return loader, memory
 
     def _messages(
@@ -104,11 +97,11 @@ class LoaderWorkers:
         sound = True
         try:
             for message in loader:
-                sound = sound and message.failed is None
+                sound = sound and not message.has_failed
                 yield message
         except GeneratorExit:
             pass  # the pass is left; the processes can begin another
-        if sound and self._persistent:
+        if sound and self.persistent:
             self._idle = loader, memory
 
 

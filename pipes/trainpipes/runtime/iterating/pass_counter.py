@@ -48,10 +48,7 @@ class _Numbers(Structure):
         ("loads", c_int64),  # how many there were
         ("offset", c_int64),  # to be added to the number that ``set_epoch`` is given
         ("named", c_int64),  # what ``set_epoch`` was given for the next pass, -1 if nothing
-        (
-            "elsewhere",
-            c_int64,
-        ),  # 1 if the last pass to begin was that of workers or of a ``Loader``
+        ("elsewhere", c_int64),  # 1 if the last pass to begin was of workers or of a ``Loader``
         ("claims", c_int64),  # how many passes workers claimed
         ("claimed", _Claim * _REMEMBERED),  # the last ones of them
     ]
@@ -87,32 +84,20 @@ class PassCounter:
 
     Forked processes share it, and processes that ``multiprocessing`` spawns with it; a copy by
     plain pickling starts where it stands.
+
+    Attributes:
+        now: the numbers as they are. To be read by anybody.
     """
 
     def __init__(self, upcoming: int = 0) -> None:
-        self._numbers: Any = sharedctypes.RawValue(_Numbers)
-        self._numbers.upcoming, self._numbers.named = upcoming, -1
+        self.now: Any = sharedctypes.RawValue(_Numbers)
+        self.now.upcoming, self.now.named = upcoming, -1
         self._lock = _lock
         self._spawned = False
 
-    @property
-    def upcoming(self) -> int:
-        """The number of the next pass."""
-        return int(self._numbers.upcoming)
-
-    @property
-    def loaded(self) -> int:
-        """The load that the next pass starts from, 0 if from none. Odd if from within an epoch."""
-        return int(self._numbers.loaded)
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether the last pass to begin was that of workers or of a ``Loader``."""
-        return bool(self._numbers.elsewhere)
-
     def here(self) -> None:
         """The next pass to begin is one of this process."""
-        self._numbers.elsewhere = 0
+        self.now.elsewhere = 0
 
     def load(self, epoch: int, within: bool) -> int:
         """Let the next pass start from a position in ``epoch`` that was loaded.
@@ -124,52 +109,50 @@ class PassCounter:
         Returns:
             the number of this load.
         """
-        numbers = self._numbers
+        now = self.now
         with self._lock:
-            numbers.loads += 1
-            numbers.upcoming = epoch
-            numbers.loaded = 2 * numbers.loads + within
-            numbers.offset = 0
-            numbers.elsewhere = 0
-            return int(numbers.loaded)
+            now.loads += 1
+            now.upcoming = epoch
+            now.loaded = 2 * now.loads + within
+            now.offset = now.elsewhere = 0
+            return int(now.loaded)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be number ``epoch`` in the caller's counting. A loaded position stays, and is
         what the caller calls so."""
-        numbers = self._numbers
+        now = self.now
         with self._lock:
-            if not numbers.loaded:
-                number = epoch + numbers.offset
-                if number < 0:
+            if not now.loaded:
+                if epoch + now.offset < 0:
                     raise ConfigError(
-                        f"set_epoch(epoch): the state that was loaded made epoch {-numbers.offset} the "
+                        f"set_epoch(epoch): the state that was loaded made epoch {-now.offset} the "
                         f"first one, got {epoch}; load a state of an earlier epoch"
                     )
-                numbers.upcoming = number
-            numbers.named = epoch
+                now.upcoming = epoch + now.offset
+            now.named = epoch
 
-    def claim(self) -> tuple[int, int]:
-        """The next pass's number and what load it starts from, for a process that reads by itself."""
+    def claim(self, own: tuple[int, int] | None = None) -> tuple[int, int]:
+        """The next pass's number and what load it starts from, for a process that reads by itself.
+
+        Args:
+            own: both, where they are an iterator's own. The pass after it starts from another load all the
+                same, if one waits.
+        """
         with self._lock:
-            self._numbers.elsewhere = 0
+            self.now.elsewhere = 0
+            if own is not None:
+                if self.now.loaded not in (0, own[1]):
+                    return own
+                self.now.upcoming = own[0]
             return self._claim()
-
-    def begin(self, number: int, load: int) -> None:
-        """A pass begins at a position of an iterator's own, which it was given by ``load``."""
-        with self._lock:
-            self._numbers.elsewhere = 0
-            if self._numbers.loaded in (0, load):
-                self._numbers.upcoming = number
-                self._claim()
 
     def outrun(self, number: int, load: int) -> None:
         """A ``Loader`` over this pipeline begins a pass, from ``load`` if that is one of the pipeline's."""
-        numbers = self._numbers
+        now = self.now
         with self._lock:
-            if numbers.loaded in (0, load):
-                numbers.loaded = 0
-                numbers.upcoming = max(numbers.upcoming, number + 1)
-                numbers.elsewhere = 1
+            if now.loaded in (0, load):
+                now.loaded, now.elsewhere = 0, 1
+                now.upcoming = max(now.upcoming, number + 1)
 
     def join(self, shared: Shared) -> tuple[int, int]:
         """The number of a worker's pass, and the load that it starts from."""
@@ -179,61 +162,60 @@ class PassCounter:
 
     def settle(self, shared: Shared, number: int) -> None:
         """Say that the pass of these workers is ``number``: a state told one of them."""
-        numbers = self._numbers
+        now = self.now
         with self._lock:
             found = self._find(shared) or self._enter(shared, -1, 0)
             if found.number != number:
                 found.number = number
-                numbers.upcoming, numbers.offset = number, 0
-                named = numbers.named
+                now.upcoming, now.offset = number, 0
+                named = now.named
                 self._claim()
-                numbers.named = named  # torchdata may drop this pass and begin the one after it
+                now.named = named  # torchdata may drop this pass and begin the one after it
 
     def go_on(self, number: int, shared: Shared | None) -> None:
         """A pass had nothing left where it started, and is ``number`` now, in all its workers."""
-        numbers = self._numbers
+        now = self.now
         with self._lock:
             found = None if shared is None else self._find(shared)
             if found is not None:
                 if found.number == number:
                     return
                 found.number = number
-            if not numbers.loaded:
-                numbers.offset += 1
-                numbers.upcoming = max(numbers.upcoming, number + 1)
+            if not now.loaded:
+                now.offset += 1
+                now.upcoming = max(now.upcoming, number + 1)
 
     def _claim(self) -> tuple[int, int]:
-        numbers = self._numbers
-        number, load = int(numbers.upcoming), int(numbers.loaded)
-        if numbers.named >= 0:
-            numbers.offset = number - numbers.named
-        numbers.upcoming, numbers.loaded, numbers.named = number + 1, 0, -1
+        now = self.now
+        number, load = int(now.upcoming), int(now.loaded)
+        if now.named >= 0:
+            now.offset = number - now.named
+        now.upcoming, now.loaded, now.named = number + 1, 0, -1
         return number, load
 
     def _enter(self, shared: Shared, number: int, load: int) -> Any:
-        numbers = self._numbers
-        found = numbers.claimed[numbers.claims % _REMEMBERED]
+        now = self.now
+        found = now.claimed[now.claims % _REMEMBERED]
         found.shared[:], found.number, found.load = shared, number, load
-        numbers.claims += 1
-        numbers.elsewhere = 1
+        now.claims += 1
+        now.elsewhere = 1
         return found
 
     def _find(self, shared: Shared) -> Any:
-        known = self._numbers.claimed[: self._numbers.claims]
+        known = self.now.claimed[: self.now.claims]
         return next((found for found in known if tuple(found.shared) == shared), None)
 
     def __getstate__(self) -> dict[str, Any]:
         if context.get_spawning_popen() is None:
-            return {"stands": bytes(self._numbers)}
+            return {"stands": bytes(self.now)}
         if not self._spawned:
             self._spawned = True
             self._lock = multiprocessing.get_context("spawn").Lock()
-        return {"numbers": self._numbers, "lock": self._lock}
+        return vars(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "stands" in state:
             self.__init__()  # type: ignore[misc]
-            memmove(addressof(self._numbers), state["stands"], sizeof(_Numbers))
+            memmove(addressof(self.now), state["stands"], sizeof(_Numbers))
         else:
-            self._numbers, self._lock = state["numbers"], state["lock"]
-            self._spawned = True
+            vars(self).update(state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -14,11 +13,11 @@ from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.iterating.pass_counter import Shared, shared_by_workers
-from trainpipes.runtime.iterating.prefetcher import placed
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.runtime.warn_once import warn_once
 from trainpipes.state import Position
+from trainpipes.topology import Topology
 
 __all__ = ["PassIterator"]
 
@@ -38,55 +37,45 @@ class PassIterator:
     def __init__(
         self, session: Session, threads: int | None = None, workers: LoaderWorkers | None = None
     ) -> None:
+        #: The pass: as it is once it is taken, till then as it would be if it was taken now.
         self._current: OnePass | None = None
         self._session = session
+        self._threads = threads
         self._workers = workers
         self._one_at_a_time = OneAtATime()
-        self._begin_item = self._one_at_a_time.take
-        self._end_item = self._one_at_a_time.done
-        self._pass = partial(
-            OnePass,
-            threads=threads,
-            places=True,
-            workers=workers,
-            one_at_a_time=self._one_at_a_time,
-        )
         #: The load that was given to this iterator, and where its state says to start.
         self._own: tuple[int, Position] | None = None
-        #: The pass once it is taken: the next one is another.
-        self._items: OnePass | None = None
+        self._is_taken = False  # whether the pass is: the next one is another
         #: What gives its items after the first one.
         self._rest: ItemIterator | None = None
-        self._places = False  # whether batches are placed somewhere by this process
         self._info = get_worker_info()
-        self._is_here = self._info is None
         self._shared: Shared | None = None  # what the workers of a pass have in common
         end_in_peace()
-        iterated = session.count()
         if self._info is None:
             session.passes.here()
         else:
-            self._shared = shared_by_workers(self._info, iterated)
+            self._shared = shared_by_workers(self._info, session.iterated)
+            session.iterated += 1
 
     def __iter__(self) -> PassIterator:
         return self
 
     def __next__(self) -> Any:
-        if not self._begin_item(False):
+        if not self._one_at_a_time.take(False):
             self._one_at_a_time.wait()
         try:
             rest = self._rest
             item = self._first() if rest is None else next(rest)
-            if self._is_here:
-                self._session.last = self._items
-            return placed(self._session.plan, item) if self._places else item
+            if self._info is None:
+                self._session.last = self._current
+            return item
         except StopIteration:
-            if self._items is not None:
-                self._items.ended = True
-                self._items.close()
+            if self._current is not None:
+                self._current.ended = True
+                self._current.close()
             raise
         finally:
-            self._end_item()
+            self._one_at_a_time.done()
 
     def __del__(self) -> None:
         if self._current is not None:
@@ -121,42 +110,47 @@ class PassIterator:
                 self._session.passes.settle(self._shared, self._own[1].epoch)
             if self._current is not None and self._workers is not None:
                 self._current.close()
-            self._current = self._items = self._rest = None
+            self._current = self._rest = None
+            self._is_taken = False
 
     def _first(self) -> Any:
         """The first item. The pass is this iterator's from here on."""
+        session = self._session
         current = self._begin()
-        if self._is_here and self._items is None:  # what can't be begun was not claimed
-            current = self._open(self._session.claim(self._own))
-            self._session.begun.add(current)
-            self._session.last = current
-            self._places = bool(self._session.plan.chain.place_stages)
-        self._items = current
+        if self._info is None and not self._is_taken:  # what can't be begun was not claimed
+            current = self._open(session.claim(self._own))
+            session.begun.add(current)
+            session.last = current
+        self._is_taken = True
         item = next(current)
         if current.epoch != current.position.epoch:  # there was nothing left of it
-            self._session.passes.go_on(current.epoch, self._shared)
+            session.passes.go_on(current.epoch, self._shared)
         self._rest = current.items
         return item
 
     def _begin(self) -> OnePass:
         """The pass as it is, or as it would be if it was taken now."""
-        if self._info is not None:
-            self._current = self._current or self._begin_worker()
-        elif self._items is None:
-            own = self._own
-            self._open(self._session.upcoming() if own is None else self._session.loaded(own[1]))
-        assert self._current is not None
+        if self._current is not None and (self._is_taken or self._info is not None):
+            return self._current
+        session, own = self._session, self._own
+        if self._info is None:
+            return self._open(session.upcoming() if own is None else session.loaded(own[1]))
+        self._current = self._begin_worker(session.topology())
         return self._current
 
     def _open(self, position: Position) -> OnePass:
+        """The pass from a position on, in the process that trains."""
         if self._current is None or self._current.position != position:
             session = self._session
-            self._current = self._pass(session.plan, session.topology(), position, position.m)
+            self._current = OnePass(
+                session.plan, session.topology(), position, None, True, self._threads, True,
+                self._workers, self._one_at_a_time,
+            )  # fmt: skip
         return self._current
 
-    def _begin_worker(self) -> OnePass:
+    def _begin_worker(self, topology: Topology) -> OnePass:
+        """The pass in a DataLoader's worker."""
         session = self._session
-        topology = session.topology()
         placing = session.plan.chain.place_stages
         if placing:
             warn_once(
@@ -166,11 +160,11 @@ class PassIterator:
         if self._own is None:
             assert self._shared is not None
             position = session.start(*session.passes.join(self._shared))
-            return OnePass(session.plan, topology, position, position.m)
+            return OnePass(session.plan, topology, position, go_on=True)
         position = session.loaded(self._own[1])
         turn = position.extra.get("turn")
         if turn is None:
-            return OnePass(session.plan, topology, position, position.m, go_on=False)
+            return OnePass(session.plan, topology, position)
         saved = json.loads(turn)
         if (saved["worker"], saved["num_workers"]) != (topology.worker, topology.num_workers):
             raise StateError(
@@ -178,4 +172,4 @@ class PassIterator:
                 f"worker {topology.worker} of {topology.num_workers}: a StatefulDataLoader resumes with "
                 "the number of workers it was saved with; trainpipes.Loader takes any"
             )
-        return OnePass(session.plan, topology, position, saved["origin"], go_on=False)
+        return OnePass(session.plan, topology, position, saved["origin"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from typing import Any
@@ -13,8 +12,7 @@ from torch.utils.data import get_worker_info
 from trainpipes.cursor import is_count
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.merge import merge_states
-from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
-from trainpipes.runtime.iterating.one_pass import OnePass, state_dict_at
+from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.iterating.pass_counter import PassCounter
 from trainpipes.runtime.planning.check_state import position_of
 from trainpipes.runtime.planning.migrate import migrate
@@ -32,6 +30,8 @@ MOST_EPOCHS = 1 << 40
 
 class Session:
     """Where one pipeline object, or one ``Loader``, stands.
+
+    A ``Loader`` that was not used yet stands where its pipeline was told to stand.
 
     Args:
         stages: makes the pipeline's stages.
@@ -55,31 +55,28 @@ class Session:
         self.pending: tuple[int, Position] | None = None
         #: The pass that gave the last item.
         self.last: OnePass | None = None
-        self._iterated = (0, 0)
         #: Those whose items were asked for.
         self.begun: WeakSet[OnePass] = WeakSet()
+        #: How often a worker has iterated it.
+        self.iterated = 0
         self._source = source
+        self._follows = source is not None  # whether it was not used yet
         self._from_source = 0  # the source's load that this starts from, 0 if from none
-        #: Those of ``Loader``s that have not started.
-        self._followers: WeakSet[Session] = WeakSet()
         if source is not None:
             self.members = source.members
-            self.passes = PassCounter(source.passes.upcoming)
-            source._followers.add(self)
+            self.passes = PassCounter(source.passes.now.upcoming)
             if source._goes_on:
-                self._expect(source.upcoming(), True)
-            elif source.pending is not None and source.pending[0] == source.passes.loaded:
-                self._follow(*source.pending)
+                self._expect(source.upcoming())
+            if source.pending is not None and source.pending[0] != source.passes.now.loaded:
+                self._from_source = source.pending[0]  # which was used up
 
     def __getstate__(self) -> dict[str, Any]:
-        alone = {"_plan", "last", "begun", "_followers"}  # of this process
-        kept = {name: value for name, value in vars(self).items() if name not in alone}
-        return {**kept, "_notes": self.notes}
+        # Without what is of this process.
+        return {**vars(self), "_plan": None, "last": None, "begun": None, "_notes": self.notes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._plan = self.last = None
-        self.begun, self._followers = WeakSet(), WeakSet()
+        self.begun = WeakSet()
 
     @property
     def plan(self) -> Plan:
@@ -110,15 +107,6 @@ class Session:
     def parse(self, state: Any) -> Position:
         return position_of(state, self.plan)
 
-    def require_whole(self, position: Position) -> None:
-        """Raise unless a state says all that this rank needs."""
-        if get_worker_info() is not None:
-            return
-        position.require_all_workers()
-        rank, world = self.ranks()
-        if not self.plan.counted and self.plan.chain.num_shards % world == 0:
-            position.require(Topology(rank, world).shards(position.m, self.plan.chain.num_shards))
-
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
         if isinstance(state, Mapping) and "trainpipes" not in state and "pipeline" not in state:
@@ -128,30 +116,35 @@ class Session:
         self.place(state)
 
     def place(self, state: Any) -> tuple[int, Position]:
-        """Let the next pass start at a state, if it fits. Returns the number of this load, and its place."""
+        """Let the next pass start at a state, if it fits and says all that this rank needs. Returns the
+        number of this load, and its place."""
         position = self.parse(state)
-        self.require_whole(position)
-        self._part()
-        return self._expect(position, position.m > 0), position
+        if get_worker_info() is None:
+            position.require_all_workers()
+            rank, world = self.ranks()
+            if not self.plan.counted and position.num_shards % world == 0:
+                position.require(Topology(rank, world).shards(position.m, position.num_shards))
+        self._follows = False
+        return self._expect(position), position
 
-    def _expect(self, position: Position, within: bool) -> int:
-        load = self.passes.load(position.epoch, within)
+    def _expect(self, position: Position) -> int:
+        load = self.passes.load(position.epoch, position.m > 0)
         self.pending = load, position
         self.last = None
         self.begun.clear()
-        for follower in self._followers:
-            follower._follow(load, position)
         return load
 
-    def _follow(self, load: int, position: Position) -> None:
-        """A ``Loader`` that has not started: start where its pipeline was told to."""
-        self._from_source = load
-        self._expect(position, bool(load % 2))
+    def _follow(self) -> None:
+        """Of a ``Loader`` that was not used yet: go where its pipeline was told to."""
+        told = None if self._source is None or not self._follows else self._source.pending
+        if told is not None and told[0] != self._from_source:
+            self._from_source = told[0]
+            self._expect(told[1])
 
-    def _part(self) -> None:
-        """From here on a ``Loader`` stands where it stands, whatever its pipeline is told."""
-        if self._source is not None:
-            self._source._followers.discard(self)
+    def _use(self) -> None:
+        """From here on it stands where it stands, whatever its pipeline is told."""
+        self._follow()
+        self._follows = False
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be that of an epoch, as ``Pipeline.set_epoch`` says."""
@@ -160,10 +153,10 @@ class Session:
                 f"set_epoch(epoch) takes the number of an epoch, an integer from 0 on, got {shown(epoch)}"
             )
         if not self.plan.chain.endless:
-            self._part()
-            before = self.passes.upcoming
+            self._use()
+            before = self.passes.now.upcoming
             self.passes.set_epoch(epoch)
-            if self.last is not None and self.last.ended and self.passes.upcoming != before:
+            if self.last is not None and self.last.ended and self.passes.now.upcoming != before:
                 self.last = None  # what comes next is no longer what came after it
 
     def claim(self, own: tuple[int, Position] | None = None) -> Position:
@@ -172,10 +165,10 @@ class Session:
         Args:
             own: the load and the position that are the iterator's own, if it was given a state.
         """
-        self._part()
+        self._use()
         if own is not None:
             position = self.loaded(own[1])
-            self.passes.begin(position.epoch, own[0])
+            self.passes.claim((position.epoch, own[0]))
         elif self._goes_on:
             return self.upcoming()
         else:
@@ -186,14 +179,15 @@ class Session:
 
     def upcoming(self) -> Position:
         """Where the next pass starts."""
+        self._follow()
         if self._goes_on and self.last is not None:
             return self.parse(self.last.state())
-        return self.start(self.passes.upcoming, self.passes.loaded)
+        return self.start(self.passes.now.upcoming, self.passes.now.loaded)
 
     @property
     def _goes_on(self) -> bool:
         """Whether the next pass goes on where the last one stands: an endless pipeline's does."""
-        return self.last is not None and self.plan.chain.endless and not self.passes.loaded
+        return self.last is not None and self.plan.chain.endless and not self.passes.now.loaded
 
     def start(self, number: int, load: int) -> Position:
         """Where a pass starts, given the load that it starts from.
@@ -216,14 +210,6 @@ class Session:
         self.plan.adopt(position.notes)
         return deepcopy(position)
 
-    def count(self) -> int:
-        """How often this was iterated in this process before."""
-        process, times = self._iterated
-        if process != os.getpid():
-            times = 0
-        self._iterated = (os.getpid(), times + 1)
-        return times
-
     def state_at(self, batches: int, epoch: int) -> dict[str, Any]:
         """The state after so many batches of each rank in a pass."""
         if isinstance(batches, bool) or not isinstance(batches, int) or batches < 0:
@@ -239,8 +225,7 @@ class Session:
                 f"of {world} ranks, got {batches}"
             )
         walked = 0 if plan.counted else m
-        start = Position(epoch, m - walked, plan.chain.num_shards)
-        walk = ConsumerIterator(plan, Topology(), start, start.m)
+        walk = OnePass(plan, Topology(), Position(epoch, m - walked, plan.chain.num_shards))
         for taken in range(walked):
             try:
                 next(walk)
@@ -248,12 +233,11 @@ class Session:
                 raise StateError(
                     f"state_at(batches_delivered): the epoch ended after {taken} batches, got {batches}"
                 ) from None
-        return state_dict_at(plan, Topology(), start, walk.state())
+        return walk.state()
 
     def peek(self) -> Any:
         """The first item of the next pass, from an iterator of its own."""
-        position = self.upcoming()
-        return next(OnePass(self.plan, self.topology(), position, position.m))
+        return next(OnePass(self.plan, self.topology(), self.upcoming(), go_on=True))
 
     def state(self) -> dict[str, Any] | None:
         """The state after the last item given; of the next pass's start where none was. None in a worker,
@@ -270,17 +254,11 @@ class Session:
                     "it for its own state_dict(); peek() looks at an item without an iterator"
                 )
             return last.state()
-        if self.passes.elsewhere:
+        if self.passes.now.elsewhere:
             raise StateError(
                 "this pipeline was last iterated by a trainpipes.Loader or by workers of a DataLoader, and "
                 "does not know how far they are: ask the Loader or StatefulDataLoader for its state_dict(); "
                 "for a plain DataLoader count batches, and use pipe.state_at(batches, epoch=...)"
             )
-        start, topology = self.upcoming(), self.topology()
         # With cursors of a rank's own shards, also of a state that had all of them.
-        return state_dict_at(
-            self.plan,
-            topology,
-            start,
-            ConsumerIterator(self.plan, topology, start, start.m).state(),
-        )
+        return OnePass(self.plan, self.topology(), self.upcoming()).state()

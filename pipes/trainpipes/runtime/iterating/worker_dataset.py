@@ -10,6 +10,7 @@ messages, and the other workers wait.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -48,6 +49,7 @@ def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, 
     return {s: n % workers for n, s in enumerate(shards)}
 
 
+@dataclass(eq=False)
 class WorkerDataset(IterableDataset[WorkerMessage]):
     """One rank's pass as its workers make it.
 
@@ -61,31 +63,19 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         ahead: messages of each worker that are made ahead.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        source: RowSource | RowStream,
-        ranks: tuple[int, int],
-        workers: int,
-        position: Position,
-        memory: WorkerMemory,
-        ahead: int,
-    ) -> None:
-        self._stages = tuple(stages)
-        self._source = source
-        self._rank, self._world = ranks
-        self._workers = workers
-        self._position = position
-        self._memory = memory
-        # Far enough that it holds back only who is out of step with the others.
-        self._stretch = self._world * workers
-        self._most_ahead = (ahead + 2) * MOST_BATCHES * self._stretch
-        self._plan: Plan | None = None
+    stages: Sequence[Stage]
+    source: RowSource | RowStream
+    ranks: tuple[int, int]
+    workers: int
+    position: Position
+    memory: WorkerMemory
+    ahead: int
+    _plan: Plan | None = None
 
     def __iter__(self) -> Iterator[WorkerMessage]:
         if self._plan is None:
-            self._plan = Plan.of([stage.fresh() for stage in self._stages], self._source)
-            self._plan.adopt(self._position.notes)
+            self._plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
+            self._plan.adopt(self.position.notes)
         info = get_worker_info()
         end_in_peace()
         return self.messages(self._plan, 0 if info is None else info.id)
@@ -97,53 +87,51 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
             plan: its own.
             worker: which one.
         """
-        number = self._memory.unpacked(worker)
+        number = self.memory.unpacked(worker)
         for message in self._filled(plan, worker):
             message.notes = plan.notes
-            self._memory.place(message, number)
+            self.memory.place(message, number)
             number += 1
             yield message
 
     def _filled(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
-        epoch, position = self._memory.start, self._position
+        rank, world = self.ranks
+        epoch, position = self.memory.start, self.position
         if epoch is not None:
             position = Position(epoch, 0, position.num_shards)
         plan = plan.resized(position.sizes)
-        running, end = self._own(plan, worker), plan.counts.end(self._world, position.m)
-        turns = Turns(self._world, end, plan.chain.num_shards, frozenset(running))
+        num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m)
+        owners = share_out(
+            range(rank, num_shards, world), plan.layouts.usual.num_spans, self.workers
+        )
+        running = {shard for shard, owner in owners.items() if owner == worker}
+        turns = Turns(world, end, num_shards, frozenset(running))
         items = items_of(plan, position, turns, frozenset(running))
-        m = position.m + (self._rank - position.m) % self._world
+        stretch = world * self.workers
+        # Far enough that it holds back only who is out of step with the others.
+        most_ahead = (self.ahead + 2) * MOST_BATCHES * stretch
+        m = position.m + (rank - position.m) % world
         length = 1
         while running and m < end:
-            stop = min(m + length * self._stretch, self._memory.due + self._most_ahead, end)
+            stop = min(m + length * stretch, self.memory.due + most_ahead, end)
             length = min(2 * length, MOST_BATCHES)
             message = WorkerMessage(worker)
             while running and m < stop:
-                shard = m % plan.chain.num_shards
+                shard = m % num_shards
                 if shard in running:
                     try:
                         item = items.take(m)
                         batch = None if item is ENDED else pack(item)
                         text = items.cursor_text(shard)
                     except Exception:
-                        message.failed = m, failure(worker)
+                        message.items.append((m, failure(worker), ""))
                         running.clear()
                         break
                     if batch is None:
-                        message.ended[shard] = text
                         running.discard(shard)
-                    else:
-                        if not message.has_room(batch):
-                            yield message
-                            message = WorkerMessage(worker)
-                        message.numbers.append(m)
-                        message.batches.append(batch)
-                        message.cursors.append(text)
-                m += self._world
+                    elif not message.has_room(batch):
+                        yield message
+                        message = WorkerMessage(worker)
+                    message.items.append((m, batch, text))
+                m += world
             yield message
-
-    def _own(self, plan: Plan, worker: int) -> set[int]:
-        """A worker's shards."""
-        shards = range(self._rank, plan.chain.num_shards, self._world)
-        owners = share_out(shards, plan.layouts.usual.num_spans, self._workers)
-        return {shard for shard in shards if owners[shard] == worker}

@@ -21,6 +21,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from trainpipes.errors import DataError
+from trainpipes.runtime.shards.shard_iterator import ENDED
 
 __all__ = ["MOST_BYTES", "ALONE_BYTES", "WorkerMemory", "WorkerMessage", "failure", "pack"]
 
@@ -51,29 +52,34 @@ class Packed(NamedTuple):
 
 @dataclass
 class WorkerMessage:
-    """What a worker sends at a time: perhaps no batch, so that any number of workers may take turns.
+    """What a worker sends at a time: perhaps nothing, so that any number of workers may take turns.
 
     Args:
         worker: who sends it.
-        numbers: m of each batch.
-        batches: the batches.
-        cursors: position of the batch's shard after it, JSON; empty where the pipeline is counted.
-        ended: cursor of each shard that was found to have ended, or an empty text.
-        failed: the micro-batch that could not be made, and why; nothing comes after it.
+        items: micro-batches in order: number; batch, or why there is none: None where the shard has ended, an
+            exception if it could not be made, after which nothing comes; position of its shard after it, as
+            JSON, empty where the pipeline is counted.
         notes: what the worker knows of the rows' schemas.
     """
 
     worker: int
-    numbers: list[int] = field(default_factory=list)
-    batches: list[Packed] = field(default_factory=list)
-    cursors: list[str] = field(default_factory=list)
-    ended: dict[int, str] = field(default_factory=dict)
-    failed: tuple[int, ExceptionWrapper] | None = None
+    items: list[tuple[int, Packed | ExceptionWrapper | None, str]] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def batches(self) -> list[Packed]:
+        """Those among the items."""
+        return [made for _, made, _ in self.items if isinstance(made, Packed)]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is the last one of its worker, since a batch could not be made."""
+        return bool(self.items) and isinstance(self.items[-1][1], ExceptionWrapper)
 
     def has_room(self, batch: Packed) -> bool:
         """Whether a batch may travel with those that are here."""
-        return not self.batches or sum(b.size for b in self.batches) + batch.size <= MOST_BYTES
+        held = sum(other.size for other in self.batches)
+        return not held or held + batch.size <= MOST_BYTES
 
 
 class WorkerMemory:
@@ -143,14 +149,17 @@ class WorkerMemory:
                     batch.values[n] = (at, stop)
                     at = stop + -stop % ALIGNED
 
-    def unpack(self, message: WorkerMessage) -> list[Any]:
-        """The batches of a message, with memory of their own. Its place is free again."""
-        batches = []
-        for batch in message.batches:
-            values = [self._room[slice(*v)] if type(v) is tuple else v for v in batch.values]
-            batches.append(pickle.loads(batch.pickled, buffers=values))
+    def unpack(self, message: WorkerMessage) -> list[tuple[int, Any, str]]:
+        """The items of a message: batches with memory of their own, ENDED for None. Frees its place."""
+        found = [(m, self._unpacked(made), text) for m, made, text in message.items]
         self._numbers[_UNPACKED + message.worker] += 1
-        return batches
+        return found
+
+    def _unpacked(self, made: Packed | ExceptionWrapper | None) -> Any:
+        if not isinstance(made, Packed):
+            return ENDED if made is None else made
+        values = [self._room[slice(*v)] if type(v) is tuple else v for v in made.values]
+        return pickle.loads(made.pickled, buffers=values)
 
 
 class _Pickler(ForkingPickler):

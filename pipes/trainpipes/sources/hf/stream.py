@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.errors import StateError
-from trainpipes.runtime.iterating.plain import plain as as_json
-from trainpipes.runtime.iterating.plain import restored
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.sources.files.schema import plain
+from trainpipes.sources.memory.node_states import plain as as_json
+from trainpipes.sources.memory.node_states import restored
 
 __all__ = ["HFStream", "shuffles"]
 

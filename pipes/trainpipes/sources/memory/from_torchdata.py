@@ -15,13 +15,11 @@ from typing import Any
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.runtime.iterating.foreign import tells_start
-from trainpipes.runtime.iterating.node import StageNode
-from trainpipes.runtime.iterating.plain import plain, restored
 from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.shown import shown
+from trainpipes.sources.memory.node_states import plain, restored, tells_start
 
 __all__ = ["FromTorchdata"]
 
@@ -75,6 +73,8 @@ class FromTorchdata(Source):
     node: BaseNode[Any]
 
     def check(self) -> None:
+        from trainpipes.stage_node import StageNode
+
         if isinstance(self.node, StageNode):
             raise ConfigError(
                 "from_torchdata(node) takes a node that is not ours, got one of trainpipes.nodes: write it "

@@ -14,9 +14,28 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["plain", "restored"]
+__all__ = ["plain", "restored", "tells_start"]
 
 _KINDS = ("__tuple__", "__bytes__", "__items__", "__array__", "__tensor__")
+#: The keys of the states of torchdata's nodes, and that of the state of what is below them. Iterables and
+#: samplers with a state of their own have one key more, and are not known.
+_KNOWN = {
+    frozenset({"_num_yielded"}): "",
+    frozenset({"_num_yielded", "_epoch"}): "",
+    frozenset({"source"}): "source",
+    frozenset({"source", "batch_idx"}): "source",
+    frozenset({"it_state"}): "it_state",
+    frozenset({"snapshot", "steps_since_snapshot"}): "snapshot",
+    frozenset(
+        {
+            "datasets_exhausted",
+            "dataset_node_states",
+            "epoch",
+            "num_yielded",
+            "weighted_sampler_state",
+        }
+    ): "dataset_node_states",
+}
 
 
 def plain(value: Any) -> Any:
@@ -82,3 +101,17 @@ def is_wrapped(value: Any) -> bool:
 def text_of(data: bytes) -> str:
     """Bytes as text."""
     return base64.b64encode(data).decode("ascii")
+
+
+def tells_start(state: Any) -> bool:
+    """Whether a node's state right after ``reset()`` is known to lead to the start of that epoch.
+
+    That of an iterable may not: if it goes to its start with the first item only, its state says until
+    then where the epoch before was left. Who is not known may be such a one.
+    """
+    if not isinstance(state, dict) or "trainpipes" in state:
+        return True
+    below = _KNOWN.get(frozenset(state))
+    if below == "dataset_node_states":
+        return all(map(tells_start, state[below].values()))
+    return below is not None and (not below or tells_start(state[below]))

@@ -1,4 +1,8 @@
-"""Rows from a torchdata node that is not ours."""
+"""Rows from a torchdata node that is not ours, below a chain of nodes that are.
+
+Unlike those of ``from_torchdata``, its epochs are just what torchdata makes of it: each begins where the one
+before was left. Called by the thread that reads a stream.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from typing import Any
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import StateError
-from trainpipes.runtime.iterating.plain import plain, restored
 from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.rows.block import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.sources.memory.node_states import plain, restored, tells_start
 
 __all__ = ["FromNode", "NodeStream"]
 
@@ -19,25 +23,6 @@ __all__ = ["FromNode", "NodeStream"]
 _AFTER = "trainpipes_next_epoch_after"
 #: Epochs of which is known where they start and were left; shards lag behind others by fewer.
 _REMEMBERED = 64
-#: The keys of the states of torchdata's nodes, and that of the state of what is below them. Iterables and
-#: samplers with a state of their own have one key more, and are not known.
-_KNOWN = {
-    frozenset({"_num_yielded"}): "",
-    frozenset({"_num_yielded", "_epoch"}): "",
-    frozenset({"source"}): "source",
-    frozenset({"source", "batch_idx"}): "source",
-    frozenset({"it_state"}): "it_state",
-    frozenset({"snapshot", "steps_since_snapshot"}): "snapshot",
-    frozenset(
-        {
-            "datasets_exhausted",
-            "dataset_node_states",
-            "epoch",
-            "num_yielded",
-            "weighted_sampler_state",
-        }
-    ): "dataset_node_states",
-}
 
 
 class FromNode(Source):
@@ -194,17 +179,3 @@ class NodeReader(StreamReader):
         """Where it stands, kept until its next turn."""
         self._kept = self.state()
         return self._kept
-
-
-def tells_start(state: Any) -> bool:
-    """Whether a node's state right after ``reset()`` is known to lead to the start of that epoch.
-
-    That of an iterable may not: if it goes to its start with the first item only, its state says until
-    then where the epoch before was left. Who is not known may be such a one.
-    """
-    if not isinstance(state, dict) or "trainpipes" in state:
-        return True
-    below = _KNOWN.get(frozenset(state))
-    if below == "dataset_node_states":
-        return all(map(tells_start, state[below].values()))
-    return below is not None and (not below or tells_start(state[below]))

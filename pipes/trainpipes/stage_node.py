@@ -1,0 +1,131 @@
+"""Stages as torchdata nodes: a chain of them is run as the pipeline of the same stages.
+
+A node owns the iteration of the chain that ends in it. Called by the thread that asks the node.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, Concatenate, ParamSpec
+
+from torch.utils.data import get_worker_info
+from torchdata.nodes import BaseNode
+
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.iterating.one_pass import OnePass
+from trainpipes.runtime.planning.check_state import position_of
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.run import innermost
+from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
+from trainpipes.sources.memory.foreign_node import FromNode, NodeStream
+from trainpipes.state import Position
+from trainpipes.topology import Topology, data_parallel
+
+__all__ = ["StageNode", "node_of", "start_of"]
+
+P = ParamSpec("P")
+
+
+class StageNode(BaseNode[Any]):
+    """A stage as a torchdata node, above another node, ours or not.
+
+    The state after an epoch's last item is of that epoch, as that of torchdata's nodes is: loaded, it
+    gives no more items, and the next ``reset()`` begins the next epoch. ``Unbatcher`` and
+    ``Loader(restart_on_stop_iteration=False)`` count on it.
+
+    Args:
+        source: the node below; None for a stage that rows come from.
+        options: of the stage.
+    """
+
+    kind: ClassVar[type[Stage]]
+
+    def __init__(self, source: BaseNode[Any] | None = None, *args: Any, **options: Any) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if source is not None and not isinstance(source, BaseNode):
+            raise ConfigError(
+                f"{name}(source, ...) stands above a node, got {shown(source)}; options come after it"
+            )
+        self.source = source
+        self.stage: Stage = self.kind(*args, **options)
+        self._plan: Plan | None = None
+        self._pass: OnePass | None = None
+        self._consumed = False  # whether anything was, of the pass at hand
+
+    @classmethod
+    def starts(cls) -> bool:
+        """Whether rows come from it, so that there is nothing below it."""
+        return cls.kind.role in ("files", "source")
+
+    def stages(self) -> list[Stage]:
+        """The stages of the chain that ends here, first one first."""
+        below = self.source
+        if below is None:
+            return [self.stage]
+        return [
+            *(below.stages() if isinstance(below, StageNode) else [FromNode(below)]),
+            self.stage,
+        ]
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        if self._plan is None:
+            self._plan = Plan.of(self.stages())
+        plan = self._plan
+        rank, world = data_parallel()
+        topology = Topology(rank, world)
+        topology.check(plan.chain.num_shards, plan.chain.shard is not None)
+        if initial_state is None:
+            epoch = 0 if self._pass is None else self._pass.epoch + self._consumed
+            position = Position(epoch, 0, plan.chain.num_shards)
+        else:
+            position = position_of(initial_state, plan)
+            position.require_all_workers()
+            if isinstance(plan.inputs.source, NodeStream):
+                plan.inputs.source.resume(farthest(position), begun=position.m == 0)
+        threads = None if get_worker_info() is None else 0
+        self._pass = OnePass(plan, topology, position, threads=threads, places=True)
+        self._consumed = position.m > 0
+
+    def next(self) -> Any:
+        assert self._pass is not None
+        self._consumed = True
+        return next(self._pass)
+
+    def get_state(self) -> dict[str, Any]:
+        assert self._pass is not None
+        return self._pass.state({})  # without more keys: see ``OnePass.state``
+
+
+def farthest(position: Position) -> dict[int, dict[str, Any]]:
+    """By epoch, the state of a foreign node where the shard stands that has read the most of it."""
+    places = [innermost(cursor) for cursor in position.cursors.values()]
+    places.sort(key=lambda place: place["window"])
+    return {place["epoch"]: place["stream"] for place in places if place.get("stream")}
+
+
+def node_of(stage: Callable[P, Stage]) -> Callable[Concatenate[BaseNode[Any], P], StageNode]:
+    """The class of nodes for a class of stages: its options come after the node below."""
+    kind: Any = stage
+    names = {"kind": kind, "__doc__": kind.__doc__, "__module__": "trainpipes.nodes"}
+    made: Any = type(kind.__name__, (StageNode,), names)
+    source = inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    options = inspect.signature(kind).parameters.values()
+    given = [] if made.starts() else [source]
+    # Options that have no default come after one that has: only to be shown.
+    made.__signature__ = inspect.Signature([*given, *options], __validate_parameters__=False)
+    return made  # type: ignore[no-any-return]
+
+
+def start_of(stage: Callable[P, Stage]) -> Callable[P, StageNode]:
+    """The class of nodes for a class of stages that rows come from."""
+    made: Any = node_of(stage)
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        StageNode.__init__(self, None, *args, **options)
+
+    made.__init__ = __init__
+    return made  # type: ignore[no-any-return]
