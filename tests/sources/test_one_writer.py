@@ -16,7 +16,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.sources.tar import index as tar_index
-from trainpipes.sources.text import block_index
+from trainpipes.sources.text import block_index, json_rows
 
 FILES, ROWS = 3, 5
 context = multiprocessing.get_context("fork")
@@ -91,6 +91,35 @@ def test_of_several_processes_one_makes_the_index(kind, folder):
         one.join()
     assert found == [(FILES * ROWS, 0), (FILES * ROWS, 0), (FILES * ROWS, FILES)]
     assert tp.cache.info().indexes == 1
+
+
+def look_at_types(folder: Path, started: Any, results: Any) -> None:
+    """In a process: find the types of all rows, slowly. Gives how many pieces it has looked at."""
+    infer, pieces = json_rows.Json.infer, []
+
+    def slow(*arguments: Any) -> Any:
+        pieces.append(1)
+        time.sleep(0.3)
+        return infer(*arguments)
+
+    json_rows.Json.infer = slow  # type: ignore[method-assign]
+    started.wait()
+    results.put((next(iter(tp.read_json(folder, index=True, infer="all"))), len(pieces)))
+
+
+@pytest.mark.parametrize("kind", ["json"])
+def test_of_several_processes_one_looks_at_the_types(folder):
+    started, results = context.Barrier(3), context.Queue()
+    several = [
+        context.Process(target=look_at_types, args=(folder, started, results)) for _ in range(3)
+    ]
+    for one in several:
+        one.start()
+    found = [results.get(timeout=60) for _ in several]
+    for one in several:
+        one.join()
+    assert [row for row, _ in found] == [{"x": 0}] * 3
+    assert sorted(pieces for _, pieces in found) == [0, 0, FILES]
 
 
 @every

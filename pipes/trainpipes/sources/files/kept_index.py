@@ -61,30 +61,38 @@ class KeptIndex(Generic[T]):
     def path(self) -> str | None:
         return None if self.file is None else str(self.file.path)
 
-    def complete(self, learn: Callable[[list[int]], None]) -> None:
+    def complete(
+        self, learn: Callable[[list[int]], None], lacking: Callable[[], list[int]] | None = None
+    ) -> None:
         """Find what is there, and have the rest learned and kept. Of several processes of a machine one does
         so, the others wait for it; if it is killed, the next one does.
 
         Args:
-            learn: is given the numbers of files of which nothing is known, and enters what it learns in
-                ``fresh``.
+            learn: is given the numbers of files, and enters what it learns in ``fresh``.
+            lacking: tells of which files something is to be learned; if left out, of those of which
+                nothing is known.
         """
+        lacking = lacking or self._missing
         self._find()
-        if not self._missing():
+        if not lacking():
             return
         with self._alone():
-            missing = self._missing()
-            if not missing:
+            wanted = lacking()
+            if not wanted:
                 return
-            read = settled(self.files, missing) if self.file is not None else 0
+            read = settled(self.files, wanted) if self.file is not None else 0
             try:
-                learn(missing)
+                learn(wanted)
             finally:
-                self.save(read)  # what was read is not read again, even if the rest was in vain
+                self._save(read)  # what was read is not read again, even if the rest was in vain
 
     def _find(self) -> None:
-        if self.file is not None:
-            self._table, self._rows = self.file.find(self.files)
+        if self.file is None:
+            return
+        table, rows = self.file.find(self.files)
+        if (rows[self._rows >= 0] >= 0).all():  # else somebody has dropped it
+            self._table, self._rows = table, rows
+            self.fresh = {n: entry for n, entry in self.fresh.items() if rows[n] < 0}
 
     def _missing(self) -> list[int]:
         return [n for n in np.flatnonzero(self._rows < 0).tolist() if n not in self.fresh]
@@ -137,12 +145,8 @@ class KeptIndex(Generic[T]):
         whole = pa.concat_tables([self._table, table])
         return whole.take(to_arrow(places[places >= 0])).combine_chunks()
 
-    def save(self, read: int) -> None:
-        """Keep what is known.
-
-        Args:
-            read: when the first of the files was read, ns.
-        """
+    def _save(self, read: int) -> None:
+        """Keep what is known; ``read`` is when the first of the files was read, ns."""
         known = np.array(self._known(), dtype=np.int64)
         if self.file is not None and len(known):
             self.file.save(self.files.pick(known), self.table(), read)
