@@ -22,7 +22,7 @@ help:
 	@echo "make demo    train, kill, resume, and compare every batch; about 2 minutes, then a picture"
 	@echo "make test    all tests; PYTEST='-k name' for some of them"
 	@echo "make bench   side by side with other libraries, which it installs; BENCH=--full for an hour;"
-	@echo "             BENCH=--check for what README and docs promise, in a few minutes, without them"
+	@echo "             BENCH=--check for what README and docs promise, in a few minutes, with two of them"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
 	@echo "make clean   remove .venv, caches and what the demo wrote"
@@ -34,7 +34,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
 
 bench: $(VENV)/.bench
-	$(BIN)/python -m benchmarks $(if $(filter --check,$(BENCH)),,--install) $(BENCH)
+	$(BIN)/python -m benchmarks --install $(BENCH)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -19,6 +19,8 @@ import trainpipes as tp
 from benchmarks import (
     collating,
     footers,
+    format_peers,
+    formats,
     map_workers,
     memmap,
     mix,
@@ -26,11 +28,10 @@ from benchmarks import (
     samplers,
     scale,
     state,
-    text_files,
 )
 from benchmarks.processes import pss
 
-__all__ = ["ALONE"]
+__all__ = ["ALONE", "NEEDS"]
 
 Figures = dict[str, float]
 
@@ -109,8 +110,16 @@ def of_footers(tiny: bool) -> Figures:
     return {"ms a footer": took["footers"] * 1e3 / files, "ms with the index": took["index"] * 1e3}
 
 
-def of_text_files(tiny: bool) -> Figures:
-    return text_files.measured(2_000 if tiny else 100_000, 1 if tiny else 7)
+def of_formats(tiny: bool) -> Figures:
+    return formats.measured(2_000 if tiny else 60_000, 1 if tiny else 5)
+
+
+def of_from_hf(tiny: bool) -> Figures:
+    return format_peers.of_dataset(300 if tiny else 40_000, 1 if tiny else 3)
+
+
+def of_webdataset(tiny: bool) -> Figures:
+    return format_peers.of_tar(40 if tiny else 4_000, 1 if tiny else 3)
 
 
 def of_scale(tiny: bool) -> Figures:
@@ -145,11 +154,16 @@ ALONE: dict[str, Callable[[bool], Figures]] = {
     "mix": of_mix,
     "state": of_state,
     "footers": of_footers,
-    "text_files": of_text_files,
+    "formats": of_formats,
+    "from_hf": of_from_hf,
+    "webdataset": of_webdataset,
     "scale": of_scale,
     "map_workers": of_map_workers,
     "memory": of_memory,
 }
+
+#: The environments of those that need a peer.
+NEEDS = {"from_hf": "hf", "webdataset": "webdataset"}
 
 
 def main(arguments: list[str]) -> None:

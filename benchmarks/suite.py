@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environments
+from benchmarks.alone import NEEDS
 from benchmarks.contestants import ENTRIES, ENVIRONMENTS
 from benchmarks.corpus import make
 from benchmarks.jobs import JOBS, job
@@ -232,16 +233,16 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children are ended on the way out
     folder = args.folder.absolute()
-    if args.check:
-        from benchmarks.check import check  # which runs this suite
-
-        sys.exit(1 if check(folder) else 0)
     if args.install:
-        for name in ENVIRONMENTS:
+        for name in sorted(NEEDS.values()) if args.check else ENVIRONMENTS:
             Suite.tell(f"installing {name}")
             error = environments.install(folder / "environments", name)
             if error:
                 Suite.tell(f"{name}: {error}\n")
+    if args.check:
+        from benchmarks.check import check  # which runs this suite
+
+        sys.exit(1 if check(folder) else 0)
     suite = Suite("full" if args.full else "quick", folder, args.jobs, args.only, args.repeats)
     suite.load = os.getloadavg()  # type: ignore[attr-defined]
     suite.run()

@@ -17,7 +17,7 @@ pytest.importorskip("tokenizers")
 sys.path.append(str(Path(__file__).parent.parent))
 
 from benchmarks import storage
-from benchmarks.alone import ALONE
+from benchmarks.alone import ALONE, NEEDS
 from benchmarks.check import check, needed, verdict
 from benchmarks.contestants import ENTRIES
 from benchmarks.corpus import TINY, Data, make
@@ -108,6 +108,8 @@ def test_every_promise_is_of_figures_that_are_measured() -> None:
 def test_a_measurement_beside_the_suite_has_the_figures_that_are_promised(name: str) -> None:
     if name in ("memmap", "map_workers"):
         pytest.importorskip("PIL")
+    if name in NEEDS:
+        pytest.importorskip({"hf": "datasets"}.get(NEEDS[name], NEEDS[name]))
     found = ALONE[name](True)
     promised = {
         key

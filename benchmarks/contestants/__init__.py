@@ -38,6 +38,7 @@ ENVIRONMENTS = {
     "litdata": Environment(("litdata==0.2.76",)),
     "lance": Environment(("lancedb==0.40.0", "pylance==14.0.2")),
     "spdl": Environment(("spdl==0.8.0",)),
+    "webdataset": Environment(("webdataset==1.0.2",)),
 }
 
 

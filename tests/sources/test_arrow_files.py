@@ -223,16 +223,36 @@ def test_feather_of_version_1_parquet_and_empty_files_are_told_apart(tmp_path):
             list(tp.read_arrow(tmp_path))
 
 
-def test_text_that_is_not_utf8_is_an_error_with_file_and_row(tmp_path):
-    bad = pa.Array.from_buffers(
-        pa.string(),
-        2,
-        [None, pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"a\xff\xfe")],
-    )
+@pytest.mark.parametrize("nested", [False, True])
+def test_text_that_is_not_utf8_is_an_error_with_file_and_row(tmp_path, nested):
+    ends = pa.py_buffer(np.array([0, 1, 3], np.int32))
+    bad = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"a\xff\xfe")])
+    if nested:
+        bad = pa.ListArray.from_arrays([0, 1, 2], pa.StructArray.from_arrays([bad], ["t"]))
     stream(tmp_path / "x.arrow", pa.table({"t": bad}))
-    with pytest.raises(tp.UnreadableError, match=r"x\.arrow, row 0.*UTF8") as caught:
+    with pytest.raises(
+        tp.UnreadableError, match=r"'t' holds text that is not UTF-8.*x\.arrow, row 1"
+    ) as caught:
         list(tp.read_arrow(tmp_path))
-    assert caught.value.row == 0
+    assert caught.value.row == 1
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_offsets_beyond_the_text_are_an_error(tmp_path, nested):
+    ends = pa.py_buffer(np.array([0, 1, 3], np.int32))
+    rows = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(b"abc")])
+    if nested:
+        rows = pa.ListArray.from_arrays([0, 1, 2], pa.StructArray.from_arrays([rows], ["t"]))
+    path = stream(tmp_path / "x.arrow", pa.table({"t": rows}))
+    content = path.read_bytes()
+    place = content.rindex(np.array([0, 1, 3], np.int32).tobytes())
+    for lie in ([0, 1, 1 << 24], [0, 4, 3], [-9, 1, 3]):
+        path.unlink()  # what is still mapped must not change
+        path.write_bytes(
+            content[:place] + np.array(lie, np.int32).tobytes() + content[place + 12 :]
+        )
+        with pytest.raises(tp.UnreadableError, match=r"x\.arrow, row 0"):
+            list(tp.read_arrow(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["file", "stream", "feather", "dictionary"])

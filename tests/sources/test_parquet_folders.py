@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -91,6 +92,49 @@ def test_files_of_other_folders_are_not_opened(tmp_path: Path) -> None:
     said = dict(pipe.explain().lines)["filter"]
     assert said == "a row of 1 of 4 row groups may pass; 2 more files are left out by their folders"
     assert list(tp.read_parquet(folder, filter=pc.field("lang") == "fr")) == []
+
+
+@pytest.mark.parametrize(
+    ("filter", "files", "rows"),
+    [
+        (pc.field("lang") == "en", ["2023/en", "2024/en"], 8),
+        ((pc.field("lang") == "en") & (pc.field("x") > 5), ["2023/en", "2024/en"], 6),
+        ((pc.field("year") > 2023) & pc.field("x").is_valid(), ["2024/de", "2024/en"], 8),
+        ((pc.field("year") > 2023) & pc.starts_with(pc.field("lang"), "e"), ["2024/en"], 4),
+        ((pc.field("lang") == "en") | (pc.field("x") == 0),
+         ["2023/de", "2023/en", "2024/de", "2024/en"], 9),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("partitioning", [None, "hive"])
+def test_of_files_whose_folders_cannot_match_nothing_is_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    filter: pc.Expression,
+    files: list[str],
+    rows: int,
+    partitioning: Any,
+) -> None:
+    """On another machine, whose every request is seen: also the first file's is not made."""
+    folder = write(tmp_path, *LAYOUT)
+    memory = fsspec.filesystem("memory")
+    memory.put(folder, "/folders/", recursive=True)
+    asked: set[str] = set()
+    for name in ("cat_file", "_open"):
+        own = getattr(type(memory), name)
+
+        def seen(self: Any, path: str, *args: Any, own: Any = own, **options: Any) -> Any:
+            asked.add(path.rpartition("/year=")[2].rpartition("/")[0].replace("lang=", ""))
+            return own(self, path, *args, **options)
+
+        monkeypatch.setattr(type(memory), name, seen)
+    for _ in range(2):
+        pipe = tp.read_parquet(
+            "memory://folders", filter=filter, partitioning=partitioning,
+            index=str(tmp_path / "i.arrow"),
+        )  # fmt: skip
+        assert len(list(pipe)) == rows
+        assert sorted(asked) == files
+    memory.rm("/folders", recursive=True)
 
 
 def test_folders_whose_value_is_null_are_found_and_left_out(tmp_path: Path) -> None:

@@ -470,3 +470,22 @@ def test_explain_says_that_rows_of_one_large_block_are_mixed_within_a_buffer(wri
     lines = [f'{{"x": {n}}}\n'.encode() for n in range(5000)]
     pipe = tp.read_json(write("a.jsonl.gz", gzip.compress(b"".join(lines)))).shuffle(100)
     assert "blocks have up to 5,000 rows: rows are mixed within" in str(pipe.explain())
+
+
+def test_rows_of_csv_may_be_longer_than_what_is_parsed_at_once(tmp_path):
+    long = 'a "quoted" cell,\n' * 150_000  # 2.5 MB
+    rows = [{"x": 1, "text": "short"}, {"x": 2, "text": long}, {"x": 3, "text": "last"}]
+    cells = "".join(
+        f'{row["x"]},"{str(row["text"]).replace(chr(34), chr(34) * 2)}"\n' for row in rows
+    )
+    (tmp_path / "rows.csv").write_text(f"x,text\n{cells}")
+    assert list(tp.read_csv(tmp_path / "rows.csv")) == rows
+
+
+def test_types_are_those_of_all_rows_of_the_first_block(tmp_path):
+    """Also where the first of what is parsed at once has integers only."""
+    lines = [*(f"{n},text {n}" for n in range(150_000)), "0.5,last"]  # 2.3 MB
+    (tmp_path / "rows.csv").write_text("\n".join(["x,text", *lines]))
+    pipe = tp.read_csv(tmp_path / "rows.csv")
+    assert opened(pipe).schema.field("x").type == pa.float64()
+    assert sum(row["x"] for row in pipe) == sum(range(150_000)) + 0.5

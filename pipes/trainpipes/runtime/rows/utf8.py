@@ -15,7 +15,7 @@ from trainpipes.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import UnreadableError
 from trainpipes.runtime.rows.block import Block
 
-__all__ = ["check_whole", "has_text", "naming_bad_text", "replaced"]
+__all__ = ["check_sound", "check_whole", "has_text", "naming_bad_text", "replaced"]
 
 #: Bytes of a text that a message shows.
 SHOWN = 40
@@ -48,7 +48,7 @@ class naming_bad_text:
         asker, (number, name, text) = self._asker, found
         problem = UnreadableError(
             f"{'' if asker is None else f'{asker}: '}column {name!r} holds text that is not UTF-8: "
-            f'{text}; write the file as UTF-8, or take read_parquet(errors="replace")',
+            f'{text}; write the file as UTF-8, or if it is Parquet, take read_parquet(errors="replace")',
             stage=None if asker is None else str(asker),
         )
         problem._trainpipes = asker and str(asker), int(self._block.ids[number])  # type: ignore[attr-defined]
@@ -107,15 +107,38 @@ def check_whole(table: pa.Table) -> None:
     a file, and whoever decodes it says so."""
     for column in table.columns:
         for chunk in column.chunks:
-            if pa.types.is_string(chunk.type):
-                chunk = chunk.view(pa.binary())
-            elif pa.types.is_large_string(chunk.type):
-                chunk = chunk.view(pa.large_binary())
             try:
-                chunk.validate(full=True)
+                check_sound(chunk)
             except pa.ArrowInvalid as error:
                 if "Invalid UTF8 sequence" not in str(error):
                     raise
+
+
+def check_sound(array: Any) -> None:
+    """Raise ArrowInvalid unless an array can be read without harm: its offsets lie within its values, and so
+    on. Text need not be UTF-8, but for text in dictionaries, of which there is little."""
+    array.validate()
+    kind = _as_bytes(array.type)
+    (array if kind == array.type else array.view(kind)).validate(full=True)
+
+
+def _as_bytes(kind: Any) -> Any:
+    """A type with bytes in place of text."""
+    types = pa.types
+    for is_text, other in (
+        (types.is_string, pa.binary()),
+        (types.is_large_string, pa.large_binary()),
+        (types.is_string_view, pa.binary_view()),
+    ):
+        if is_text(kind):
+            return other
+    if types.is_struct(kind):
+        fields = [kind.field(n) for n in range(kind.num_fields)]
+        return pa.struct([field.with_type(_as_bytes(field.type)) for field in fields])
+    if types.is_list(kind) or types.is_large_list(kind):
+        inner = kind.value_field.with_type(_as_bytes(kind.value_type))
+        return pa.list_(inner) if types.is_list(kind) else pa.large_list(inner)
+    return kind
 
 
 def has_text(kind: Any) -> bool:

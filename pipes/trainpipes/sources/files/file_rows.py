@@ -82,8 +82,9 @@ def cut_evenly(rows: int, block_rows: int) -> IntArray:
     return np.append(np.arange(0, rows, block_rows, dtype=np.int64), rows)
 
 
-def unchanged(files: FileList, file: int, place: Place) -> None:
-    """Raise unless a local file is what it was when it was listed, by its size and time of change.
+def unchanged(files: FileList, file: int, place: Place, handle: int | None = None) -> None:
+    """Raise unless a local file, open as ``handle`` or not yet, is what it was when it was listed, by its
+    size and time of change.
 
     Raises:
         MissingFilesError: it is gone.
@@ -92,7 +93,7 @@ def unchanged(files: FileList, file: int, place: Place) -> None:
     if not is_local(files.system(file)):
         return
     try:
-        stat = os.stat(files.paths[file])
+        stat = os.stat(files.paths[file] if handle is None else handle)
     except FileNotFoundError as error:
         raise gone(place) from error
     size = int(files.sizes[file])

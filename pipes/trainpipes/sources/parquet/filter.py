@@ -31,7 +31,7 @@ from trainpipes.sources.parquet.probe import Probe
 
 __all__ = [
     "Bounds", "Facts", "FileBounds", "bounds_of", "check_fits", "checked_filter", "facts_of", "may_hold",
-    "needed_columns",
+    "may_hold_in_folders", "needed_columns",
 ]  # fmt: skip
 
 #: A value may lie between the least and the greatest, be null, or be NaN, of which footers say nothing. The
@@ -328,3 +328,23 @@ def may_hold(
     )
     kept = {number_of[int(part.path)] for part in dataset.get_fragments(filter)}
     return np.array(sorted(kept), dtype=np.int64)
+
+
+def may_hold_in_folders(
+    filter: pc.Expression, fields: Sequence[pa.Field], known: Sequence[Facts]
+) -> IntArray | None:
+    """The numbers of those files of which a row may pass, whatever the columns hold that names of folders do
+    not make; None if that needs their types.
+
+    Args:
+        filter: the filter.
+        fields: the columns that names of folders make.
+        known: what they say of each file.
+    """
+    schema = pa.schema(fields)
+    while (problem := _problem(filter, schema)) is not None:
+        missing = _missing(problem)
+        if len(missing) != 1 or missing[0] in schema.names:
+            return None
+        schema = schema.append(pa.field(missing[0], pa.null()))  # which compares with any type
+    return may_hold(filter, schema, known)

@@ -17,7 +17,12 @@ from trainpipes.runtime.run import Run
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import inner_paths, plain
-from trainpipes.sources.parquet.filter import facts_of, may_hold, needed_columns
+from trainpipes.sources.parquet.filter import (
+    facts_of,
+    may_hold,
+    may_hold_in_folders,
+    needed_columns,
+)
 from trainpipes.sources.parquet.folders import FolderColumns
 from trainpipes.sources.parquet.index import parse_footer, read_footer
 from trainpipes.sources.remote.retry import Requests
@@ -62,10 +67,17 @@ def wanted_files(
     if hive or columns is not None or filter is not None:
         folders = FolderColumns.of(files.names, asker, hive)
     found = None if columns is None else list(columns)
-    schema = _first_schema(files) if filter is not None and len(files) else None
-    if filter is None or schema is None:
+    if filter is None or not len(files):
         return WantedFiles(files, 0, found, folders, False)
-    own = [field for field in folders.fields if field.name not in schema.names]
+    kept, named = None, folders.only([f.name for f in folders.fields if f.name in str(filter)])
+    if named:
+        facts = [facts_of(named.values(file)) for file in range(len(files))]
+        kept = may_hold_in_folders(filter, named.fields, facts)
+    schema = _schema_of(files, 0 if kept is None or not len(kept) else int(kept[0]))
+    if schema is None:
+        return WantedFiles(files, 0, found, folders, False)
+    taken = schema.names
+    own = [field for field in folders.fields if field.name not in taken]
     schema = pa.schema([*schema, *own])
     needed = needed_columns(filter, schema, asker)
     if found is None and not hive:
@@ -75,17 +87,18 @@ def wanted_files(
     told = folders.only([field.name for field in own if field.name in needed])
     everything = len(files)
     if told:
-        facts = [facts_of(told.values(file)) for file in range(everything)]
-        kept = may_hold(filter, schema, facts)
+        if kept is None or any(field.name in taken for field in named.fields):
+            facts = [facts_of(told.values(file)) for file in range(everything)]
+            kept = may_hold(filter, schema, facts)
         kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
         files, folders = files.pick(kept), folders.pick(kept)
     by_footers = any(name not in [field.name for field in told.fields] for name in needed)
     return WantedFiles(files, everything - len(files), found, folders, by_footers)
 
 
-def _first_schema(files: FileList) -> pa.Schema | None:
-    """The schema of the first file; None if it cannot be read, which is said when all are."""
-    system, path, size = files.system(0), files.paths[0], int(files.sizes[0])
+def _schema_of(files: FileList, file: int) -> pa.Schema | None:
+    """The schema of a file; None if it cannot be read, which is said when all are."""
+    system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
     requests = Requests(files.retry_seconds)
     try:
         size = int(requests.call(system, "size", path)) if size < 0 else size

@@ -1,6 +1,7 @@
 """The samples of tar archives, as arrays: found by the headers of their members, and kept for later runs.
 
-Made by the thread that opens a pipeline, before any row is read.
+Made by the thread that opens a pipeline, before any row is read. Of several processes of a machine that need
+the same index one makes it, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
+from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_numpy
 from trainpipes.errors import SchemaError
 from trainpipes.naming import nearest
 from trainpipes.order import IntArray
 from trainpipes.sources.compressed.streams import kind_by_content, open_stream
 from trainpipes.sources.files.byte_ranges import open_at, read_range, size_of
 from trainpipes.sources.files.each_file import BadFileError, each_file
-from trainpipes.sources.files.index_file import IndexFile, IndexKind, settled
+from trainpipes.sources.files.index_file import IndexFile, IndexKind
+from trainpipes.sources.files.kept_index import KeptIndex
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import mapped
@@ -113,34 +115,17 @@ def tar_index(
     kind = IndexKind(
         "read_webdataset", "samples", {"samples": 1}, COLUMNS, _is_sound, least_bytes=LARGE
     )
-    kept = IndexFile.of(files, index, kind)
-    known, rows = pa.Table.from_batches([], COLUMNS), np.full(len(files), -1, dtype=np.int64)
-    if kept is not None:
-        known, rows = kept.find(files)
-    missing = np.flatnonzero(rows < 0).tolist()
-    if missing:
-        read = settled(files, missing) if kept is not None else 0
+    kept = KeptIndex(files, IndexFile.of(files, index, kind), COLUMNS, _table_of)
 
-        def look(file: int, requests: Requests) -> tuple[int, str, Samples]:
-            return _look(files, file, requests)
+    def learn(missing: list[int]) -> None:
+        def look(file: int, requests: Requests) -> None:
+            kept.fresh[file] = _look(files, file, requests)
 
-        found = each_file(
-            files,
-            look,
-            asker,
-            "tar archives",
-            wanted=missing,
-            job="reading headers of tar archives",
-        )
-        names, stamps = [files.names[n] for n in found], [files.stamps[n] for n in found]
-        fresh = _table_of(list(found.values()), names, stamps)
-        places = rows.copy()
-        places[list(found)] = len(known) + np.arange(len(found))
-        known, rows = pa.concat_tables([known, fresh]), places
-        if kept is not None:
-            kept.save(files, known.take(to_arrow(rows)).combine_chunks(), read)
-    table = known.take(to_arrow(rows)).combine_chunks()
-    return _joined(table, files, columns, nulls, asker, None if kept is None else str(kept.path))
+        job = "reading headers of tar archives"
+        each_file(files, look, asker, "tar archives", wanted=missing, job=job)
+
+    kept.complete(learn)
+    return _joined(kept.table(), files, columns, nulls, asker, kept.path)
 
 
 def _look(files: FileList, file: int, requests: Requests) -> tuple[int, str, Samples]:

@@ -6,27 +6,22 @@ index one makes it, and the others wait for it.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import one_chunk, to_arrow, to_numpy
-from trainpipes.cache import LOCK, folder, index_path
+from trainpipes.arrays import one_chunk, to_numpy
 from trainpipes.order import IntArray
-from trainpipes.runtime.caching.private_file import FileLock
 from trainpipes.runtime.pool import default_threads
 from trainpipes.sources.compressed.streams import kind_by_content, kind_by_name, open_stream
 from trainpipes.sources.files.byte_ranges import open_at, read_range, size_of
 from trainpipes.sources.files.each_file import BadFileError, each_file
-from trainpipes.sources.files.index_file import IndexFile, IndexKind, settled
+from trainpipes.sources.files.index_file import IndexFile, IndexKind
+from trainpipes.sources.files.kept_index import KeptIndex
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests
@@ -44,12 +39,8 @@ from trainpipes.sources.text.format import Start, TextFormat
 
 __all__ = ["BlockIndex", "index_of"]
 
-log = logging.getLogger("trainpipes")
-
 #: Threads that index files of a server, at most; local files are indexed by one a core.
 MAX_THREADS = 16
-#: Seconds between two looks whether another process has made the index, and until that is logged.
-TICK, PATIENCE = 0.05, 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,111 +121,32 @@ def index_of(
         PIECE_BYTES,
     )
     kept = Kept(files, IndexFile.of(files, index, kind))
-    kept.find()
-    if kept.missing:
-        with kept.alone():
-            read = settled(files, kept.missing) if kept.file is not None else 0
-            try:
-                _scan_all(kept, form, asker, block_rows)
-            finally:
-                kept.save(read)  # what was read is not read again, even if the rest was in vain
+    kept.complete(lambda missing: _scan_all(kept, missing, form, asker, block_rows))
     return _joined(kept.table(), block_rows, kept.path), kept
 
 
-class Kept:
-    """What is known of each file of a data set, of earlier or from now on.
+class Kept(KeptIndex[FileEntry]):
+    """What is known of each file of text.
 
     Args:
         files: the data set.
         file: where it is kept; None if it is not.
-
-    Attributes:
-        fresh: what was just learned, by the number of the file.
     """
 
     def __init__(self, files: FileList, file: IndexFile | None) -> None:
-        self.files, self.file = files, file
-        self.fresh: dict[int, FileEntry] = {}
-        self._table = pa.Table.from_batches([], COLUMNS)
-        self._rows = np.full(len(files), -1, dtype=np.int64)
-
-    @property
-    def path(self) -> str | None:
-        return None if self.file is None else str(self.file.path)
-
-    def find(self) -> None:
-        """Look what is there."""
-        if self.file is not None:
-            self._table, self._rows = self.file.find(self.files)
-
-    @property
-    def missing(self) -> list[int]:
-        """Files of which nothing is known."""
-        return [n for n in np.flatnonzero(self._rows < 0).tolist() if n not in self.fresh]
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let no other process of this machine make the same at the same time; then look again."""
-        root = folder()
-        if self.path is None or root is None:
-            yield
-            return
-        digest = hashlib.sha256(self.path.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-        lock = FileLock(index_path(root, digest).with_suffix(LOCK))
-        began = time.monotonic()
-        said = False
-        try:
-            while not lock.take():
-                time.sleep(TICK)
-                if not said and time.monotonic() - began > PATIENCE:
-                    log.info("waiting for another process that makes the index %s", self.path)
-                    said = True
-        except OSError:
-            pass  # nothing depends on it
-        else:
-            self.find()
-        try:
-            yield
-        finally:
-            lock.leave()
+        super().__init__(files, file, COLUMNS, table_of)
 
     def entry(self, file: int) -> FileEntry:
         """What is known of a file."""
         if file not in self.fresh:
-            self.fresh[file] = entry_of(self._table, int(self._rows[file]))
+            self.fresh[file] = entry_of(self.kept_row(file))
         return self.fresh[file]
 
-    def known(self) -> list[int]:
-        """Files of which something is known."""
-        return [n for n in range(len(self.files)) if self._rows[n] >= 0 or n in self.fresh]
 
-    def table(self) -> pa.Table:
-        """All that is known, a row for each file that something is known of."""
-        fresh = sorted(self.fresh)
-        names, stamps = self.files.names, self.files.stamps
-        table = table_of(
-            [self.fresh[n] for n in fresh], [names[n] for n in fresh], [stamps[n] for n in fresh]
-        )
-        if not len(self._table):
-            return table
-        places = self._rows.copy()
-        places[fresh] = len(self._table) + np.arange(len(fresh))
-        whole = pa.concat_tables([self._table, table])
-        return whole.take(to_arrow(places[places >= 0]))
-
-    def save(self, read: int) -> None:
-        """Keep what is known.
-
-        Args:
-            read: when the first of the files was read, ns.
-        """
-        known = np.array(self.known(), dtype=np.int64)
-        if self.file is not None and len(known):
-            self.file.save(self.files.pick(known), self.table(), read)
-
-
-def _scan_all(kept: Kept, form: TextFormat, asker: str, block_rows: int | None) -> None:
-    files, missing = kept.files, kept.missing
+def _scan_all(
+    kept: Kept, missing: list[int], form: TextFormat, asker: str, block_rows: int | None
+) -> None:
+    files = kept.files
 
     def work(file: int, requests: Requests) -> None:
         kept.fresh[file] = _scanned(files, file, form, block_rows, requests)

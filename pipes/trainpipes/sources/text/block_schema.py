@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.sources.files.each_file import each_file
-from trainpipes.sources.files.index_file import settled
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import chosen, same_names
 from trainpipes.sources.remote.retry import Requests
@@ -70,11 +69,15 @@ def schema_of(
     looked_at = np.flatnonzero(np.diff(index.first_piece)).tolist() or range(len(files))
     if infer == "first":
         looked_at = looked_at[:: -(-len(looked_at) // SAMPLED_FILES)]
-    missing = [n for n in looked_at if kept.entry(n).schema is None]
-    if missing:
-        read = settled(files, missing) if kept.file is not None else 0
-        _look(kept, index, form, asker, missing, infer == "all", replace)
-        kept.save(read)
+
+    def lacking() -> list[int]:
+        return [n for n in looked_at if kept.entry(n).schema is None]
+
+    def look(wanted: Sequence[int]) -> None:
+        _look(kept, index, form, asker, wanted, infer == "all", replace)
+
+    if lacking():
+        kept.complete(look, lacking)
     found = [(files.names[n], _known(kept, n)) for n in looked_at]
     whole = _merged(found, form, asker)
     wanted = pa.schema(list(chosen(whole, columns, asker, found[0][0]).values()))

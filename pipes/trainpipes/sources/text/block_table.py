@@ -88,9 +88,9 @@ def table_of(entries: Sequence[FileEntry], names: Sequence[str], stamps: Sequenc
     return pa.table(columns, schema=COLUMNS)
 
 
-def entry_of(table: pa.Table, row: int) -> FileEntry:
-    """What a row of a table says."""
-    one = table.slice(row, 1).to_pylist()[0]
+def entry_of(table: pa.Table) -> FileEntry:
+    """What a table of one row says."""
+    one = table.to_pylist()[0]
     pieces = Pieces(Start(one["start"], tuple(one["header"])), lines_before=one["lines_before"])
     for name in PIECES:
         setattr(pieces, name, one[name])

@@ -6,8 +6,11 @@ Made by the thread that plans; several threads read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
+from io import FileIO
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,45 +89,71 @@ class WholeFiles(RandomAccessSource):
     def take(self, index: IntArray) -> pa.Table:
         numbers = index.tolist()
         requests = Requests(self.files.retry_seconds)
-        there = [n for n in numbers if not is_local(self.files.system(n))]
-        tickets = {n: waiting().submit(partial(self._content, n, requests)) for n in set(there)}
-        contents = [
-            waiting().result(tickets[n]) if n in tickets else self._content(n, requests)
-            for n in numbers
-        ]
-        batches, first, total = [], 0, 0
-        for place, content in enumerate([*contents, None]):
-            if content is None or (total + len(content) > MOST_BYTES and place > first):
-                batches.append(self._batch(numbers[first:place], contents[first:place]))
-                first, total = place, 0
-            total += 0 if content is None else len(content)
+        there = {n for n in numbers if not is_local(self.files.system(n))}
+        tickets = {n: waiting().submit(partial(self._fetched, n, requests)) for n in there}
+        fetched = {n: waiting().result(ticket) for n, ticket in tickets.items()}
+        sizes = self.files.sizes[index].copy()
+        for place, n in enumerate(numbers):
+            if n in fetched:
+                sizes[place] = len(fetched[n])
+        batches: list[pa.RecordBatch] = []
+        first = 0
+        while first < len(numbers) or not batches:
+            more = np.searchsorted(np.cumsum(sizes[first:]), MOST_BYTES, side="right")
+            rows = slice(first, first + max(1, int(more)))
+            batches.append(self._batch(numbers[rows], sizes[rows], fetched))
+            first = rows.stop
         return pa.Table.from_batches(batches, self.schema)
 
-    def _batch(self, numbers: Sequence[int], contents: Sequence[bytes]) -> pa.RecordBatch:
-        more = self._more.take(to_arrow(np.array(numbers, dtype=np.int64))).combine_chunks()
+    def _batch(
+        self, numbers: Sequence[int], sizes: IntArray, fetched: Mapping[int, bytes]
+    ) -> pa.RecordBatch:
+        ends = np.append(0, np.cumsum(sizes))
+        buffer = pa.allocate_buffer(int(ends[-1]))
+        content = memoryview(buffer).cast("B")
+        for n, (start, stop) in zip(numbers, pairwise(ends.tolist()), strict=True):
+            if n in fetched:
+                content[start:stop] = fetched[n]
+            else:
+                self._read(n, content[start:stop])
+        offsets = pa.py_buffer(ends.astype(np.int32))
         columns = [
             python_to_arrow([self.files.names[n] for n in numbers], pa.string()),
-            python_to_arrow(contents, pa.binary()),
+            pa.Array.from_buffers(pa.binary(), len(numbers), [None, offsets, buffer]),
         ]
+        more = self._more.take(to_arrow(np.array(numbers, dtype=np.int64))).combine_chunks()
         for column in more.columns:
             columns.append(column.chunk(0) if column.num_chunks else pa.nulls(0, column.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _content(self, file: int, requests: Requests) -> bytes:
-        """The bytes of a file that is the one that was listed."""
-        system, path, size = (
-            self.files.system(file),
-            self.files.paths[file],
-            int(self.files.sizes[file]),
-        )
+    def _read(self, file: int, out: memoryview) -> None:
+        """Read a local file that is the one that was listed."""
+        with self._errors(file) as place, FileIO(self.files.paths[file]) as opened:
+            unchanged(self.files, file, place, opened.fileno())
+            done = 0
+            while done < len(out):
+                count = opened.readinto(out[done:])
+                if not count:
+                    raise changed(place, f"it had {len(out):,} bytes, and has {done:,}")
+                done += count
+
+    def _fetched(self, file: int, requests: Requests) -> bytes:
+        """The bytes of a file on another machine that is the one that was listed."""
+        size = int(self.files.sizes[file])
+        with self._errors(file) as place:
+            content: bytes = requests.call(
+                self.files.system(file), "cat_file", self.files.paths[file]
+            )
+        if size >= 0 and len(content) != size:
+            raise changed(place, f"it had {size:,} bytes, and has {len(content):,}")
+        return content
+
+    @contextmanager
+    def _errors(self, file: int) -> Iterator[Place]:
+        """Name the file that is gone, or must not be read."""
         place = Place(self.files.names[file])
         try:
-            if is_local(system):
-                unchanged(self.files, file, place)
-                with open(path, "rb") as opened:
-                    content = opened.read()
-            else:
-                content = requests.call(system, "cat_file", path)
+            yield place
         except FileNotFoundError as error:
             raise gone(place) from error
         except PermissionError as error:
@@ -133,9 +162,6 @@ class WholeFiles(RandomAccessSource):
                 "list_files",
                 path=place.path,
             ) from error
-        if size >= 0 and len(content) != size:
-            raise changed(place, f"it had {size:,} bytes, and has {len(content):,}")
-        return content
 
     def place(self, block: int, row: int) -> Place:
         return Place(self.files.names[int(self._begins[block]) + row])
