@@ -151,6 +151,11 @@ class Block:
         return self._data
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, gathered; 0 for Python objects, of which that cannot be told."""
+        return payload_bytes(self.data)
+
+    @property
     def within(self) -> Payload:
         """What the rows, or the first of them, are picked from: for a look at their kind."""
         return self._data
