@@ -10,7 +10,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.errors import StateError
 from trainpipes.runtime.iterating.plain import plain, restored
 from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 
 __all__ = ["FromNode", "NodeStream"]

@@ -12,10 +12,11 @@ import torch
 from trainpipes.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.runtime.rows.bad_cell import BadCell
-from trainpipes.runtime.rows.block import Payload, TensorRows
 from trainpipes.runtime.rows.fixed_lists import array_of, fixed_shape, lists_of
+from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.rows.row_schema import column_of
 from trainpipes.runtime.rows.row_types import NoColumn, as_array
+from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.shown import shown
 
 __all__ = ["from_columns", "table_of", "to_columns", "untyped_columns"]

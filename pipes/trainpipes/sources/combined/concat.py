@@ -22,7 +22,8 @@ from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.block import Block, Payload, join_payloads, take_payload
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.payload import Payload, join_payloads, take_payload
 from trainpipes.runtime.rows.same_columns import columns_of, difference, in_columns
 from trainpipes.runtime.source import LooksAhead, Place, Reader, RowSource
 from trainpipes.runtime.stage import Stage

@@ -16,7 +16,7 @@ import pyarrow as pa
 from trainpipes.errors import StateError
 from trainpipes.runtime.iterating.plain import plain as as_json
 from trainpipes.runtime.iterating.plain import restored
-from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.sources.files.schema import plain
 

@@ -19,7 +19,7 @@ from trainpipes.runtime.iterating.foreign import tells_start
 from trainpipes.runtime.iterating.node import StageNode
 from trainpipes.runtime.iterating.plain import plain, restored
 from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.shown import shown
 
