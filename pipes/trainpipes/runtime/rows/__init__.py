@@ -9,6 +9,7 @@ lone_copy     copies by the thread that asks
 columns       rows as columns of Python, NumPy or torch
 fixed_lists   columns whose rows are arrays of one shape
 row_schema    rows of Python objects as Arrow columns of one schema
+value_column  Python values as an Arrow array of a type
 row_types     the Arrow types of Python values
 utf8          text that is not UTF-8
 content       digests of tables and tensors
