@@ -4,6 +4,7 @@ import gc
 import time
 from weakref import WeakSet
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -112,3 +113,43 @@ def test_epochs_that_move_shards_to_other_spans_hold_no_more(monkeypatch, filter
     for _ in range(800):
         next(iterator)
     assert most[0] <= 8 // ranks
+
+
+class OneGroup(tp.Source):
+    """1,000 rows in one block, which is read from its start to where it is asked for."""
+
+    def open(self):
+        return OneGroupRows()
+
+
+class OneGroupRows(tp.RowSource):
+    lengths = np.array([1000])
+    decoded = 0
+
+    def fingerprint(self):
+        return {"rows": 1000}
+
+    def reader(self):
+        return OneGroupReader()
+
+
+class OneGroupReader:
+    def __init__(self):
+        self.at = 0
+
+    def read(self, block, start, stop):
+        OneGroupRows.decoded += stop - (self.at if self.at <= start else 0)
+        self.at = stop
+        return pa.table({"x": range(start, stop)})
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_block_that_spans_share_is_decoded_once(monkeypatch, filtered):
+    monkeypatch.setattr(OneGroupRows, "decoded", 0)
+    pipe = tp.from_source(OneGroup()).sharding_filter(8).shuffle(100)
+    pipe = pipe.filter(lambda row: True) if filtered else pipe
+    assert len(list(pipe.batch(5))) == 200
+    assert OneGroupRows.decoded == 1000

@@ -1,7 +1,7 @@
 """Windows of a source that lists its blocks: read whole, and put through what stands before the shuffle.
 
-Owns a reader for each span, which reads on where the span's last window ended; a span's windows are read
-by one thread at a time.
+Owns a reader for each span, which reads on where the span's last window ended, or the span before; a span's
+windows are read by one thread at a time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ Before = Callable[[Block], Block]
 
 
 class _Place:
-    """Where a span is read."""
+    """Where a span is read.
+
+    Attributes:
+        at: the block and the row that its reader would read next.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.reader: Reader | None = None
+        self.at = -1, 0
 
 
 class ListedLoader(WindowLoader):
@@ -82,9 +87,7 @@ class ListedLoader(WindowLoader):
     def _read(self, key: WindowKey, place: _Place) -> tuple[Block, IntArray | None]:
         wanted = self._cuts.stretches(key)
         with place.lock:
-            if place.reader is None:
-                place.reader = self._source.reader()
-            reader = place.reader
+            reader = self._reader(place, wanted[0][:2])
             if self._cached is not None:
                 rows = self._cached.read(wanted, reader).of_epoch(key.epoch)
             else:
@@ -93,8 +96,23 @@ class ListedLoader(WindowLoader):
                 parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)
                 data = join_payloads(parts, len(self._cuts.places(key)))
                 rows = Block(data, self._cuts.ids(wanted), epoch=key.epoch)
+            place.at = wanted[-1][0], wanted[-1][2]
             rows = self._before(rows)
         return rows, self._cuts.order(key, len(rows))
+
+    def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
+        """What reads a window that begins at a row of a block. Where another span has just been read up to
+        there, that span's reader goes on: any other would decode the block from its start once more."""
+        if place.at != at:
+            for other in list(self._places.values()):
+                if other.at == at and other.lock.acquire(blocking=False):
+                    place.reader, other.reader = other.reader, place.reader
+                    place.at, other.at = other.at, place.at
+                    other.lock.release()
+                    break
+        if place.reader is None:
+            place.reader = self._source.reader()
+        return place.reader
 
 
 def chain_before(stages: Sequence[Any]) -> Before:
