@@ -9,7 +9,7 @@ import pytest
 
 from trainpipes import SchemaError
 from trainpipes.runtime.rows import joined
-from trainpipes.runtime.rows.block import join_payloads
+from trainpipes.runtime.rows.payload import join_payloads
 
 COLUMNS: dict[str, Any] = {
     "ints": pa.array(range(50), pa.int16()),

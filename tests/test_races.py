@@ -100,7 +100,7 @@ def test_rows_of_a_table_in_chunks_can_be_taken_by_several_at_once() -> None:
 
 def test_the_order_of_an_epochs_blocks_can_be_asked_for_by_several_at_once() -> None:
     def order(blocks: BlockTable, epoch: int) -> list[int]:
-        return blocks.order((epoch,), lambda: np.roll(np.arange(5), epoch))[1].tolist()  # type: ignore[union-attr]
+        return blocks.order(epoch, lambda e: np.roll(np.arange(5), e))[1].tolist()  # type: ignore[union-attr]
 
     def later_ones(blocks: BlockTable) -> None:
         for epoch in range(10, 15):

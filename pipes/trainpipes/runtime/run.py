@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.block import Block, batches_of
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.utf8 import naming_bad_text
 
 __all__ = ["Cursors", "Positions", "Run", "RunSource", "innermost", "round_of"]
@@ -100,9 +101,10 @@ class Run:
         if self.items is not None:
             return self.items
         with naming_bad_text(self.block):
-            if self.bounds is not None:
-                return list(batches_of(self.block, self.bounds))
-            return self.block.rows()
+            rows = self.block.rows()
+        if self.bounds is None:
+            return rows
+        return [rows[start:stop] for start, stop in pairwise(self.bounds.tolist())]
 
     def with_block(self, block: Block) -> Run:
         return Run(block, self.cursors, self.bounds, self.items)

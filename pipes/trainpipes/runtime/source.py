@@ -20,7 +20,8 @@ import pyarrow as pa
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 from trainpipes.runtime.own_class import is_ours
-from trainpipes.runtime.rows.block import Payload, TensorRows, join_payloads
+from trainpipes.runtime.rows.payload import Payload, join_payloads
+from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.shown import shown
 
 if TYPE_CHECKING:

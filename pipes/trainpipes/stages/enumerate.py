@@ -12,8 +12,8 @@ from trainpipes.arrays import to_arrow
 from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.rows.columns import table_of
+from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.stages.ragged_column import refuse_taken, taken

@@ -14,7 +14,8 @@ from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.naming import nearest, need_columns
 from trainpipes.runtime.blame import blame
-from trainpipes.runtime.rows.block import Block, TensorRows
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 

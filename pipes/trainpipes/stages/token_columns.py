@@ -16,7 +16,8 @@ from trainpipes.errors import DataError, SchemaError
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
 from trainpipes.runtime.blame import blame
-from trainpipes.runtime.rows.block import Block, TensorRows
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.stages.pad_columns import (

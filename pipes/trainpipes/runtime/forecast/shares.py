@@ -65,7 +65,7 @@ def reads_per_block(plan: Plan, processes: list[Share]) -> float:
     epoch = plan.chain.first_epoch(0)
     layout = plan.layouts.of(epoch)
     assert isinstance(layout, Layout)
-    starts, _ = plan.inputs.blocks.order((epoch,), lambda: plan.layouts.block_order(epoch))
+    starts, _ = plan.inputs.blocks.order(epoch, plan.layouts.block_order)
     filled = int(np.count_nonzero(np.diff(starts)))
     if not filled:
         return 0.0

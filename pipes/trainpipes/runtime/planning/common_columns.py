@@ -24,7 +24,7 @@ from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema, first
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.row_kinds import ONCE, is_python, kind_of, known_columns
 from trainpipes.runtime.planning.schemas import searching
-from trainpipes.runtime.rows.block import Block, TensorRows
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.rows.fixed_lists import fixed_shape
 from trainpipes.runtime.rows.joined import unlike
@@ -37,6 +37,7 @@ from trainpipes.runtime.rows.same_columns import (
     in_columns,
     said,
 )
+from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 

@@ -19,7 +19,8 @@ from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.order import IntArray
 from trainpipes.runtime.kinds import OpenBelow, RunStage, open_stage
 from trainpipes.runtime.planning.inputs import SAMPLE_ROWS, Inputs
-from trainpipes.runtime.rows.block import Block, Payload, payload_bytes
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.payload import Payload, payload_bytes
 from trainpipes.runtime.rows.row_schema import SchemaFinder, UnfitRow
 from trainpipes.runtime.rows.row_types import NoColumn, is_open, unite, written
 from trainpipes.runtime.run import Cursors, Run, RunSource

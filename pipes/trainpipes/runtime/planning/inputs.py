@@ -18,9 +18,8 @@ from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.planning.chain import Chain
 from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.reading.block_table import BlockTable
-from trainpipes.runtime.reading.numbered import drawn_rows
+from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.reading.windows import chain_before
 from trainpipes.runtime.source import Place, RowMixture, RowSource, RowStream, checked_source
 
 __all__ = ["SAMPLE_ROWS", "Inputs", "MixingSource"]
@@ -103,7 +102,10 @@ class Inputs:
         chain = self.chain
         if isinstance(self.source, RowSource):
             rows = self.blocks.rows
-            return rows if chain.drawn is None else drawn_rows(chain.drawn, rows)
+            if chain.drawn is None:
+                return rows
+            chain.drawn.check(rows)
+            return chain.drawn.length(rows)
         total = self.source.length
         if total is None:
             return None

@@ -22,9 +22,10 @@ from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.common_columns import CommonColumns, Joined
 from trainpipes.runtime.planning.inputs import Inputs
+from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.reading.windows import chain_before
-from trainpipes.runtime.rows.block import Block, Payload
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import Place, Reader, RowSource, read_rows
 from trainpipes.runtime.stage import Stage
 

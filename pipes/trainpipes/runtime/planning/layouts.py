@@ -117,7 +117,7 @@ class Layouts:
     def _even_cuts(self, epoch: int) -> tuple[int, ...]:
         source, blocks = self.inputs.listed, self.inputs.blocks
         assert source.block_bytes is not None
-        starts, order = blocks.order((epoch,), lambda: self.block_order(epoch))
+        starts, order = blocks.order(epoch, self.block_order)
         sizes = source.block_bytes * (blocks.lengths / np.maximum(1, source.lengths))
         return even_cuts(starts, sizes if order is None else sizes[order], self.usual.num_spans)
 

@@ -20,10 +20,12 @@ from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.layouts import Layouts
 from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.pool import Pool
-from trainpipes.runtime.reading.numbered import NumberedWindows, buffered_numbers, drawn_numbers
+from trainpipes.runtime.reading.listed import ListedLoader, chain_before
+from trainpipes.runtime.reading.numbered import NumberedLoader, buffered_numbers, drawn_numbers
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.reading.stream_windows import StreamWindows
-from trainpipes.runtime.reading.windows import ListedWindows, Windows, chain_before
+from trainpipes.runtime.reading.streamed import StreamLoader
+from trainpipes.runtime.reading.window_cuts import WindowCuts
+from trainpipes.runtime.reading.windows import Windows
 from trainpipes.runtime.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.runtime.stage import Stage
 from trainpipes.state import BatchSizes
@@ -112,23 +114,23 @@ class Plan:
         before = chain_before(chain.before[chain.cached or 0 :])
         if isinstance(source, RowStream):
             cut = (chain.skip_rows, chain.stop_rows)
-            return StreamWindows(source, layouts.usual.window_rows, cut, chain.seed, before)
-        blocks = inputs.blocks
+            return Windows(StreamLoader(source, layouts.usual.window_rows, cut, chain.seed, before))
+        cuts = WindowCuts(inputs.blocks, layouts.of, layouts.block_order, chain.seed)
         if isinstance(source, RandomAccessSource) and chain.drawn is not None:
-            numbers = drawn_numbers(chain.drawn, chain.skip_rows, blocks.rows)
-            return NumberedWindows(source, layouts.of, numbers, chain.may_repeat)
+            numbers = drawn_numbers(chain.drawn, cuts, chain.skip_rows)
+            return Windows(NumberedLoader(source, cuts, numbers, chain.may_repeat))
         if isinstance(source, RandomAccessSource) and source.by_number and not chain.before:
-            numbers = buffered_numbers(source, blocks, layouts.block_order, chain.seed)
-            return NumberedWindows(source, layouts.of, numbers)
+            return Windows(NumberedLoader(source, cuts, buffered_numbers(source, cuts)))
         cached = inputs.cached_blocks
         keeps = all(s.keeps_rows for s in chain.before) or (cached is not None and cached.holes)
         shuffle = chain.shuffle
         ahead = AHEAD_BYTES if shuffle is None else int(shuffle.max_bytes * AHEAD_SHARE)
-        return ListedWindows(
-            source, blocks, layouts.of, layouts.block_order, chain.seed, before, keeps,
-            None if self.reads_user_code else pool, ahead, cached,
+        return Windows(
+            ListedLoader(source, cuts, before, keeps, cached),
+            None if self.reads_user_code else pool,
+            ahead,
             partial(self._following, chain.first_epoch(number)),
-        )  # fmt: skip
+        )
 
     def _following(self, first_epoch: int, shard: int, epoch: int) -> int | None:
         """The span that a shard comes to after an epoch; None where the pass ends with it."""

@@ -16,7 +16,7 @@ from trainpipes.runtime.own_class import is_ours
 from trainpipes.runtime.planning.as_columns import AsColumns, gives_objects
 from trainpipes.runtime.planning.first_rows import first_rows
 from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.reading.windows import chain_before
+from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.same_columns import OBJECTS, columns_of
 from trainpipes.runtime.source import RowSource

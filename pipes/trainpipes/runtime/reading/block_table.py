@@ -42,18 +42,18 @@ class BlockTable:
         if unread is not None:
             self.lengths[unread] = 0
         self.rows = int(self.lengths.sum())
-        self._orders: OrderedDict[tuple[int, ...], tuple[IntArray, IntArray | None]] = OrderedDict()
+        self._orders: OrderedDict[int, tuple[IntArray, IntArray | None]] = OrderedDict()
 
     def order(
-        self, key: tuple[int, ...], make: Callable[[], IntArray | None]
+        self, epoch: int, make: Callable[[int], IntArray | None]
     ) -> tuple[IntArray, IntArray | None]:
-        """Rows before each place of an epoch's order of blocks, and that order."""
-        found = self._orders.get(key)
+        """Rows before each place of an epoch's order of blocks, and that order, which ``make`` makes."""
+        found = self._orders.get(epoch)
         if found is None:
-            order = make()
+            order = make(epoch)
             lengths = self.lengths if order is None else self.lengths[order]
             starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-            found = self._orders[key] = (starts, order)
+            found = self._orders[epoch] = (starts, order)
             with suppress(KeyError):  # another thread has let it go
                 while len(self._orders) > 3:
                     self._orders.popitem(last=False)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 import numpy as np
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import RowSource
 
 __all__ = ["RandomAccessSource", "even_blocks"]

@@ -12,46 +12,33 @@ import torch
 from trainpipes.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.runtime.rows.bad_cell import BadCell
-from trainpipes.runtime.rows.block import Payload, TensorRows
 from trainpipes.runtime.rows.fixed_lists import array_of, fixed_shape, lists_of
-from trainpipes.runtime.rows.row_schema import column_of
+from trainpipes.runtime.rows.payload import Payload, payload_rows
 from trainpipes.runtime.rows.row_types import NoColumn, as_array
+from trainpipes.runtime.rows.tensor_rows import TensorRows
+from trainpipes.runtime.rows.value_column import column_of
 from trainpipes.shown import shown
 
 __all__ = ["from_columns", "table_of", "to_columns", "untyped_columns"]
 
 
 def table_of(data: Payload, asker: object) -> pa.Table:
-    """Rows as an Arrow table.
+    """Rows as an Arrow table: columns as they are, or tensors with names. Python objects have become columns
+    before, by one schema for all (``AsColumns``), if they can.
 
     Raises:
-        SchemaError: a row is not a dict of values that Arrow can hold.
+        SchemaError: they have no columns.
     """
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, TensorRows) and data.names is not None:
-        arrays = [_array(t.numpy()) for t in data.tensors]
-        return pa.table(dict(zip(data.names, arrays, strict=True)))
-    rows = data.rows() if isinstance(data, TensorRows) else data
-    if not rows or not isinstance(rows[0], Mapping):
-        kind = type(rows[0]).__name__ if rows else "nothing"
-        raise SchemaError(
-            f"{asker} works on columns, so that each row must be a dict, got {kind}; make dicts "
-            "with map() first",
-            stage=str(asker),
-        )
-    try:
-        return pa.Table.from_pylist([{k: _plain(v) for k, v in row.items()} for row in rows])
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise SchemaError(
-            f"{asker} works on columns, and these rows do not make any: {error}", stage=str(asker)
-        ) from error
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        value = value.numpy()
-    return value.tolist() if isinstance(value, np.ndarray) else value
+        return pa.table(dict(zip(data.names, map(_array, data.tensors), strict=True)))
+    kind = type(payload_rows(data)[0]).__name__ if len(data) else "nothing"
+    raise SchemaError(
+        f"{asker} works on columns, so that each row must be a dict, got {kind}; make dicts "
+        "with map() first",
+        stage=str(asker),
+    )
 
 
 def to_columns(table: pa.Table, format: str) -> Any:
@@ -80,8 +67,7 @@ def _numpy(column: pa.ChunkedArray, name: str) -> Array:
     if fixed_shape(array.type) is not None:
         found = array_of(array)
         if found is None:
-            row = next(k for k in range(len(array)) if array_of(array.slice(k, 1)) is None)
-            raise BadCell(row, _NO_NULL.format(name=name, kind=array.type))
+            raise _no_null(array, name, lambda part: array_of(part) is None)
         return found
     if _holds_records(
         array.type
@@ -101,28 +87,31 @@ def _holds_records(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
 
 
-_NO_NULL = (
-    "column {name!r} holds a null, for which an array of {kind} has no place: fill it in a "
-    'map_batches(format="arrow"), drop such rows with filter(), or leave the column out with select()'
-)
-
-
 def _refuse_null(array: pa.Array, name: str) -> None:
     """Refuse a null among integers or bools, in lists too: arrays with one would be of another dtype."""
-    leaf, whole = array, array.type
-    while pa.types.is_list(leaf.type) or pa.types.is_large_list(leaf.type):
-        leaf = leaf.flatten()
+    leaf = _leaf(array)
     exact = is_number(leaf.type) and not pa.types.is_floating(leaf.type)
-    if not (exact and leaf.null_count):
-        return
+    if exact and leaf.null_count:
+        raise _no_null(array, name, lambda part: _leaf(part).null_count > 0)
+
+
+def _leaf(array: pa.Array) -> pa.Array:
+    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        array = array.flatten()
+    return array
+
+
+def _no_null(array: pa.Array, name: str, has_null: Callable[[pa.Array], bool]) -> BadCell:
+    """What to raise over the first row with a null, in a column that has one."""
     low, high = 0, len(array)  # rows up to low hold none, those up to high do
     while high - low > 1:
         middle = (low + high) // 2
-        leaf = array.slice(low, middle - low)
-        while pa.types.is_list(leaf.type) or pa.types.is_large_list(leaf.type):
-            leaf = leaf.flatten()
-        low, high = (low, middle) if leaf.null_count else (middle, high)
-    raise BadCell(low, _NO_NULL.format(name=name, kind=whole))
+        low, high = (low, middle) if has_null(array.slice(low, middle - low)) else (middle, high)
+    return BadCell(
+        low,
+        f"column {name!r} holds a null, for which an array of {array.type} has no place: fill it in a "
+        'map_batches(format="arrow"), drop such rows with filter(), or leave the column out with select()',
+    )
 
 
 def _tensor(value: Any) -> Any:

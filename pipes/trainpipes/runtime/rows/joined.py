@@ -6,7 +6,6 @@ memory.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +57,6 @@ class Joining:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._tables: list[pa.Table] = []  # as they came, where they are not copied
         self._schema: pa.Schema | None = None
         self._columns: list[_Column] = []
 
@@ -66,29 +64,18 @@ class Joining:
         """The next rows, which are copied, or referred to where there are few, or no more to come."""
         if self._schema is None:
             self._schema = table.schema
+            self._columns = [_Column() for _ in table.columns]
         elif table.schema != self._schema:
             raise unlike(self._schema, table.schema)
-        share = self._rows / max(1, len(table)) * MARGIN
-        if not self._columns and (len(table) >= self._rows or table.nbytes * share < LARGE):
-            self._tables.append(table)
-            return
-        self._columns = self._columns or [_Column() for _ in table.columns]
+        share = self._rows / max(1, len(table)) * MARGIN if len(table) < self._rows else 0
         for column, given in zip(self._columns, table.columns, strict=True):
             column.add(given, share)
 
     def table(self) -> pa.Table:
         """All rows, each column in one chunk where one can hold it."""
-        if not self._columns:
-            return pa.concat_tables(self._tables).combine_chunks()
         assert self._schema is not None
-        columns = [
-            column.joined(field.type)
-            for column, field in zip(self._columns, self._schema, strict=True)
-        ]
-        copied = pa.table(columns, schema=self._schema)
-        return (
-            pa.concat_tables([*self._tables, copied]).combine_chunks() if self._tables else copied
-        )
+        columns = [c.joined(field) for c, field in zip(self._columns, self._schema, strict=True)]
+        return pa.table(columns, schema=self._schema)
 
 
 class _Column:
@@ -99,145 +86,104 @@ class _Column:
         self._chunks: list[Any] = []
 
     def add(self, given: pa.ChunkedArray, share: float) -> None:
+        """The next rows.
+
+        Args:
+            given: the rows.
+            share: how many times as many there will be in all, about; 0 where no more come.
+        """
         for chunk in given.chunks:
             if not len(chunk):
                 continue
             if not self._chunks:
                 filled = self._filled
-                if filled is None and given.nbytes * share >= LARGE:
-                    filled = _filled_for(given.type, share)
+                is_large = filled is None and share > 0 and given.nbytes * share >= LARGE
+                if is_large and _can_be_copied(given.type):
+                    filled = _Filled(given.type, share)
                 if filled is not None and filled.add(chunk):
                     self._filled = filled
                     continue
             self._chunks.append(chunk)
 
-    def joined(self, kind: pa.DataType) -> Any:
-        filled = [] if self._filled is None else [self._filled.array(kind)]
-        chunks = filled + self._chunks
-        if len(chunks) == 1 and filled:
-            return chunks[0]
+    def joined(self, field: pa.Field) -> Any:
+        """All rows."""
+        filled = [] if self._filled is None else [self._filled.array()]
+        column = pa.chunked_array(filled + self._chunks, field.type)
         try:
-            return one_chunk(pa.chunked_array(chunks, kind))
+            return one_chunk(column)
         except pa.ArrowInvalid:  # there is more than 32-bit offsets count
-            return pa.chunked_array(chunks, kind)
+            return column
 
 
-def _filled_for(kind: pa.DataType, share: float) -> _Filled | None:
-    """What a column of a type is copied to; None for types that Arrow joins."""
-    asked = pa.types
-    if _is_number(kind):
-        return _Numbers(share)
-    if asked.is_list(kind) or asked.is_large_list(kind):
-        return _Lists(share) if _is_number(kind.value_type) else None
-    return _Strings(share) if kind in TEXTS else None
+def _can_be_copied(kind: pa.DataType) -> bool:
+    """Whether a column of a type is copied; Arrow joins all others."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    elif kind in TEXTS:
+        return True
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-class _Values:
-    """Numbers one after the other."""
+class _Filled:
+    """A column that is copied: numbers, or lists of numbers, texts or bytes.
 
-    def __init__(self, share: float) -> None:
+    Args:
+        kind: its type, which can be copied.
+        share: how much of all rows the first chunk is, about: as many times its values there is room for.
+    """
+
+    def __init__(self, kind: pa.DataType, share: float) -> None:
+        self._kind = kind
+        self._is_ragged = kind in TEXTS or bool(kind.num_fields)
         self._share = share
         self._room: Array | None = None
-        self.count = 0
+        self._count = 0  # values
+        self._lengths: list[Array] = []  # of rows, where those differ
 
-    def add(self, values: Array) -> None:
-        stop = self.count + len(values)
-        if self._room is None:
-            room = int(len(values) * max(1, self._share)) + 1
-            self._room = self._taken(room, values.dtype)
-        elif stop > len(self._room):
-            before = self._room[: self.count]
-            self._room = self._taken(int(stop * GROWTH), values.dtype)
-            self._room[: self.count] = before
-        self._room[self.count : stop] = values
-        self.count = stop
-
-    def _taken(self, count: int, dtype: Any) -> Array:
-        found: Array = np.empty(count, dtype)
-        return found
-
-    def buffer(self) -> pa.Buffer:
-        return pa.py_buffer(b"" if self._room is None else self._room[: self.count])
-
-
-class _Filled(ABC):
-    """A column that is copied."""
-
-    def __init__(self, share: float) -> None:
-        self.values = _Values(share)
-
-    @abstractmethod
     def add(self, chunk: Any) -> bool:
         """Copy a chunk; False where it cannot be, which leaves all as it was."""
+        if chunk.null_count:
+            return False
+        values, edges = apart(chunk) if self._is_ragged else (chunk, None)
+        if isinstance(values, pa.Array):
+            if values.null_count:
+                return False
+            values = to_numpy(values)
+        if edges is not None:
+            if self._count + len(values) > largest(edges.dtype):
+                return False
+            self._lengths.append(np.diff(edges))
+        self._copy(values)
+        return True
 
-    @abstractmethod
-    def array(self, kind: pa.DataType) -> Any:
+    def _copy(self, values: Array) -> None:
+        stop = self._count + len(values)
+        if self._room is None:
+            self._room = np.empty(int(len(values) * max(1, self._share)) + 1, values.dtype)
+        elif stop > len(self._room):
+            before = self._room[: self._count]
+            self._room = np.empty(int(stop * GROWTH), values.dtype)
+            self._room[: self._count] = before
+        self._room[self._count : stop] = values
+        self._count = stop
+
+    def array(self) -> Any:
         """All that was copied."""
-
-
-class _Numbers(_Filled):
-    def add(self, chunk: Any) -> bool:
-        if chunk.null_count:
-            return False
-        self.values.add(to_numpy(chunk))
-        return True
-
-    def array(self, kind: pa.DataType) -> Any:
-        return pa.Array.from_buffers(kind, self.values.count, [None, self.values.buffer()])
-
-
-class _Ranges(_Filled):
-    """A column of rows of different lengths."""
-
-    def __init__(self, share: float) -> None:
-        super().__init__(share)
-        self._lengths: list[Array] = []
-
-    def _add(self, edges: Array, values: Array) -> bool:
-        if self.values.count + len(values) > largest(edges.dtype):
-            return False
-        self.values.add(values)
-        self._lengths.append(np.diff(edges))
-        return True
-
-    def _offsets(self, dtype: Any) -> tuple[int, pa.Buffer]:
-        """The number of rows, and where each begins and the last one ends."""
+        kind = self._kind
+        assert self._room is not None
+        content = pa.py_buffer(self._room[: self._count])
+        if not self._is_ragged:
+            return pa.Array.from_buffers(kind, self._count, [None, content])
         lengths = np.concatenate(self._lengths)
-        offsets = np.zeros(len(lengths) + 1, dtype=dtype)
-        np.cumsum(lengths, out=offsets[1:])
-        return len(lengths), pa.py_buffer(offsets)
-
-
-class _Lists(_Ranges):
-    def add(self, chunk: Any) -> bool:
-        if chunk.null_count:
-            return False
-        values, edges = apart(chunk)
-        return not values.null_count and self._add(edges, to_numpy(values))
-
-    def array(self, kind: pa.DataType) -> Any:
-        rows, offsets = self._offsets(offset_dtype(kind))
-        content = [None, self.values.buffer()]
-        child = pa.Array.from_buffers(kind.value_type, self.values.count, content)
-        return pa.Array.from_buffers(kind, rows, [None, offsets], children=[child])
-
-
-class _Strings(_Ranges):
-    def add(self, chunk: Any) -> bool:
-        if chunk.null_count:
-            return False
-        content, edges = apart(chunk)
-        return self._add(edges, content)
-
-    def array(self, kind: pa.DataType) -> Any:
-        rows, offsets = self._offsets(offset_dtype(kind))
-        return pa.Array.from_buffers(kind, rows, [None, offsets, self.values.buffer()])
+        edges = np.zeros(len(lengths) + 1, dtype=offset_dtype(kind))
+        np.cumsum(lengths, out=edges[1:])
+        offsets = pa.py_buffer(edges)
+        if kind in TEXTS:
+            return pa.Array.from_buffers(kind, len(lengths), [None, offsets, content])
+        child = pa.Array.from_buffers(kind.value_type, self._count, [None, content])
+        return pa.Array.from_buffers(kind, len(lengths), [None, offsets], children=[child])
 
 
 def largest(offsets: Any) -> int:
     """The largest place that offsets of a type can hold."""
     return int(np.iinfo(offsets).max)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))

@@ -14,7 +14,7 @@ import numpy as np
 from trainpipes.order import IntArray
 from trainpipes.runtime.planning.joined_input import JoinedInput, JoiningSource
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.block import Payload, join_payloads, take_payload
+from trainpipes.runtime.rows.payload import Payload, join_payloads, take_payload
 from trainpipes.runtime.source import LooksAhead, Place, Reader, RowSource
 from trainpipes.sources.files.row_names import file_names
 

@@ -17,7 +17,7 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.planning.common_columns import Joined
 from trainpipes.runtime.planning.joined_input import JoinedInput, JoiningSource
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.block import Payload, join_payloads
+from trainpipes.runtime.rows.payload import Payload, join_payloads
 from trainpipes.runtime.rows.side_by_side import Clash, NoColumns, check_names, side_by_side
 from trainpipes.runtime.source import LooksAhead, Place, Reader, RowSource
 

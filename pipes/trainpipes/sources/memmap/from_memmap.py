@@ -18,8 +18,9 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.blame import each
 from trainpipes.runtime.kinds import RunStage, Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
-from trainpipes.runtime.rows.block import Payload, TensorRows
 from trainpipes.runtime.rows.columns import from_columns
+from trainpipes.runtime.rows.payload import Payload
+from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import Place
 from trainpipes.sources.files.list_files import digests

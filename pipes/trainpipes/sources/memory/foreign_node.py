@@ -13,7 +13,7 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.errors import StateError
 from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.sources.memory.node_states import plain, restored, tells_start
 

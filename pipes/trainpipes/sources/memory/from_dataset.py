@@ -17,7 +17,7 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.blame import blame
 from trainpipes.runtime.kinds import RunStage, Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
-from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import Place, RowSource, RowStream
 from trainpipes.samplers import BatchSampler, RowSampler

@@ -14,7 +14,7 @@ from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.options import identify
-from trainpipes.runtime.rows.block import Payload
+from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.shown import shown
 

@@ -13,9 +13,9 @@ from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.block import TensorRows
 from trainpipes.runtime.rows.content import tensor_digest
 from trainpipes.runtime.rows.lone_copy import gathered
+from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.source import Place
 from trainpipes.shown import shown
 

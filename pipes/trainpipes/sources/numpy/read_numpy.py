@@ -21,7 +21,7 @@ from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
 from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.block import TensorRows
+from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files.columns_option import checked_columns

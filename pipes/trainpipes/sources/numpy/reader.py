@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from trainpipes.errors import DataError, UnreadableError
-from trainpipes.runtime.rows.block import TensorRows
+from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.source import Place
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_rows import gone, unchanged

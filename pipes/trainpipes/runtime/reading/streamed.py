@@ -1,0 +1,154 @@
+"""Windows of a source that cannot list its blocks: cut from the stream as it comes.
+
+Owns the open passes over the stream, one for each epoch that is needed. A window is read by who asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from trainpipes.order import permutation
+from trainpipes.runtime.reading.listed import Before
+from trainpipes.runtime.reading.windows import Window, WindowKey, WindowLoader
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.source import RowStream, StreamReader, read_full
+
+__all__ = ["StreamLoader"]
+
+
+class _Pass:
+    """One pass over a stream.
+
+    Args:
+        reader: of the stream.
+        window: that is cut next.
+        row: number of the next row.
+    """
+
+    def __init__(self, reader: StreamReader, window: int, row: int) -> None:
+        self.reader = reader
+        self.window = window
+        self.row = row
+        self.start: dict[str, Any] | None = None  # the state of the epoch's start, where known
+        self.ahead: deque[tuple[Block, dict[str, Any]]] = deque()  # rows read, and the state after
+        self.ended = False
+
+
+class StreamLoader(WindowLoader):
+    """Cuts windows from a stream.
+
+    A shuffled stream is read one window ahead, so that a short end joins the window before it.
+
+    Args:
+        stream: where rows are read.
+        window_rows: rows in a window.
+        cut: rows to pass over at the start, and the row to stop before (None for no end).
+        seed: of the shuffle; None where nothing is shuffled.
+        before: the stages before the shuffle.
+    """
+
+    most_held = None  # to make one again, the stream would be read from its start
+
+    def __init__(
+        self,
+        stream: RowStream,
+        window_rows: int,
+        cut: tuple[int, int | None],
+        seed: int | None,
+        before: Before,
+    ) -> None:
+        self._stream = stream
+        self._rows = window_rows
+        self._skip, self._stop = cut
+        self._seed = seed
+        self._before = before
+        self._passes: dict[int, _Pass] = {}
+
+    def planned(self, key: WindowKey) -> None:
+        return None
+
+    def start(self, epoch: int) -> dict[str, Any]:
+        if not self._stream.seekable:
+            return {}
+        current = self._passes.get(epoch)
+        if current is None or current.start is None:
+            current = self._open(epoch, 0, {})
+        assert current.start is not None
+        return current.start
+
+    def window(self, key: WindowKey, state: dict[str, Any]) -> Window | None:
+        current = self._passes.get(key.epoch)
+        if current is None or current.window > key.window:
+            current = self._open(key.epoch, key.window, state)
+        try:
+            while True:
+                found = self._cut(key.epoch, current)
+                if found is None:
+                    return None
+                current.window += 1
+                if current.window > key.window:
+                    break
+            rows, after = self._before(found[0]), found[1]
+        except BaseException:  # asked again, it reads again, and no row is lost
+            self._close(key.epoch)
+            raise
+        order = None
+        if self._seed is not None:
+            order = permutation(len(rows), self._seed, "window", *key)
+        return Window(len(rows), lambda: (rows, order), after)
+
+    def let_go(self, epoch: int) -> None:
+        for old in [number for number in self._passes if number < epoch]:
+            self._close(old)
+
+    def close(self) -> None:
+        for epoch in list(self._passes):
+            self._close(epoch)
+
+    def _close(self, epoch: int) -> None:
+        self._passes.pop(epoch).reader.close()
+
+    def _open(self, epoch: int, window: int, state: dict[str, Any]) -> _Pass:
+        """Begin a pass: where ``state`` says that a window begins, or at the epoch's start."""
+        if epoch in self._passes:
+            self._close(epoch)
+        at = state if self._stream.seekable else {}
+        reader = self._stream.open(epoch, at or None)
+        if at and window:
+            current = _Pass(reader, window, self._skip + window * self._rows)
+        else:
+            current = _Pass(reader, 0, 0)
+            current.start = self._state(current)  # from before the rows to pass over
+        self._passes[epoch] = current
+        while current.row < self._skip and not current.ended:
+            data = read_full(reader, min(self._rows, self._skip - current.row))
+            current.ended = data is None
+            current.row += 0 if data is None else len(data)
+        return current
+
+    def _state(self, current: _Pass) -> dict[str, Any]:
+        return current.reader.state() if self._stream.seekable else {}
+
+    def _cut(self, epoch: int, current: _Pass) -> tuple[Block, dict[str, Any]] | None:
+        """The rows of the next window, and the state after them; None past the last."""
+        wanted = 1 if self._seed is None else 2
+        ahead = current.ahead
+        while not current.ended and len(ahead) < wanted:
+            left = math.inf if self._stop is None else max(0, self._stop - current.row)
+            data = read_full(current.reader, int(min(self._rows, left))) if left else None
+            current.ended = data is None or len(data) < self._rows
+            if data is not None and len(data):
+                ids = np.arange(current.row, current.row + len(data), dtype=np.int64)
+                current.row += len(data)
+                ahead.append((Block(data, ids, epoch=epoch), self._state(current)))
+        if not ahead:
+            return None
+        rows, after = ahead.popleft()
+        if current.ended and len(ahead) == 1 and len(ahead[0][0]) < self._rows:
+            rest, after = ahead.popleft()
+            rows = Block.join([rows, rest])
+        return rows, after
