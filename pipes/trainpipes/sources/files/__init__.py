@@ -10,6 +10,7 @@ each_file       something done with each file, and what is said of those that fa
 file_rows       rows of files in blocks: what is the same for all formats
 mapped_files    local files mapped into memory, once in a process
 index_file      what was learned of files, kept for later runs
+kept_index      what is known of each file, learned by one process for all
 schema          one schema for the rows of many files
 columns_option  the option columns of readers
 row_names       which file each row is from
