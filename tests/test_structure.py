@@ -39,6 +39,7 @@ FLOORS = {
     "tokenizers": 2,
     "stages": 2,
     "sources": 2,
+    "foreign_node": 3,
     "stage_node": 3,
     "nodes": 3,
     "pipeline": 3,

@@ -13,13 +13,13 @@ from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
+from trainpipes.foreign_node import FromNode, NodeStream
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.planning.check_state import position_of
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.run import innermost
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.sources.memory.foreign_node import FromNode, NodeStream
 from trainpipes.state import Position
 from trainpipes.topology import Topology, data_parallel
 

@@ -51,7 +51,7 @@ class InTurn(LoaderWorkers):
 
     def start(self, plan: Any, ranks: Any, workers: int, position: Any) -> Any:
         memory = WorkerMemory(workers, 2, position.epoch)
-        stages = self._stages()
+        stages = self.stages()
         data = WorkerDataset(stages, plan.inputs.source, ranks, workers, position, memory, 2)
         copies = [
             Plan.of([stage.fresh() for stage in stages], plan.inputs.source) for _ in range(workers)

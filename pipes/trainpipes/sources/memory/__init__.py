@@ -5,6 +5,5 @@ from_dataset    a map-style dataset
 packed_list     a list that worker processes share without copying it
 from_tensors    tensors, as TensorDataset has them
 node_states     states of such as keep their own, as JSON types
-foreign_node    a node of torchdata below a chain of ours
 from_torchdata  a node of torchdata
 """
