@@ -367,3 +367,20 @@ def test_a_pool_may_be_closed_by_another_thread_while_it_starts_one(
     monkeypatch.setattr(threading, "Thread", Thread)
     pool.submit(int)
     assert closed == [True]
+
+
+def test_a_pool_may_be_closed_while_a_thread_looks_for_a_task(pool, monkeypatch):
+    """As when garbage is collected then, and with it the iterator that the pool is of."""
+    failed: list[Any] = []
+    asked = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+
+    def closed() -> bool:
+        pool.close()
+        asked.set()
+        return True
+
+    pool.submit(int, is_ready=closed)
+    assert asked.wait(60)
+    pool.join()
+    assert not failed

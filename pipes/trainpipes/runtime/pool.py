@@ -178,6 +178,9 @@ class Pool:
                     self._idle += 1
                     self._changed.wait()
                     self._idle -= 1
+                # Garbage may have been collected since, and have closed the pool.
+                if not self._tasks[urgency]:
+                    continue
                 ticket = self._tasks[urgency].popleft()
                 mine = not ticket.begun
                 ticket.begun = True
