@@ -271,7 +271,9 @@ def test_what_is_no_path_is_refused_at_once(
 def test_options_of_the_wrong_kind_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"an end of names such as '\.parquet', got \[1\]"):
         ListFiles(urls="a", suffix=[1])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="storage_options is a dict of fsspec options, got str"):
+    with pytest.raises(
+        ConfigError, match=r"list_files\(storage_options\) is a dict of .*, got str"
+    ):
         ListFiles(urls="a", storage_options="anon")  # type: ignore[arg-type]
 
 

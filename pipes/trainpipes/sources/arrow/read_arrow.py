@@ -16,10 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
-from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, DataError, SchemaError, UnreadableError
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.utf8 import check_sound
 from trainpipes.runtime.source import Place
@@ -28,16 +26,15 @@ from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
 from trainpipes.sources.arrow.reader import ArrowReader
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.arrow.take import take_rows
-from trainpipes.sources.files.columns_option import checked_columns
 from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
+from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import (
     FileRows,
     changed,
     cut_evenly,
     gone,
-    listed_files,
 )
-from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles, mapped
 from trainpipes.sources.files.schema import one_schema
@@ -50,7 +47,7 @@ SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
 SAMPLED = 4
 
 
-class ReadArrow(Source):
+class ReadArrow(FileReader):
     """Reads the rows of Arrow files: IPC files and streams, Feather, and the folders that ``save_to_disk`` of
     Hugging Face's ``datasets`` writes.
 
@@ -92,10 +89,8 @@ class ReadArrow(Source):
     [{'y': 'a'}, {'y': 'b'}]
     """
 
-    role = "reader"
     has_blocks = True
     random_access = True
-    free = frozenset({"storage_options"})
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
@@ -104,23 +99,15 @@ class ReadArrow(Source):
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        self._set(
-            columns=checked_columns(self.columns, self.name),
-            storage_options=checked_options(self.storage_options),
-        )
+        super().check()
         if self.split is not None and (not isinstance(self.split, str) or not self.split):
             raise ConfigError(
                 f"read_arrow(split) is the name of a split, such as 'train', got {self.split!r}"
             )
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, "read_arrow(block_rows)", "rows of a block")
-
-    def open(self) -> ArrowFiles:
-        return self.open_files([])
 
     def open_files(self, files: Sequence[Stage]) -> ArrowFiles:
         """The rows of the files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        listed = self.listed(files, SUFFIXES)
         listed = saved_files(listed, self.split, str(self))
         layouts = list(each_file(listed, partial(_look, listed), str(self), "Arrow").values())
         return ArrowFiles(listed, layouts, self.columns, self.block_rows, str(self))

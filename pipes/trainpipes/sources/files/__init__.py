@@ -12,6 +12,6 @@ mapped_files    local files mapped into memory, once in a process
 index_file      what was learned of files, kept for later runs
 kept_index      what is known of each file, learned by one process for all
 schema          one schema for the rows of many files
-columns_option  the option columns of readers
+file_reader     what all stages that read files share
 row_names       which file each row is from
 """

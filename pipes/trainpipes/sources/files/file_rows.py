@@ -7,69 +7,23 @@ plans.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from trainpipes.amount import amount
 from trainpipes.errors import (
-    ConfigError,
     DataChangedError,
     MissingFilesError,
 )
 from trainpipes.order import IntArray
 from trainpipes.runtime.source import Place, RowSource
-from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.list_files import SUFFIXES, FileList, ListFiles, digests
+from trainpipes.sources.files.list_files import FileList, digests
 from trainpipes.sources.files.listing import is_local
 
-__all__ = ["FileRows", "changed", "cut_evenly", "gone", "listed_files", "unchanged"]
-
-
-def listed_files(
-    asker: Stage,
-    stages: Sequence[Stage],
-    storage_options: Mapping[str, Any] | None,
-    suffixes: Sequence[str] = SUFFIXES,
-) -> FileList:
-    """The files that the stages below a reader list and let through.
-
-    Args:
-        asker: the reader.
-        stages: those below it, first one first.
-        storage_options: the reader's.
-        suffixes: what names of its files in folders end with.
-
-    Raises:
-        ConfigError: there is no ``list_files`` below it.
-        MissingFilesError: there are no files, or none is let through.
-    """
-    if not stages or not isinstance(stages[0], ListFiles):
-        raise ConfigError(f"{asker} needs the files to read: put it after list_files(...)")
-    listed = stages[0].files(storage_options, suffixes)
-    for stage in stages[1:]:
-        if hasattr(stage, "predicate"):
-            listed = _kept(listed, stage, asker)
-    return listed
-
-
-def _kept(files: FileList, stage: Any, asker: Stage) -> FileList:
-    if isinstance(stage.predicate, pc.Expression):
-        raise ConfigError(
-            f"{stage} stands on file paths, and an expression is about columns; give a function of "
-            f"a path, or put the filter after {asker.name}()"
-        )
-    kept = np.flatnonzero([bool(stage.predicate(name)) for name in files.names])
-    if not len(kept):
-        raise MissingFilesError(
-            f"{stage} keeps none of the {len(files):,} files, {files.names[0]} for one; its function "
-            "gets the path or URL as text",
-            stage=str(stage),
-        )
-    return files.pick(kept.astype(np.int64))
+__all__ = ["FileRows", "changed", "cut_evenly", "gone", "unchanged"]
 
 
 def cut_evenly(rows: int, block_rows: int) -> IntArray:

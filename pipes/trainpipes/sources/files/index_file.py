@@ -28,7 +28,7 @@ from trainpipes.runtime.caching import checked_file
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 
-__all__ = ["IndexFile", "IndexKind", "checked_index", "forget", "settled"]
+__all__ = ["IndexFile", "IndexKind", "forget", "settled"]
 
 log = logging.getLogger("trainpipes")
 
@@ -186,15 +186,3 @@ def forget(path: str | None) -> None:
     if path is not None:
         with suppress(OSError):
             os.unlink(path)
-
-
-def checked_index(index: Any, reader: str = "read_parquet") -> str | bool | None:
-    """The option ``index`` of a reader, as text if it is a path."""
-    if index is None or isinstance(index, bool):
-        return index
-    if not isinstance(index, str | os.PathLike) or not os.fspath(index):
-        raise ConfigError(
-            f"{reader}(index) is a file that ends in {SUFFIX}, a folder, True, False or None, got "
-            f"{index!r}"
-        )
-    return str(os.fspath(index))

@@ -152,14 +152,16 @@ class ListFiles(Source):
         single = isinstance(self.urls, str | os.PathLike)
         self._set(
             urls=_text(self.urls) if single else _texts(self.urls),
-            storage_options=checked_options(self.storage_options),
             retry_seconds=checked_seconds(self.retry_seconds),
         )
+        if self.storage_options is not None:
+            option = "list_files(storage_options)"
+            self._set(storage_options=checked_options(self.storage_options, option))
         if self.suffix is not None and not isinstance(self.suffix, str):
             self._set(suffix=list(self.suffix))
         if not self._ends() or not all(isinstance(end, str) for end in self._ends()):
             raise ConfigError(
-                f"suffix is an end of names such as '.parquet', got {shown(self.suffix)}"
+                f"list_files(suffix) is an end of names such as '.parquet', got {shown(self.suffix)}"
             )
 
     def _ends(self, suffixes: Sequence[str] = SUFFIXES) -> Sequence[str]:
@@ -276,13 +278,11 @@ class StorageOptions(dict[str, Any]):
         return repr(dict.fromkeys(self, "…"))
 
 
-def checked_options(options: Mapping[str, Any] | None) -> StorageOptions | None:
+def checked_options(value: Any, option: str) -> StorageOptions:
     """Storage options as a dict of its own."""
-    if options is not None and not isinstance(options, Mapping):
-        raise ConfigError(
-            f"storage_options is a dict of fsspec options, got {type(options).__name__}"
-        )
-    return None if options is None else StorageOptions(options)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{option} is a dict of fsspec options, got {type(value).__name__}")
+    return StorageOptions(value)
 
 
 def _text(url: Any) -> str:

@@ -15,24 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.columns_option import checked_columns
 from trainpipes.sources.files.each_file import each_file
+from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import (
     FileRows,
     cut_evenly,
-    listed_files,
     unchanged,
 )
-from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.numpy.layout import StoredArray, read_arrays
@@ -48,7 +45,7 @@ BLOCK_BYTES, BLOCK_ROWS = 1 << 20, 8192
 MAPPED = 256
 
 
-class ReadNumpy(Source):
+class ReadNumpy(FileReader):
     """Reads the rows of arrays in ``.npy`` and ``.npz`` files: the first dimension is the rows.
 
     In: files, from ``list_files``; a folder stands for its ``.npy`` and ``.npz`` files. Out: dicts of
@@ -82,9 +79,7 @@ class ReadNumpy(Source):
     {'x': tensor([2, 3]), 'y': tensor([4, 9])}
     """
 
-    role = "reader"
     random_access = True
-    free = frozenset({"storage_options"})
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
@@ -93,23 +88,15 @@ class ReadNumpy(Source):
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        self._set(
-            columns=checked_columns(self.columns, self.name),
-            storage_options=checked_options(self.storage_options),
-        )
+        super().check()
         if not isinstance(self.column, str) or not self.column:
             raise ConfigError(
                 f"read_numpy(column) is the name of an .npy file's rows, got {self.column!r}"
             )
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, "read_numpy(block_rows)", "rows of a block")
-
-    def open(self) -> NumpyFiles:
-        return self.open_files([])
 
     def open_files(self, files: Sequence[Stage]) -> NumpyFiles:
         """The rows of the files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        listed = self.listed(files, SUFFIXES)
         found = each_file(listed, partial(self._look, listed), str(self), "NumPy")
         return NumpyFiles(listed, list(found.values()), self.block_rows, self.columns, str(self))
 

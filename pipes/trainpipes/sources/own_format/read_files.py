@@ -17,18 +17,17 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
-from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.options import identify, show
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.files.byte_ranges import size_of
 from trainpipes.sources.files.each_file import BadFileError, each_file
-from trainpipes.sources.files.file_rows import FileRows, listed_files
-from trainpipes.sources.files.index_file import IndexFile, IndexKind, checked_index, settled
-from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.files.file_rows import FileRows
+from trainpipes.sources.files.index_file import IndexFile, IndexKind, settled
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.own_format.reader import OwnReader, tables_of
 from trainpipes.sources.remote.retry import Requests
@@ -49,7 +48,7 @@ COLUMNS = pa.schema(
 )
 
 
-class ReadFiles(Source):
+class ReadFiles(FileReader):
     """Reads files in a format of your own: by a function from an open file to Arrow tables.
 
     In: files, from ``list_files``; a folder stands for all of its files, or those with its ``suffix``. Out:
@@ -91,10 +90,9 @@ class ReadFiles(Source):
     [0, 1, 2, 1, 2, 3]
     """
 
-    role = "reader"
     has_blocks = True
     versioned = "fn"
-    free = frozenset({"count", "storage_options", "index"})
+    free = frozenset({"count"})
 
     fn: Callable[..., Any]
     count: Callable[[BinaryIO], Any] | None = None
@@ -105,25 +103,18 @@ class ReadFiles(Source):
     index: str | os.PathLike[str] | bool | None = None
 
     def check(self) -> None:
+        super().check()
         for name, value in (("fn", self.fn), ("count", self.count)):
             if not callable(value) and (name == "fn" or value is not None):
                 raise ConfigError(
                     f"read_files({name}) is a function of an open file, got {shown(value)}"
                 )
-        checked_schema(self.schema, "read_files(schema)")
-        self._set(
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index, self.name),
-        )
-
-    def open(self) -> OwnFiles:
-        return self.open_files([])
 
     def open_files(self, files: Sequence[Stage]) -> OwnFiles:
         """The rows of the files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, ("",))
+        listed = self.listed(files, ("",))
         known = self.version if self.version is not None else identify(self.fn)
-        index = checked_index(self.index) or False
+        index = self.options["index"] or False
         table, kept_in = _counted(listed, self, json.dumps(known, sort_keys=True), index)
         return OwnFiles(listed, table, self, known, kept_in)
 

@@ -14,13 +14,10 @@ import pyarrow.compute as pc
 
 from trainpipes.amount import amount
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.source import Place, RowSource
 from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.columns_option import checked_columns
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.index_file import checked_index
-from trainpipes.sources.files.list_files import FileList, checked_options, digests
+from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.files.list_files import SUFFIXES, FileList, digests
 from trainpipes.sources.parquet.filter import (
     FileBounds,
     bounds_of,
@@ -37,7 +34,7 @@ from trainpipes.stages.filter import Filter
 __all__ = ["ParquetSource", "ReadParquet"]
 
 
-class ReadParquet(Source):
+class ReadParquet(FileReader):
     """Reads the rows of Parquet files.
 
     In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which
@@ -91,9 +88,7 @@ class ReadParquet(Source):
     [{'y': 'a'}, {'y': 'b'}]
     """
 
-    role = "reader"
     has_blocks = True
-    free = frozenset({"storage_options", "index"})
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
@@ -104,12 +99,8 @@ class ReadParquet(Source):
     partitioning: Literal["hive"] | None = None
 
     def check(self) -> None:
-        self._set(
-            columns=checked_columns(self.columns, self.name),
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index),
-            filter=checked_filter(self.filter, self.name),
-        )
+        super().check()
+        checked_filter(self.filter, self.name)
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
@@ -125,16 +116,11 @@ class ReadParquet(Source):
         exact = Filter(self.filter)
         return (exact,) if self.columns is None else (exact, ChosenColumns(self.columns))
 
-    def open(self) -> ParquetSource:
-        return self.open_files([])
-
     def open_files(self, files: Sequence[Stage]) -> ParquetSource:
         """The rows of the files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options)
-        index = checked_index(self.index)
         return ParquetSource(
-            listed, self.columns, str(self), index, self.errors == "replace",
-            filter=self.filter, hive=self.partitioning == "hive",
+            self.listed(files, SUFFIXES), self.columns, str(self), self.options["index"],
+            self.errors == "replace", filter=self.filter, hive=self.partitioning == "hive",
         )  # fmt: skip
 
 

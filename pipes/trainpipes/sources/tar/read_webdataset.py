@@ -15,23 +15,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
-from trainpipes.checks import whole_number
+from trainpipes.checks import several
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.columns_option import checked_columns
+from trainpipes.shown import shown
 from trainpipes.sources.files.each_file import one_line
+from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import (
     FileRows,
     changed,
     cut_evenly,
-    listed_files,
 )
-from trainpipes.sources.files.index_file import checked_index, forget
-from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.index_file import forget
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles
 from trainpipes.sources.tar.index import TarIndex, tar_index
@@ -50,7 +49,7 @@ GAP = 64 << 10
 MOST_BYTES = 1 << 30
 
 
-class ReadWebdataset(Source):
+class ReadWebdataset(FileReader):
     """Reads the samples of tar archives in the layout of WebDataset: members that follow each other and have
     one name up to the first dot are a sample, ``0001.jpg`` and ``0001.cls`` for one.
 
@@ -97,10 +96,8 @@ class ReadWebdataset(Source):
     {'__key__': '1', 'txt': 'one', 'cls': b'1'}
     """
 
-    role = "reader"
     has_blocks = True
     random_access = True
-    free = frozenset({"storage_options", "index"})
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
@@ -111,25 +108,19 @@ class ReadWebdataset(Source):
     index: str | os.PathLike[str] | bool | None = None
 
     def check(self) -> None:
-        self._set(
-            columns=checked_columns(self.columns, self.name),
-            text=[self.text] if isinstance(self.text, str) else list(self.text),
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index, self.name),
-        )
-        if not all(isinstance(name, str) for name in self.text):
-            raise ConfigError(f"read_webdataset(text) takes extensions, got {self.text!r}")
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, "read_webdataset(block_rows)", "samples of a block")
-
-    def open(self) -> TarFiles:
-        return self.open_files([])
+        super().check()
+        text = [self.text] if isinstance(self.text, str) else self.text
+        if not several(text) or not all(isinstance(name, str) for name in text):
+            raise ConfigError(
+                f'read_webdataset(text) takes extensions such as ["txt"], got {shown(self.text)}'
+            )
+        self._set(text=list(text))
 
     def open_files(self, files: Sequence[Stage]) -> TarFiles:
         """The samples of the files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        listed = self.listed(files, SUFFIXES)
         index = tar_index(
-            listed, self.columns, self.missing == "null", str(self), checked_index(self.index)
+            listed, self.columns, self.missing == "null", str(self), self.options["index"]
         )
         return TarFiles(listed, index, self.text, self.block_rows)
 

@@ -9,22 +9,16 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes.checks import checked_schema, column_names, several, whole_number
+from trainpipes.checks import column_names, several
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.sources.files.columns_option import checked_columns
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.index_file import checked_index
-from trainpipes.sources.files.list_files import checked_options
-from trainpipes.sources.text.blocks import BlockSource
 from trainpipes.sources.text.csv_rows import Csv
+from trainpipes.sources.text.text_reader import TextReader
 
 __all__ = ["ReadCsv"]
 
 
-class ReadCsv(Source):
+class ReadCsv(TextReader):
     r"""Reads CSV files, also with tabs or other delimiters.
 
     In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which block, and how
@@ -71,10 +65,6 @@ class ReadCsv(Source):
     [{'id': 1, 'text': 'Hello,\nyou'}, {'id': 2, 'text': None}, {'id': 3, 'text': ''}]
     """
 
-    role = "reader"
-    has_blocks = True
-    free = frozenset({"storage_options", "index"})
-
     columns: Sequence[str] | None = None
     _: KW_ONLY
     delimiter: str | None = None
@@ -89,6 +79,7 @@ class ReadCsv(Source):
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
+        super().check()
         for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
             if value is not None and not _is_mark(value):
                 raise ConfigError(
@@ -99,36 +90,14 @@ class ReadCsv(Source):
         nulls = self.null_values
         if not several(nulls) or not all(isinstance(one, str) for one in nulls):
             raise ConfigError(f"read_csv(null_values) is a list of texts, got {shown(nulls)}")
-        names = self.column_names
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, f"{self.name}(block_rows)", "rows in a block")
-        self._set(
-            columns=checked_columns(self.columns, "read_csv"),
-            column_names=None if names is None else column_names(names, "read_csv(column_names)"),
-            null_values=tuple(nulls),
-            schema=checked_schema(self.schema, "read_csv(schema)"),
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index, "read_csv"),
-        )
+        self._set(null_values=tuple(nulls))
+        if self.column_names is not None:
+            self._set(column_names=column_names(self.column_names, "read_csv(column_names)"))
 
-    def open(self) -> BlockSource:
-        return self.open_files([])
-
-    def open_files(self, files: Sequence[Stage]) -> BlockSource:
-        """The rows of the files that the stages below list and let through."""
+    @property
+    def form(self) -> Csv:
         names = None if self.column_names is None else tuple(self.column_names)
-        form = Csv(self.delimiter, self.quote, names, tuple(self.null_values))
-        return BlockSource(
-            listed_files(self, files, self.storage_options, form.suffixes),
-            form,
-            columns=self.columns,
-            schema=self.schema,
-            infer=self.infer,
-            block_rows=self.block_rows,
-            asker=str(self),
-            index=checked_index(self.index),
-            replace=self.errors == "replace",
-        )
+        return Csv(self.delimiter, self.quote, names, tuple(self.null_values))
 
 
 def _is_mark(value: Any) -> bool:

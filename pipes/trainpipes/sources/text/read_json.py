@@ -9,20 +9,13 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes.checks import checked_schema, whole_number
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.columns_option import checked_columns
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.index_file import checked_index
-from trainpipes.sources.files.list_files import checked_options
-from trainpipes.sources.text.blocks import BlockSource
 from trainpipes.sources.text.json_rows import Json
+from trainpipes.sources.text.text_reader import TextReader
 
 __all__ = ["ReadJson"]
 
 
-class ReadJson(Source):
+class ReadJson(TextReader):
     r"""Reads JSON files: an object on each line, or one array of objects.
 
     In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow; objects within objects are
@@ -62,10 +55,6 @@ class ReadJson(Source):
     [{'id': 1, 'messages': [{'role': 'user', 'content': 'Hi'}]}, {'id': 2, 'messages': None}]
     """
 
-    role = "reader"
-    has_blocks = True
-    free = frozenset({"storage_options", "index"})
-
     columns: Sequence[str] | None = None
     _: KW_ONLY
     schema: pa.Schema | None = None
@@ -75,30 +64,6 @@ class ReadJson(Source):
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
 
-    def check(self) -> None:
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, f"{self.name}(block_rows)", "rows in a block")
-        self._set(
-            columns=checked_columns(self.columns, "read_json"),
-            schema=checked_schema(self.schema, "read_json(schema)"),
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index, "read_json"),
-        )
-
-    def open(self) -> BlockSource:
-        return self.open_files([])
-
-    def open_files(self, files: Sequence[Stage]) -> BlockSource:
-        """The rows of the files that the stages below list and let through."""
-        form = Json()
-        return BlockSource(
-            listed_files(self, files, self.storage_options, form.suffixes),
-            form,
-            columns=self.columns,
-            schema=self.schema,
-            infer=self.infer,
-            block_rows=self.block_rows,
-            asker=str(self),
-            index=checked_index(self.index),
-            replace=self.errors == "replace",
-        )
+    @property
+    def form(self) -> Json:
+        return Json()

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any, Literal
 
-from trainpipes.checks import column_name, whole_number
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.index_file import checked_index
-from trainpipes.sources.files.list_files import checked_options
-from trainpipes.sources.text.blocks import BlockSource
+from trainpipes.checks import column_name
 from trainpipes.sources.text.lines import PlainText
+from trainpipes.sources.text.text_reader import TextReader
 
 __all__ = ["ReadText"]
 
 
-class ReadText(Source):
+class ReadText(TextReader):
     r"""Reads text files: a row for each line, for each paragraph, or for each file.
 
     In: files, from ``list_files``. Out: rows with one column of text, as Arrow. Cursor: which block, and how
@@ -55,10 +50,6 @@ class ReadText(Source):
     ['one\ntwo', 'three']
     """
 
-    role = "reader"
-    has_blocks = True
-    free = frozenset({"storage_options", "index"})
-
     unit: Literal["line", "paragraph", "document"] = "line"
     _: KW_ONLY
     column: str = "text"
@@ -68,25 +59,9 @@ class ReadText(Source):
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
+        super().check()
         column_name(self.column, "read_text(column)")
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, f"{self.name}(block_rows)", "rows in a block")
-        self._set(
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index, "read_text"),
-        )
 
-    def open(self) -> BlockSource:
-        return self.open_files([])
-
-    def open_files(self, files: Sequence[Stage]) -> BlockSource:
-        """The rows of the files that the stages below list and let through."""
-        form = PlainText(self.unit, self.column)
-        return BlockSource(
-            listed_files(self, files, self.storage_options, form.suffixes),
-            form,
-            block_rows=self.block_rows,
-            asker=str(self),
-            index=checked_index(self.index),
-            replace=self.errors == "replace",
-        )
+    @property
+    def form(self) -> PlainText:
+        return PlainText(self.unit, self.column)

@@ -16,14 +16,12 @@ import pyarrow as pa
 import pyarrow.csv
 
 from trainpipes.arrays import python_to_arrow, to_arrow
-from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
 from trainpipes.naming import nearest
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files.each_file import one_line
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
+from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import open_system
 from trainpipes.sources.files.row_names import names_below
 from trainpipes.sources.remote.retry import Requests
@@ -37,7 +35,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 NAMES = ("file_name", "filename", "file", "path", "image")
 
 
-class ReadImages(Source):
+class ReadImages(FileReader):
     """Reads image files whole, with classes by the names of their folders, or with labels from a CSV.
 
     In: files, from ``list_files``; a folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``,
@@ -70,10 +68,9 @@ class ReadImages(Source):
     [('10.png', 'cat', 0), ('2.png', 'cat', 0), ('1.png', 'dog', 1)]
     """
 
-    role = "reader"
     has_blocks = True
     random_access = True
-    free = frozenset({"labels", "storage_options"})
+    free = frozenset({"labels"})
 
     labels: str | os.PathLike[str] | None = "folder"
     _: KW_ONLY
@@ -81,20 +78,17 @@ class ReadImages(Source):
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        whole_number(self.block_rows, 1, "read_images(block_rows)", "images of a block")
+        super().check()
         labels = os.fspath(self.labels) if isinstance(self.labels, os.PathLike) else self.labels
         if labels is not None and (not isinstance(labels, str) or not labels):
             raise ConfigError(
                 f'read_images(labels) is "folder", the path of a CSV, or None, got {labels!r}'
             )
-        self._set(labels=labels, storage_options=checked_options(self.storage_options))
-
-    def open(self) -> WholeFiles:
-        return self.open_files([])
+        self._set(labels=labels)
 
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
         """The images that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        listed = self.listed(files, SUFFIXES)
         if self.labels is None:
             more = no_columns(len(listed))
         elif self.labels == "folder":
