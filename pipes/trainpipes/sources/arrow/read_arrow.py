@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
-from trainpipes.errors import ConfigError, DataError, SchemaError, UnreadableError
+from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.utf8 import check_sound
@@ -27,17 +27,13 @@ from trainpipes.sources.arrow.reader import ArrowReader
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.arrow.take import take_rows
 from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
+from trainpipes.sources.files.file_errors import changed, gone, unreadable
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import (
-    FileRows,
-    changed,
-    cut_evenly,
-    gone,
-)
+from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles, mapped
-from trainpipes.sources.files.schema import one_schema
+from trainpipes.sources.files.schema import cast_to, one_schema
 from trainpipes.sources.remote.retry import Requests
 
 __all__ = ["ArrowFiles", "ReadArrow"]
@@ -225,11 +221,8 @@ class ArrowFiles(FileRows, RandomAccessSource):
         except FileNotFoundError as error:
             raise gone(place) from error
         except (BadFileError, pa.ArrowException, OSError, ValueError) as error:
-            raise UnreadableError(
-                f"{place}: the record batch here cannot be decoded: {one_line(error)}; replace the "
-                "file, or leave it out with .filter(lambda path: ...) after list_files",
-                **vars(place),
-            ) from error
+            what = f"the record batch here cannot be decoded: {one_line(error)}"
+            raise unreadable(place, what) from error
 
     def _raw(
         self, file: int, number: int, requests: Requests, fetched: bytes | None, place: Place
@@ -276,20 +269,10 @@ class ArrowFiles(FileRows, RandomAccessSource):
         return found
 
     def _fitted(self, batch: pa.RecordBatch, place: Place) -> pa.RecordBatch:
-        columns = []
-        for field in self.schema:
-            column = batch.column(batch.schema.get_field_index(field.name))
-            if not column.type.equals(field.type):
-                try:
-                    column = column.cast(field.type)
-                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                    raise SchemaError(
-                        f"{place}: column {field.name!r} is {column.type} here and {field.type} over all "
-                        f"files, and a value does not fit: {error}; convert the file, or read the files "
-                        "apart",
-                        **vars(place),
-                    ) from error
-            columns.append(column)
+        columns = [
+            cast_to(batch.column(batch.schema.get_field_index(field.name)), field, lambda: place)
+            for field in self.schema
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def take(self, index: IntArray) -> pa.Table:

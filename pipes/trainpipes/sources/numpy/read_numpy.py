@@ -23,12 +23,9 @@ from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files.each_file import each_file
+from trainpipes.sources.files.file_errors import check_unchanged
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import (
-    FileRows,
-    cut_evenly,
-    unchanged,
-)
+from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.opened_file import opened_file
@@ -239,7 +236,7 @@ class OpenArrays:
 
     def arrays(self, source: NumpyFiles, file: int, place: Place) -> dict[str, Any]:
         """The arrays of a file by name, which are those that were listed."""
-        unchanged(source.files, file, place)
+        check_unchanged(source.files, file, place)
         with self._lock:
             found = self._arrays.get(file)
             if found is None:

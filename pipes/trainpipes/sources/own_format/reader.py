@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 
-from trainpipes.errors import DataError, SchemaError, UnreadableError
+from trainpipes.errors import DataError, SchemaError
 from trainpipes.runtime.options import show
 from trainpipes.shown import shown
 from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.files.file_rows import gone, unchanged
+from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable
 from trainpipes.sources.files.index_file import forget
 from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.remote.retry import Requests
@@ -94,7 +94,7 @@ class OwnReader:
         self.close()
         source = self._source
         file = int(source.file_of_block[block])
-        unchanged(source.files, file, source.place(block, 0))
+        check_unchanged(source.files, file, source.place(block, 0))
         opened = opened_file(source.files, file, int(source.sizes[file]), self._requests)
         self._opened.append(opened)
         fn = source.stage.fn
@@ -154,11 +154,7 @@ class OwnReader:
                 "count agree; if the functions have changed, give another version=",
                 **vars(place),
             )
-        return UnreadableError(
-            f"{place}: {fn} failed here: {type(error).__name__}: {one_line(error)}; replace the file, or "
-            "leave it out with .filter(lambda path: ...) after list_files",
-            **vars(place),
-        )
+        return unreadable(place, f"{fn} failed here: {type(error).__name__}: {one_line(error)}")
 
     def close(self) -> None:
         """Let go of the open file."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.amount import amount
-from trainpipes.order import IntArray
-from trainpipes.runtime.source import Place, RowSource
+from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.list_files import SUFFIXES, FileList, digests
+from trainpipes.sources.files.file_rows import FileBlocks
+from trainpipes.sources.files.list_files import SUFFIXES, FileList
 from trainpipes.sources.parquet.filter import (
     FileBounds,
     bounds_of,
@@ -124,7 +122,7 @@ class ReadParquet(FileReader):
         )  # fmt: skip
 
 
-class ParquetSource(RowSource):
+class ParquetSource(FileBlocks):
     """Rows of Parquet files; a block is a row group. Can be pickled; holds 40 bytes a row group and
     a few hundred a file.
 
@@ -150,6 +148,8 @@ class ParquetSource(RowSource):
             exact for numbers and for text without dictionaries.
         parsed: parsed footers, for the readers.
     """
+
+    blocks_called = "row groups"
 
     def __init__(
         self,
@@ -178,11 +178,11 @@ class ParquetSource(RowSource):
         )  # fmt: skip
         self.schema: pa.Schema = self.index.schema
         self.folders = wanted.folders.only(self.schema.names).only(self.index.folders)
-        self.lengths = self.index.rows
+        self.sizes, self.lengths = self.index.sizes, self.index.rows
         self.row_bytes = self.index.row_bytes
         self.block_bytes = self.index.group_bytes.astype(np.float64)
         groups = np.diff(self.index.first_group)
-        self.file_of_block: IntArray = np.repeat(np.arange(len(files), dtype=np.int64), groups)
+        self.file_of_block = np.repeat(np.arange(len(files), dtype=np.int64), groups)
         self.parsed = Footers()
         self._filter, self._filtered = str(filter), ""
         if filter is not None:
@@ -197,9 +197,6 @@ class ParquetSource(RowSource):
             if wanted.left_out:
                 self._filtered += f"; {wanted.left_out:,} more files are left out by their folders"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_relative_names"}
-
     def reader(self) -> ParquetReader:
         return ParquetReader(self)
 
@@ -211,7 +208,7 @@ class ParquetSource(RowSource):
         return Place(self.files.names[file], block - first, before + row)
 
     def fingerprint(self) -> dict[str, Any]:
-        names, sizes = self._relative_names, self.index.sizes.tolist()
+        names, sizes = self.relative_names, self.sizes.tolist()
         lines = []
         for file, (name, size) in enumerate(zip(names, sizes, strict=True)):
             groups = self.index.groups(file)
@@ -223,15 +220,14 @@ class ParquetSource(RowSource):
         found: dict[str, Any] = {}
         if self.unread is not None:
             found = {"filter": self._filter, "unread": int(self.lengths[self.unread].sum())}
-        counts = {"files": len(lines), "rows": int(self.lengths.sum()), "bytes": sum(sizes)}
-        return {**found, **counts, "digests": digests(lines)}
+        return {**found, **self.fingerprint_of(lines)}
 
     def block_key(self, block: int) -> Any:
         """The file by its name below the common root, size, footer and, where it is known, its time
         of change or etag; and the number of the row group in it."""
         index, file = self.index, int(self.file_of_block[block])
         key = [
-            self._relative_names[file],
+            self.relative_names[file],
             int(index.sizes[file]),
             [int(index.footers[file]), int(index.checksums[file])],
             self.files.stamps[file],
@@ -240,22 +236,6 @@ class ParquetSource(RowSource):
         key += [self.folders.text(file)] if self.folders else []
         return [*key, "replace"] if self.replace else key
 
-    @cached_property
-    def _relative_names(self) -> list[str]:
-        return self.files.relative_names()
-
     def describe(self) -> list[tuple[str, str]]:
-        rows = self.lengths
-        lines = [("files", f"{len(self.files):,}, {amount(self.index.sizes.sum())}")]
-        groups = f"{len(rows):,}"
-        if len(rows):
-            least, middle, most = rows.min(), int(np.median(rows)), rows.max()
-            groups += f" of {least:,} / {middle:,} / {most:,} rows (least / median / most)"
-        lines.append(("row groups", groups))
-        lines.append(("rows", f"{rows.sum():,}"))
-        if self._filtered:
-            lines.append(("filter", self._filtered))
-        if self.row_bytes is not None:
-            whole = amount(self.row_bytes * float(rows.sum()))
-            lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
-        return lines
+        lines = super().describe()
+        return [*lines, ("filter", self._filtered)] if self._filtered else lines

@@ -23,12 +23,9 @@ from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.files.each_file import one_line
+from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import (
-    FileRows,
-    changed,
-    cut_evenly,
-)
+from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.index_file import forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local

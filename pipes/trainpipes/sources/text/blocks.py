@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.amount import amount
-from trainpipes.order import IntArray
-from trainpipes.runtime.source import Place, RowSource
+from trainpipes.runtime.source import Place
+from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.files.index_file import forget
-from trainpipes.sources.files.list_files import FileList, digests
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.text.block_index import index_of
 from trainpipes.sources.text.block_reader import BlockReader
 from trainpipes.sources.text.block_scan import PIECE_BYTES
@@ -47,7 +47,7 @@ class Passed:
             self.bytes += count
 
 
-class BlockSource(RowSource):
+class BlockSource(FileBlocks):
     """Rows of files of text. Can be pickled; holds 80 bytes a piece of 4 MB, and a few hundred a file.
 
     Args:
@@ -100,13 +100,14 @@ class BlockSource(RowSource):
                     raise
             else:
                 break
+        self.sizes = self.index.sizes
         pieces, firsts = self.index, self.index.piece_of_block
         rows = np.append(0, np.cumsum(pieces.rows))
         self.lengths = np.diff(rows[firsts])
         sizes = np.append(0, np.cumsum(pieces.stops - pieces.begins))
         self.block_bytes = np.diff(sizes[firsts]).astype(np.float64)
         found = np.searchsorted(pieces.first_piece, firsts[:-1], side="right") - 1
-        self.file_of_block: IntArray = found.astype(np.int64)
+        self.file_of_block = found.astype(np.int64)
         self.passed = Passed()
 
     def reader(self) -> BlockReader:
@@ -132,17 +133,12 @@ class BlockSource(RowSource):
 
     def fingerprint(self) -> dict[str, Any]:
         lines = []
-        sizes = self.index.sizes.tolist()
+        sizes = self.sizes.tolist()
         firsts = np.searchsorted(self.file_of_block, np.arange(len(sizes) + 1))
-        for file, (name, size) in enumerate(zip(self._relative_names, sizes, strict=True)):
+        for file, (name, size) in enumerate(zip(self.relative_names, sizes, strict=True)):
             rows = self.lengths[firsts[file] : firsts[file + 1]].tolist()
             lines.append(f"{name}\0{size}\0{rows}")
-        return {
-            "files": len(lines),
-            "rows": int(self.lengths.sum()),
-            "bytes": sum(sizes),
-            "digests": digests(lines),
-        }
+        return self.fingerprint_of(lines)
 
     def block_key(self, block: int) -> Any:
         """The file by its name below the common root, its size and, where it is known, its time of change or
@@ -150,7 +146,7 @@ class BlockSource(RowSource):
         index, file = self.index, int(self.file_of_block[block])
         first, last = index.piece_of_block[block : block + 2].tolist()
         key = [
-            self._relative_names[file],
+            self.relative_names[file],
             int(index.sizes[file]),
             self.files.stamps[file],
             [int(index.begins[first]), int(index.stops[last - 1]), int(self.lengths[block])],
@@ -160,26 +156,11 @@ class BlockSource(RowSource):
         return [*key, "replace"] if self.replace else key
 
     @cached_property
-    def _relative_names(self) -> list[str]:
-        return self.files.relative_names()
-
-    @cached_property
     def _schema_key(self) -> str:
         return hashlib.sha256(str(self.schema).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def describe(self) -> list[tuple[str, str]]:
-        rows, index = self.lengths, self.index
-        lines = [("files", f"{len(self.files):,}, {amount(index.sizes.sum())}")]
-        blocks = f"{len(rows):,}"
-        if len(rows):
-            least, middle, most = rows.min(), int(np.median(rows)), rows.max()
-            blocks += f" of {least:,} / {middle:,} / {most:,} rows (least / median / most)"
-        lines.append(("blocks", blocks))
-        lines.append(("rows", f"{rows.sum():,}"))
-        if self.row_bytes is not None:
-            whole = amount(self.row_bytes * float(rows.sum()))
-            lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
-        return [*lines, *self._compressed_lines()]
+        return [*super().describe(), *self._compressed_lines()]
 
     def _compressed_lines(self) -> list[tuple[str, str]]:
         index = self.index
