@@ -39,14 +39,15 @@ FLOORS = {
     "tokenizers": 2,
     "stages": 2,
     "sources": 2,
+    "writers": 2,
     "stage_node": 3,
     "nodes": 3,
+    "stage_methods": 2,
     "pipeline": 3,
     "start": 4,
     "explain": 4,
     "map_dataset": 4,
     "memmap": 4,
-    "writers": 4,
     "loader": 4,
     "recipes": 4,
     "shuffle_quality": 5,
@@ -81,7 +82,7 @@ ROOMS = {
 #: Imported where it is used, so as not to go up: a pipeline offers what is built upon it, and a
 #: source of nodes refuses our own.
 LATE = {
-    *(("pipeline", above) for above in ("explain", "map_dataset", "memmap", "writers")),
+    *(("pipeline", above) for above in ("explain", "map_dataset", "memmap")),
     ("sources", "stage_node"),
 }
 

@@ -7,21 +7,24 @@ them has the same bytes. Used by one thread.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.finishing import say_where
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
 
 __all__ = ["AsColumns", "EpochRows", "decoded"]
 
@@ -80,7 +83,7 @@ class EpochRows:
             )
         self.asker = asker
         rows = [stage for stage in pipeline.stages if stage.role not in ("shard", "place")]
-        self.plan = Pipeline([*rows, AsColumns(asker)], (0, 1))._session.plan
+        self.plan = Plan.of([*rows, AsColumns(asker)])
         self._pool: Pool | None = None
         self._runs: ShardRuns | None = None
         self._placed: PlacedRun | None = None

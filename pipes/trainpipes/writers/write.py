@@ -7,18 +7,20 @@ import os
 from collections.abc import Callable, Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.options import either
 from trainpipes.runtime.progress import Progress
 from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.output_folder import Opened, OutputFile, OutputFolder, Written
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
 
 __all__ = ["Format", "GroupWriter", "check_codec", "write"]
 

@@ -46,10 +46,10 @@ class FileBlocks(RowSource):
     blocks_called = "blocks"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "relative_names"}
+        return {name: value for name, value in vars(self).items() if name != "_relative_names"}
 
     @cached_property
-    def relative_names(self) -> list[str]:
+    def _relative_names(self) -> list[str]:
         """Names of the files below the folder that holds them all."""
         return self.files.relative_names()
 
@@ -104,11 +104,11 @@ class FileRows(FileBlocks):
         return Place(self.files.names[file], row=int(self.begins[block]) + row)
 
     def fingerprint(self) -> dict[str, Any]:
-        each = zip(self.relative_names, self.sizes.tolist(), self._file_rows, strict=True)
+        each = zip(self._relative_names, self.sizes.tolist(), self._file_rows, strict=True)
         return self.fingerprint_of([f"{name}\0{size}\0{rows}" for name, size, rows in each])
 
     def block_key(self, block: int) -> Any:
         """The file by its name below the common root, size, and time of change or etag; and the rows."""
         file, first = int(self.file_of_block[block]), int(self.begins[block])
-        name, stamp = self.relative_names[file], self.files.stamps[file]
+        name, stamp = self._relative_names[file], self.files.stamps[file]
         return [name, int(self.sizes[file]), stamp, first, int(self.lengths[block])]

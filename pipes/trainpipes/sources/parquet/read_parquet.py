@@ -208,7 +208,7 @@ class ParquetSource(FileBlocks):
         return Place(self.files.names[file], block - first, before + row)
 
     def fingerprint(self) -> dict[str, Any]:
-        names, sizes = self.relative_names, self.sizes.tolist()
+        names, sizes = self._relative_names, self.sizes.tolist()
         lines = []
         for file, (name, size) in enumerate(zip(names, sizes, strict=True)):
             groups = self.index.groups(file)
@@ -227,7 +227,7 @@ class ParquetSource(FileBlocks):
         of change or etag; and the number of the row group in it."""
         index, file = self.index, int(self.file_of_block[block])
         key = [
-            self.relative_names[file],
+            self._relative_names[file],
             int(index.sizes[file]),
             [int(index.footers[file]), int(index.checksums[file])],
             self.files.stamps[file],

@@ -135,7 +135,7 @@ class BlockSource(FileBlocks):
         lines = []
         sizes = self.sizes.tolist()
         firsts = np.searchsorted(self.file_of_block, np.arange(len(sizes) + 1))
-        for file, (name, size) in enumerate(zip(self.relative_names, sizes, strict=True)):
+        for file, (name, size) in enumerate(zip(self._relative_names, sizes, strict=True)):
             rows = self.lengths[firsts[file] : firsts[file + 1]].tolist()
             lines.append(f"{name}\0{size}\0{rows}")
         return self.fingerprint_of(lines)
@@ -146,7 +146,7 @@ class BlockSource(FileBlocks):
         index, file = self.index, int(self.file_of_block[block])
         first, last = index.piece_of_block[block : block + 2].tolist()
         key = [
-            self.relative_names[file],
+            self._relative_names[file],
             int(index.sizes[file]),
             self.files.stamps[file],
             [int(index.begins[first]), int(index.stops[last - 1]), int(self.lengths[block])],
