@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from trainpipes.checks import whole_number
-from trainpipes.writers.output_folder import OutputFile, Written
+from trainpipes.writers.output_file import OutputFile
+from trainpipes.writers.output_folder import Written
 from trainpipes.writers.write import Format, check_codec, write
 
 if TYPE_CHECKING:

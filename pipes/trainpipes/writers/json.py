@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from trainpipes.errors import DataError
 from trainpipes.writers.json_text import NoJson, lines_of
-from trainpipes.writers.output_folder import OutputFile, Written
+from trainpipes.writers.output_file import OutputFile
+from trainpipes.writers.output_folder import Written
 from trainpipes.writers.write import Format, check_codec, write
 
 if TYPE_CHECKING:

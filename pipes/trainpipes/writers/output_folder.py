@@ -19,8 +19,9 @@ from zlib import crc32
 
 from trainpipes.errors import ConfigError, DataChangedError, StateError, UnreadableError
 from trainpipes.identity import check_identity, first_difference, said
+from trainpipes.writers.output_file import OutputFile, writing
 
-__all__ = ["MANIFEST", "Opened", "OutputFile", "OutputFolder", "Written"]
+__all__ = ["MANIFEST", "Opened", "OutputFolder", "Written"]
 
 MANIFEST, UNFINISHED = "_manifest.json", "_unfinished.json"
 #: The number of the manifest's form.
@@ -78,54 +79,6 @@ class Opened:
     columns: dict[str, str] | None
 
 
-class OutputFile:
-    """A file that counts its bytes and adds them up; what is written to it may come from Arrow."""
-
-    def __init__(self, path: Path, asker: str) -> None:
-        self._path = path
-        self._asker = asker
-        self.size = self.check = 0
-        self.closed = False
-        with _writing(path, asker):
-            self._file = open(path, "wb")  # noqa: SIM115  (``close`` does)
-
-    def write(self, data: Any) -> int:
-        """Write bytes, or a buffer of them."""
-        with _writing(self._path, self._asker):
-            self._file.write(data)
-        self.check = crc32(data, self.check)
-        self.size += memoryview(data).nbytes
-        return memoryview(data).nbytes
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        with _writing(self._path, self._asker):
-            self._file.flush()
-
-    def sync(self) -> None:
-        """Have all of it on the disk."""
-        self.flush()
-        with _writing(self._path, self._asker):
-            os.fsync(self._file.fileno())
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Let it go. Arrow's writers may close it, too."""
-        self.closed = True
-        with suppress(OSError):
-            self._file.close()
-
-
 class OutputFolder:
     """A folder that one process writes to.
 
@@ -154,7 +107,7 @@ class OutputFolder:
         self._handle: int | None = None
 
     def __enter__(self) -> OutputFolder:
-        with _writing(self.path, self._asker):
+        with writing(self.path, self._asker):
             self.path.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(self.path, os.O_RDONLY)
         try:
@@ -217,12 +170,12 @@ class OutputFolder:
         """Remove what killed processes have left."""
         for name in os.listdir(self.path):
             if name.startswith(PART):
-                with suppress(FileNotFoundError), _writing(self.path / name, self._asker):
+                with suppress(FileNotFoundError), writing(self.path / name, self._asker):
                     os.unlink(self.path / name)
 
     def _remove(self, state: dict[str, Any]) -> None:
         """Remove all that was written: the manifest first, which says that the files are there."""
-        with _writing(self.path, self._asker):
+        with writing(self.path, self._asker):
             with suppress(FileNotFoundError):
                 os.replace(self.path / MANIFEST, self.path / UNFINISHED)
             self._sync()
@@ -265,7 +218,7 @@ class OutputFolder:
             yield file
             file.sync()
             file.close()
-            with _writing(self.path / name, self._asker):
+            with writing(self.path / name, self._asker):
                 os.replace(part, self.path / name)
                 self._sync()
         except BaseException:
@@ -285,7 +238,7 @@ class OutputFolder:
         return Written(str(self.path), tuple(str(self.path / e["file"]) for e in files), rows)
 
     def _remove_unfinished(self) -> None:
-        with _writing(self.path, self._asker):
+        with writing(self.path, self._asker):
             (self.path / UNFINISHED).unlink(missing_ok=True)
             self._sync()
 
@@ -337,15 +290,3 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise _changed(path, str(error.strerror or error)) from error
-
-
-@contextmanager
-def _writing(path: Path, asker: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"{asker}(): {path} cannot be written ({error.strerror or error}): make room there, or write to "
-            "another folder",
-            path=str(path),
-        ) from error

@@ -17,7 +17,8 @@ from trainpipes.runtime.options import either
 from trainpipes.runtime.progress import Progress
 from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
-from trainpipes.writers.output_folder import Opened, OutputFile, OutputFolder, Written
+from trainpipes.writers.output_file import OutputFile
+from trainpipes.writers.output_folder import Opened, OutputFolder, Written
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
