@@ -69,7 +69,7 @@ def writing(path: Path, asker: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"{asker}(): {path} cannot be written ({error.strerror or error}): make room there, or write to "
-            "another folder",
+            f"{asker}(): {path} cannot be written: {error.strerror or error}; free space there or allow "
+            "writing, or give another folder",
             path=str(path),
         ) from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from trainpipes.checks import flag, local_path
 from trainpipes.errors import ConfigError, DataChangedError, StateError, UnreadableError
 from trainpipes.identity import check_identity, first_difference, said
 from trainpipes.writers.output_file import OutputFile, writing
@@ -95,12 +96,8 @@ class OutputFolder:
     def __init__(
         self, path: str | os.PathLike[str], asker: str, about: dict[str, Any], overwrite: bool
     ) -> None:
-        if "://" in os.fspath(path):
-            raise ConfigError(
-                f"{asker}(folder) is a folder of this machine, got {os.fspath(path)!r}: "
-                "write to a local one, and copy it"
-            )
-        self.path = Path(path).expanduser().absolute()
+        flag(overwrite, f"{asker}(overwrite)")
+        self.path = Path(local_path(path, f"{asker}(folder)")).expanduser().absolute()
         self._asker = asker
         self._about = about
         self._overwrite = overwrite
@@ -136,8 +133,8 @@ class OutputFolder:
         if found is None:
             if any(not name.startswith(PART) for name in os.listdir(self.path)):
                 raise ConfigError(
-                    f"{self._asker}(): {self.path} holds files that nothing here has written: give a folder "
-                    "that is empty or not there",
+                    f"{self._asker}(): {self.path} holds files that no writer has written: give a folder "
+                    "that is empty, or not there yet",
                     path=str(self.path),
                 )
             return self._started()

@@ -106,12 +106,13 @@ class _Lengths:
         self, count: int | None, files: int | None, rows_per_file: int | None, asker: str
     ) -> None:
         if files is not None:
-            whole_number(files, 1, f"{asker}(files)", "files")
+            whole_number(files, 1, f"{asker}(files)", "how many to write")
         if rows_per_file is not None:
             whole_number(rows_per_file, 1, f"{asker}(rows_per_file)", "rows in each file")
         if files is not None and rows_per_file is not None:
             raise ConfigError(
-                f"{asker}() takes files or rows_per_file, got {files} and {rows_per_file}"
+                f"{asker}() takes files or rows_per_file, got files={files} and "
+                f"rows_per_file={rows_per_file}: give one of the two"
             )
         if files is not None and count is None:
             raise ConfigError(
@@ -119,7 +120,10 @@ class _Lengths:
                 "all are read: give rows_per_file=... instead"
             )
         if files is not None and count is not None and files > count:
-            raise ConfigError(f"{asker}(files={files}) is more than there are rows: {count:,}")
+            raise ConfigError(
+                f"{asker}(files={files}): each file has a row at least, and there are {count:,} rows: give "
+                "fewer files"
+            )
         self._count, self._files, self._rows = count or 0, files, rows_per_file
 
     def of(self, number: int) -> int | None:
@@ -174,5 +178,7 @@ def _write(
             files.append({"file": name, "rows": count, "bytes": file.size, "crc32": check})
             out.save(Opened(None, files, rows.cursor, rows.plan.notes, columns))
     if columns is None:
-        raise ConfigError(f"{form.asker}(): the pipeline has no rows")
+        raise ConfigError(
+            f"{form.asker}(): the pipeline has no rows, and nothing was written: check what filters it"
+        )
     return out.finish(files, columns)

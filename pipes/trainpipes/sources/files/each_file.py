@@ -16,6 +16,7 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.naming import reader_of
 from trainpipes.runtime.progress import Progress
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests, Stopped
@@ -34,6 +35,8 @@ T = TypeVar("T")
 
 #: Threads, at most; they wait for disks and servers.
 MAX_THREADS = 16
+#: What files are to be, where a file of another kind is told by its name.
+KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
 #: Unreadable files that a message names.
 NAMED = 100
 
@@ -151,7 +154,13 @@ def failed(files: FileList, failures: dict[int, Exception], asker: str, what: st
         if isinstance(failure, UnreachableError):
             failure.stage = asker
             return failure
-    lines = [f"  {files.names[n]}: {reason(failures[n])}" for n in sorted(failures)]
+    lines = []
+    for n in sorted(failures):
+        said, reader = reason(failures[n]), reader_of(files.names[n])
+        other = reader and what in KINDS and reader not in said and not asker.startswith(reader)
+        lines.append(
+            f"  {files.names[n]}: {said}{f'; {reader}() is for such files' if other else ''}"
+        )
     if len(lines) > NAMED:
         lines[NAMED:] = [f"  … and {len(lines) - NAMED:,} more"]
     gone = all(isinstance(error, FileNotFoundError) for error in failures.values())

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.checks import several
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.order import IntArray
 from trainpipes.runtime.kinds import Source
@@ -157,12 +158,14 @@ class ListFiles(Source):
         if self.storage_options is not None:
             option = "list_files(storage_options)"
             self._set(storage_options=checked_options(self.storage_options, option))
-        if self.suffix is not None and not isinstance(self.suffix, str):
-            self._set(suffix=list(self.suffix))
-        if not self._ends() or not all(isinstance(end, str) for end in self._ends()):
+        ends = self._ends()
+        if not several(ends) or not ends or not all(isinstance(end, str) for end in ends):
             raise ConfigError(
-                f"list_files(suffix) is an end of names such as '.parquet', got {shown(self.suffix)}"
+                f"list_files(suffix) is an end of names such as '.parquet', or several in a list, got "
+                f"{shown(self.suffix)}"
             )
+        if self.suffix is not None and not isinstance(self.suffix, str):
+            self._set(suffix=list(ends))
 
     def _ends(self, suffixes: Sequence[str] = SUFFIXES) -> Sequence[str]:
         """What names of files in folders end with; ``suffixes`` if the user does not say."""

@@ -105,7 +105,7 @@ class ReadNumpy(FileReader):
         if size < 0:
             size = requests.call(files.system(file), "size", files.paths[file])
         with opened_file(files, file, size, requests) as opened:
-            return read_arrays(opened, size, self.column, self.columns), size
+            return read_arrays(opened, size, self.column, self.columns, str(self)), size
 
 
 class NumpyFiles(FileRows, RandomAccessSource):
@@ -194,7 +194,7 @@ def _check_alike(
     """Raise unless all files have the same arrays, of the same types and rows of the same shape."""
     first = arrays[0]
     for path, found in zip(files.names, arrays, strict=True):
-        need_columns(list(found), list(first) if columns is None else columns, asker, path)
+        need_columns(list(found), list(first), asker, path)
         more = [name for name in found if name not in first]
         if more and columns is None:
             raise SchemaError(

@@ -34,6 +34,8 @@ from trainpipes.sources.remote.retry import Requests
 
 __all__ = ["OwnFiles", "ReadFiles"]
 
+#: What messages call the files.
+OWN = "files in your own format"
 #: More rows than a file has.
 MOST_ROWS = 1 << 48
 
@@ -137,9 +139,7 @@ def _counted(
             return _count_one(files, file, stage, requests)
 
         job = f"counting rows by {show(stage.count or stage.fn)}"
-        found = each_file(
-            files, look, str(stage), "files of your own", wanted=missing, job=job, most=1
-        )
+        found = each_file(files, look, str(stage), OWN, wanted=missing, job=job, most=1)
         values: dict[str, Any] = {
             "path": [files.names[n] for n in found],
             "stamp": [files.stamps[n] for n in found],

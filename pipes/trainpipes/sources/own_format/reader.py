@@ -115,7 +115,7 @@ class OwnReader:
     def _at_end(self) -> None:
         """Raise if there are more rows than were counted."""
         if self._rest is not None and len(self._rest):
-            raise _OtherRows("more")
+            raise _OtherRows("more rows")
 
     def _fitted(self, table: pa.Table, block: int) -> pa.Table:
         schema = self._source.schema
@@ -125,7 +125,8 @@ class OwnReader:
         if sorted(table.column_names) != sorted(schema.names):
             raise SchemaError(
                 f"{place}: {show(self._source.stage.fn)} gives the columns {table.column_names} here, and "
-                f"{schema.names} at first: give all tables the same ones",
+                f"{'schema=' if self._source.stage.schema is not None else 'the first table'} has "
+                f"{schema.names}: give all tables the same ones",
                 **vars(place),
             )
         try:
@@ -133,7 +134,7 @@ class OwnReader:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise SchemaError(
                 f"{place}: a table's types do not fit {schema.to_string(show_field_metadata=False)!r}: "
-                f"{one_line(error)}; give schema=, or cast them in {show(self._source.stage.fn)}",
+                f"{one_line(error)}; give another schema=, or cast them in {show(self._source.stage.fn)}",
                 **vars(place),
             ) from error
 
@@ -150,7 +151,7 @@ class OwnReader:
             forget(source.kept_in)
             counted = int(source.lengths[block])
             return DataError(
-                f"{place}: {fn} gives {str(error) or 'no rows'} where {counted:,} were counted: have it and "
+                f"{place}: {fn} gives {str(error) or 'no rows'}, and {counted:,} were counted: let fn and "
                 "count agree; if the functions have changed, give another version=",
                 **vars(place),
             )

@@ -111,7 +111,7 @@ class ReadWebdataset(FileReader):
             raise ConfigError(
                 f'read_webdataset(text) takes extensions such as ["txt"], got {shown(self.text)}'
             )
-        self._set(text=list(text))
+        self._set(text=tuple(text))
 
     def open_files(self, files: Sequence[Stage]) -> TarFiles:
         """The samples of the files that the stages below list and let through."""

@@ -85,7 +85,10 @@ def scan(
         if len(head) < HEAD_BYTES and not whole:
             continue
         if head[:2] in UTF16:
-            raise BadFileError("its text is UTF-16: write it as UTF-8")
+            kind = "UTF-32" if head[2:4] == b"\0\0" else "UTF-16"
+            raise BadFileError(
+                f"its text is {kind}: write it as UTF-8, as by iconv -f {kind.lower()} -t utf-8"
+            )
         start = form.start(head, whole, path)
         if start is None and (whole or len(head) > MOST_HEAD_BYTES):
             raise BadFileError(

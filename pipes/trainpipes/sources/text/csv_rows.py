@@ -190,7 +190,10 @@ class Csv(TextFormat):
             quotechar=self.quote,
             quoting=quoting,
         )
-        names = tuple(next(cells))
+        try:
+            names = tuple(next(cells))
+        except csv.Error as error:
+            raise BadFileError(f"its first line does not name columns: {error}") from error
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BadFileError(

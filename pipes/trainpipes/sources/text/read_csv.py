@@ -85,8 +85,11 @@ class ReadCsv(TextReader):
                 raise ConfigError(
                     f"read_csv({name}) is one ASCII character that ends no line, or None, got {shown(value)}"
                 )
-        if self.quote is not None and self.quote == self.delimiter:
-            raise ConfigError(f"read_csv(delimiter, quote) are two characters, got {self.quote!r}")
+        if self.quote is not None and self.quote in (self.delimiter or ",\t"):
+            raise ConfigError(
+                "read_csv(delimiter, quote) are two different characters, got "
+                f"{shown(self.delimiter)} and {self.quote!r}"
+            )
         nulls = self.null_values
         if not several(nulls) or not all(isinstance(one, str) for one in nulls):
             raise ConfigError(f"read_csv(null_values) is a list of texts, got {shown(nulls)}")

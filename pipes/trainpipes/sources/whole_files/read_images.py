@@ -16,7 +16,13 @@ import pyarrow as pa
 import pyarrow.csv
 
 from trainpipes.arrays import python_to_arrow, to_arrow
-from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
+from trainpipes.errors import (
+    ConfigError,
+    MissingFilesError,
+    SchemaError,
+    UnreachableError,
+    UnreadableError,
+)
 from trainpipes.naming import nearest
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files.each_file import one_line
@@ -178,7 +184,11 @@ def _read_csv(path: str, options: Mapping[str, Any], seconds: float) -> pa.Table
             f'read_images(labels): {path} is not there: give the path of a CSV, or "folder"',
             path=path,
         ) from error
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, UnreachableError):
+            raise
         raise UnreadableError(
-            f"read_images(labels): {path} cannot be read as CSV: {one_line(error)}", path=path
+            f"read_images(labels): {path} cannot be read as CSV: {one_line(error)}; give the path of a "
+            "CSV with a line for each image",
+            path=path,
         ) from error
