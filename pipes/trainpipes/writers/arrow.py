@@ -41,7 +41,7 @@ def write_arrow(
         rows_per_file: rows in each file; or
         files: how many files; see ``write_parquet``.
         compression: "zstd", "lz4" or None, with which files can be mapped into memory.
-        overwrite: whether what was written there before is removed.
+        overwrite: whether to remove what was written there before.
 
     Raises:
         ConfigError, SchemaError: as ``write_parquet``.

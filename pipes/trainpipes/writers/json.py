@@ -44,7 +44,7 @@ def write_json(
         rows_per_file: rows in each file; or
         files: how many files; see ``write_parquet``.
         compression: "gzip", "zstd" or None.
-        overwrite: whether what was written there before is removed.
+        overwrite: whether to remove what was written there before.
 
     Raises:
         ConfigError, SchemaError: as ``write_parquet``.
@@ -80,4 +80,4 @@ class _Lines:
         self._file.write(lines if self._codec is None else self._codec.compress(lines))
 
     def close(self) -> None:
-        """Nothing comes after the last line."""
+        """Nothing to do: nothing follows the last line."""

@@ -1,4 +1,4 @@
-"""A file that is written: its size and checksum are known at once, and an error names it."""
+"""A file that is being written: it knows its size and checksum, and errors name it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["OutputFile", "writing"]
 
 
 class OutputFile:
-    """A file that counts its bytes and adds them up; what is written to it may come from Arrow."""
+    """A file that counts its bytes and keeps their CRC-32. Arrow's writers can write to it."""
 
     def __init__(self, path: Path, asker: str) -> None:
         self._path = path
@@ -41,7 +41,7 @@ class OutputFile:
             self._file.flush()
 
     def sync(self) -> None:
-        """Have all of it on the disk."""
+        """Flush all of it to the disk."""
         self.flush()
         with writing(self._path, self._asker):
             os.fsync(self._file.fileno())
@@ -56,7 +56,7 @@ class OutputFile:
         return False
 
     def close(self) -> None:
-        """Let it go. Arrow's writers may close it, too."""
+        """Close it. Arrow's writers may have closed it already."""
         self.closed = True
         with suppress(OSError):
             self._file.close()

@@ -1,4 +1,4 @@
-"""A folder of files that are whole, and of a manifest that says what they hold.
+"""A folder of whole files, and of a manifest that says what they hold.
 
 A file is written under a hidden name, flushed to the disk and renamed. After each one, ``_unfinished.json``
 says which there are and where the rows go on; at the end ``_manifest.json`` takes its place. So a process
@@ -33,7 +33,7 @@ PART = ".part-of-"
 
 @dataclass(frozen=True)
 class Written:
-    """What a pipeline has been written to.
+    """The files that a pipeline was written to.
 
     Attributes:
         folder: where.
@@ -49,7 +49,7 @@ class Written:
         """Compare all files with the manifest's checksums: 1 to 3 GB/s.
 
         Raises:
-            DataChangedError: one is not what was written.
+            DataChangedError: one has changed since it was written.
         """
         for entry in _read(Path(self.folder) / MANIFEST)["files"]:
             path = Path(self.folder) / entry["file"]
@@ -63,7 +63,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Opened:
-    """How far a folder is.
+    """What of a folder has been written.
 
     Attributes:
         written: what is in it, if it is finished.
@@ -127,7 +127,7 @@ class OutputFolder:
             os.close(self._handle)
 
     def open(self) -> Opened:
-        """How far it is; a folder with nothing in it, or with what may be replaced, at the start."""
+        """What has been written so far; nothing if the folder is empty, or if its files may be replaced."""
         whole, unfinished = self.path / MANIFEST, self.path / UNFINISHED
         found = next((path for path in (whole, unfinished) if path.exists()), None)
         if found is None:
@@ -164,7 +164,7 @@ class OutputFolder:
         return Opened(None, [], None, {}, None)
 
     def _sweep(self) -> None:
-        """Remove what killed processes have left."""
+        """Remove the parts of files that killed processes left behind."""
         for name in os.listdir(self.path):
             if name.startswith(PART):
                 with suppress(FileNotFoundError), writing(self.path / name, self._asker):
@@ -225,11 +225,11 @@ class OutputFolder:
             raise
 
     def save(self, state: Opened) -> None:
-        """Say how far the folder is."""
+        """Record what has been written so far."""
         self._put(UNFINISHED, state)
 
     def finish(self, files: list[dict[str, Any]], columns: dict[str, str]) -> Written:
-        """Say that all is there."""
+        """Record that everything has been written."""
         rows = self._put(MANIFEST, Opened(None, files, None, {}, columns))
         self._remove_unfinished()
         return Written(str(self.path), tuple(str(self.path / e["file"]) for e in files), rows)

@@ -38,20 +38,20 @@ def write_parquet(
     """Write the rows of one epoch to Parquet files, in the order of this pipeline without its
     ``sharding_filter``: to prepare data once for many runs. See docs/prepare.md.
 
-    Memory stays at the pipeline's own and one row group. A file appears when it is whole. If the process
-    is killed, the same call goes on after the last whole file, and the files come out the same; once all
-    are there it does nothing.
+    Memory stays at that of the pipeline plus one row group. A file appears once it is whole. If the process
+    is killed, the same call continues after the last whole file, and the files come out the same; once all
+    are there, it does nothing.
 
     Args:
-        folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json", which appears
-            last, with counts, columns and checksums. Of this machine, new or empty.
+        folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json", which appears last,
+            with counts, columns and checksums. On this machine, and new or empty.
         rows_per_group: rows in each row group; if left out, 8 MiB of rows as they are in memory, and
             16,384 rows at most.
         rows_per_file: rows in each file; or
         files: how many files of about as many rows, where rows are counted. If both are left out, a file
             ends after 512 MiB of rows as they are in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
-        overwrite: whether what was written there before is removed, and all is written anew.
+        overwrite: whether to remove what was written there before, and write everything anew.
 
     Raises:
         ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, or those

@@ -1,4 +1,4 @@
-"""The rows of one epoch to the files of a folder: what all formats have in common."""
+"""Writes the rows of one epoch to files in a folder: what all formats share."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def write(
 
 
 def check_codec(compression: object, known: Collection[str], asker: str) -> None:
-    """Raise ConfigError unless a compression is one of some, or None."""
+    """Raise ConfigError unless a compression is a known one, or None."""
     if compression is not None and compression not in known:
         raise ConfigError(
             f"{asker}(compression) is {either([*known])}, or None, got {shown(compression)}"

@@ -52,9 +52,9 @@ class ReadArrow(FileReader):
 
     Local files are mapped into memory: rows cost no copy, and those that are not compressed can be chosen
     by number (``shuffle(scope="global")``, ``draw``). Do not write to a file while it is read; a new one may
-    take its name. A compressed record batch is decoded whole, and of a file on another machine it is fetched
-    whole, several at a time. Before the first row the header of every record batch is read, about 20 µs
-    each; of a file on a server one request for its footer and then all at once, of a stream one for each.
+    take its name. A compressed record batch is decoded whole, and a remote one is fetched whole, several at a
+    time. Before the first row the header of every record batch is read, about 20 µs each; of a remote file by
+    one request for its footer and one for all headers, of a remote stream by one for each.
 
     A folder of ``save_to_disk`` is read by its ``state.json``: the files that it names, in their order, and
     none of the caches that may lie beside them.
@@ -63,20 +63,19 @@ class ReadArrow(FileReader):
     widened where that loses nothing, dictionary columns come as their values.
 
     Args:
-        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all, which
-            every file must have then.
+        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all, and then all
+            files must have the same ones.
         split: which one of a saved ``DatasetDict``, such as "train".
-        block_rows: rows of a block, which a shuffle puts in another order as a whole; a record batch if left
-            out.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        block_rows: rows in a block (a shuffle permutes blocks first); if left out, a block is a record batch.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
-        ConfigError: an option is not what it must be, or a ``DatasetDict`` needs a ``split``.
+        ConfigError: an option is invalid, or a ``DatasetDict`` needs a ``split``.
         UnreadableError: names all files that are not Arrow, each with the reason; later, the place that
             cannot be decoded.
         SchemaError: a file lacks a column, or has it in a type that does not fit the first file's.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, pyarrow as pa, pyarrow.feather, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.feather"

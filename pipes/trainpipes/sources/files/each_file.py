@@ -1,4 +1,4 @@
-"""Something done with each file of a data set, several at a time, and what is said of those that fail.
+"""Calls a function for each file of a data set, in several threads, and names all files for which it fails.
 
 Called by the thread that opens a pipeline, before any row is read.
 """
@@ -57,7 +57,7 @@ def in_threads(
 
     Args:
         work: what is done.
-        count: for how many numbers.
+        count: how many numbers there are.
         progress: counts those done.
         requests: are stopped if it fails.
         most: threads at most.
@@ -102,14 +102,14 @@ def each_file(
         files: the files.
         look: is given a file's number, and what makes requests to servers.
         asker: the stage, for messages.
-        kind: what the files are to be, such as "Arrow".
+        kind: the format that the files should have, such as "Arrow".
         wanted: numbers of the files; None for all.
-        job: what is done, for those who wait.
+        job: what a progress bar says.
         most: threads at most.
         least: files that are worth another thread.
 
     Raises:
-        DataError: that which ``look`` raised for the first file for which it did.
+        DataError: the one that ``look`` raised, for the first of such files.
         UnreadableError: names all files in which it failed otherwise, each with the reason.
         UnreachableError: a server does not answer, or denies access; files beyond are not asked for.
     """

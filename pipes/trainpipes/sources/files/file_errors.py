@@ -1,4 +1,4 @@
-"""What is said of a file that cannot be read, alike for all formats."""
+"""The errors for files that are gone, changed, damaged or out of reach, in the same words for all formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["changed", "check_unchanged", "gone", "unreachable", "unreadable"]
 
 
 def check_unchanged(files: FileList, file: int, place: Place, handle: int | None = None) -> None:
-    """Raise unless a local file is what it was when it was listed, by its size and time of change.
+    """Raise if the size or the time of change of a local file is not that of when it was listed.
 
     Args:
         files: the files as they were listed.
@@ -28,7 +28,7 @@ def check_unchanged(files: FileList, file: int, place: Place, handle: int | None
 
     Raises:
         MissingFilesError: it is gone.
-        DataChangedError: it is another one.
+        DataChangedError: it has changed.
     """
     if not is_local(files.system(file)):
         return
@@ -53,7 +53,7 @@ def gone(place: Place) -> MissingFilesError:
 
 
 def changed(place: Place, how: str) -> DataChangedError:
-    """The error for a file that is another one than was listed."""
+    """The error for a file that has changed since it was listed."""
     return DataChangedError(
         f"{place}: the file has changed since the files were listed: {how}; bring the "
         "old one back, or make the pipeline anew",
@@ -62,7 +62,7 @@ def changed(place: Place, how: str) -> DataChangedError:
 
 
 def unreadable(place: Place, what: str) -> UnreadableError:
-    """The error for a file that is the one that was listed, and is damaged, or may not be read."""
+    """The error for a file that has not changed, and that is damaged or may not be read."""
     return UnreadableError(
         f"{place}: {what}; replace the file, or leave it out with .filter(lambda path: ...) after list_files",
         **vars(place),

@@ -1,4 +1,4 @@
-"""Rows of files in blocks: what is the same for every format that is read from files.
+"""Rows of files in blocks: what all formats share.
 
 A format's source is a ``FileRows`` with a reader of its own. Made once in each process, by the thread that
 plans.
@@ -31,7 +31,7 @@ def cut_evenly(rows: int, block_rows: int) -> IntArray:
 
 
 class FileBlocks(RowSource):
-    """Rows of files in blocks, none of which is of two files. A class below this one sets the attributes.
+    """Rows of files in blocks; no block spans two files. A class below this one sets the attributes.
 
     Attributes:
         files: the files.

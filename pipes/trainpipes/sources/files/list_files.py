@@ -106,8 +106,8 @@ class ListFiles(Source):
       ``.pq`` where nothing reads them), hidden ones and those in
       ``_``-prefixed files and folders (``_SUCCESS``, ``_metadata``, ``_delta_log``) left
       out. A Delta Lake or Iceberg table is more than its files: list what its own library says is live.
-    - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for what it matches,
-      whatever it is called; hidden names only where the pattern begins with ``.`` or ``_``. A folder that
+    - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for all that it matches,
+      whatever its ending; hidden names only where the pattern begins with ``.`` or ``_``. A folder that
       matches stands for what is in it.
     - A URL (``s3://``, ``gs://``, ``hf://``, ``memory://``, also chained ones) is any of these in
       that file system.
@@ -123,8 +123,8 @@ class ListFiles(Source):
             neither shown nor part of a state.
         retry_seconds: how long a request to a server that does not answer, breaks off, or says that it is
             busy (408, 429, 5xx) is tried again: to list, and to read. A request of several MB has a second
-            more for each 64 KiB. What will not pass, as denied access, ends at once; local files are never
-            tried again. Not part of a state.
+            more for each 64 KiB. What waiting does not cure, such as denied access, fails at once; local
+            files are never tried again. Not part of a state.
 
     Raises:
         ConfigError: not a path, an empty list, or a file named twice.

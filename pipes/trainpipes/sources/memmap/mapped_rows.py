@@ -128,7 +128,7 @@ class BareRows(MappedRows):
         return [str(self.columns[0]), self.columns[0].values, digest.hexdigest()[:16]]
 
     def verify(self) -> None:
-        """There is nothing to hold it against."""
+        """Nothing to compare with: there are no checksums."""
 
 
 def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:

@@ -46,28 +46,27 @@ class ReadNumpy(FileReader):
     """Reads the rows of arrays in ``.npy`` and ``.npz`` files: the first dimension is the rows.
 
     In: files, from ``list_files``; a folder stands for its ``.npy`` and ``.npz`` files. Out: dicts of
-    tensors, one for each array; those of an ``.npz`` file by their names there, fields of a structured
-    array by theirs, the array of another ``.npy`` file as ``column``. Cursor: which block, and how many
-    rows of it.
+    tensors, one for each array: by its name in an ``.npz`` file, by each field's name for a structured array,
+    as ``column`` for any other ``.npy`` file. Cursor: which block, and how many rows of it.
 
     Local files are mapped into memory and can be read by number (``shuffle(scope="global")``, ``draw``); so
     are arrays in an ``.npz`` file of ``np.savez``. Those of ``np.savez_compressed`` are decompressed whole,
-    each time that a reader comes to the file: fine for files of some 10 MB. Of files on another machine the
-    rows that are needed are fetched. Big-endian numbers come in this machine's order. Python objects are
-    never loaded, since that runs code.
+    each time that a reader comes to the file, which suits files of some 10 MB. Of remote files, the rows that
+    are needed are fetched. Big-endian numbers come in this machine's byte order. Python objects are never
+    loaded, since that runs code.
 
     Args:
-        columns: names of arrays or fields; None for all, which every file must have then.
+        columns: names of arrays or fields; None for all, and then all files must have the same ones.
         column: what the rows of a plain ``.npy`` file are called.
-        block_rows: rows of a block, which a shuffle puts in another order as a whole; up to 1 MiB if left
-            out.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        block_rows: rows in a block (a shuffle permutes blocks first); if left out, as many as make up to 1
+            MiB.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
         UnreadableError: names all files that cannot be read, each with the reason.
         SchemaError: a file has other arrays than the first, or of other types, shapes or lengths.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import numpy as np, pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "squares.npz"

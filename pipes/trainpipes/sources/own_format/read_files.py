@@ -57,12 +57,12 @@ class ReadFiles(FileReader):
     the rows of the tables, as Arrow. Cursor: which block, and how many rows of it: a resume reads a block
     from its start up to the row. Blocks, shards, shuffles and resumes are as those of ``read_parquet``.
 
-    ``fn`` is given the file, open for bytes, with ``file.name`` as its path or URL; it returns a
+    ``fn`` is given the file, open in binary mode, with ``file.name`` as its path or URL; it returns a
     ``pyarrow.Table``, or yields several, which need not all be in memory then. ``count`` is given the same
     and returns the number of rows. Where it returns a list of numbers, these are the rows of the file's
-    blocks, and ``fn`` is called as ``fn(file, block)`` for one of them: so that shards and resumes go
-    straight to theirs. Without ``count``, ``fn`` itself is called once for each file to count its rows; the
-    numbers are kept for later starts if ``index`` says so.
+    blocks, and ``fn`` is called as ``fn(file, block)`` for each of them, so that shards and resumes go
+    straight to their own. Without ``count``, ``fn`` itself is called once for each file to count its rows;
+    the numbers are kept for later starts if ``index`` says so.
 
     Args:
         fn: ``fn(file)`` or ``fn(file, block)``, to a table or an iterator of tables.
@@ -71,16 +71,16 @@ class ReadFiles(FileReader):
             give other rows.
         schema: of all tables; that of the first rows if left out. Types are cast to it where that loses
             nothing.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
-        index: where to keep the numbers of rows: a file that ends in ".arrow", or a folder; True: the
-            cache's folder (see ``trainpipes.cache``); None or False: not at all.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
+        index: where to keep the numbers of rows: a file that ends in ".arrow", or a folder. True: in the
+            cache folder (see ``trainpipes.cache``). False, or left out: nowhere.
 
     Raises:
         UnreadableError: names all files that could not be counted, each with the reason; later, the file
             and row where ``fn`` failed.
         SchemaError: a table has other columns than the first.
-        DataError: ``fn`` gives other than so many rows, or something else than tables.
+        DataError: ``fn`` gives more or fewer rows than were counted.
 
     >>> import json, pathlib, tempfile, pyarrow as pa, trainpipes as tp
     >>> folder = pathlib.Path(tempfile.mkdtemp())

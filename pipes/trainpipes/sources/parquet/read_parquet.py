@@ -47,37 +47,37 @@ class ReadParquet(FileReader):
     to file are widened where that loses nothing (int32 and int64, null and anything, string and
     large_string). Dictionary columns come as their values.
 
-    With ``filter``, files and row groups of which no row can pass, by the names of their folders and the
-    statistics in their footers, are not read; of the others each row is asked, as by ``.filter(...)``. As
-    there, how many rows an epoch has is not known beforehand. All footers are read at each start, then.
+    With ``filter``, files and row groups that cannot hold a matching row are not read, as the names of their
+    folders and the statistics in their footers tell; the rows of all others are filtered, as by
+    ``.filter(...)``. As with that stage, the number of rows in an epoch is not known in advance. All footers
+    are then read at each start.
 
     Args:
         columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``, and
             ``"a.list.element.b"`` for that of the structs in the list ``a``, as pyarrow has them. None for
-            all, which every file must have then.
-        filter: a ``pyarrow.compute`` expression over columns, also over such as ``columns`` leaves out; null
+            all, and then all files must have the same ones.
+        filter: a ``pyarrow.compute`` expression over columns, which need not be among ``columns``; null
             counts as False.
-        partitioning: "hive" makes columns of names of folders (``year=2024/lang=en/``), as Hive writes them:
-            int64 if all values are integers, else text; all files must have the same ones. If left out, there
-            are only those that ``columns`` or ``filter`` name and no file has.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
-        errors: what to do about text that is not UTF-8: "strict" raises where it is first decoded,
-            "replace" has U+FFFD in its place, as in Python (Arrow then looks at all text: 1 to 30 µs a MB of
-            ASCII, 1 to 2 ms of other text).
-        index: where to keep what the footers say, so that the next start reads only those of files with
-            another size, time of change or etag: a file that ends in ".arrow", or a folder. By default in
-            the cache's folder (see ``trainpipes.cache``), for remote files and for 64 local ones or more;
-            True: there in any case; False: not at all.
+        partitioning: "hive" makes columns of the names of folders (``year=2024/lang=en/``), as Hive writes
+            them: int64 if all values are integers, else text; all files must have the same ones. If left out,
+            only those that ``columns`` or ``filter`` name, and that no file has as its own column.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
+        errors: "strict" raises where text that is not UTF-8 is first decoded; "replace" puts U+FFFD in its
+            place, as Python does (all text is then checked: 1 to 30 µs a MB of ASCII, 1 to 2 ms a MB of other
+            text).
+        index: where to keep what the footers say, so that the next start reads only the footers of files
+            whose size, time of change or etag is another: a file that ends in ".arrow", or a folder. True: in
+            the cache folder (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if
+            the files are remote, or 64 or more.
 
     Raises:
-        ConfigError: ``columns`` is empty or names one twice; ``filter`` is no expression; ``errors`` or
-            ``partitioning`` is something else.
+        ConfigError: an option is invalid.
         UnreadableError: names all files that are not Parquet, each with the reason; later, the
             place that cannot be decoded.
         SchemaError: a file lacks a column, or has it in a type that does not fit the first file's; the
             filter does not fit the columns; folders' names do not make the same columns for all files.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, pyarrow as pa, pyarrow.parquet as pq, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.parquet"
@@ -132,12 +132,13 @@ class ParquetSource(FileBlocks):
         asker: the stage, for messages.
         index: where footers are kept; see ``IndexFile.of``.
         replace: put U+FFFD in place of text that is not UTF-8.
-        filter: what rows are asked for above; row groups of which none can pass are not read.
+        filter: the condition that a stage above applies; row groups that cannot hold a matching row are not
+            read.
         hive: whether all names of folders make columns.
 
     Attributes:
-        files: the files, without those of which no row can pass by their folders' names.
-        columns: names of columns, with those of the filter, or None.
+        files: the files, without those that cannot hold a matching row by the names of their folders.
+        columns: names of columns, also those that only the filter needs; None for all.
         folders: columns that names of folders make.
         replace: whether text that is not UTF-8 is replaced.
         index: what the footers say.

@@ -61,26 +61,26 @@ class ReadWebdataset(FileReader):
     it. ``explain()`` says how much that was. Local archives that are not compressed are mapped into memory,
     and their samples can be chosen by number (``shuffle(scope="global")``, ``draw``).
 
-    Members without an extension, hidden ones, folders and links are passed over.
+    Members without an extension, hidden ones, folders and links are skipped.
 
     Args:
         columns: extensions, and ``"__key__"``; None for all, those of the first sample.
-        missing: of a sample without a member: "error", or "null" for a null in its place; with "null", all
-            extensions of all archives are columns unless ``columns`` says.
+        missing: what to do about a sample that lacks a member: "error" raises; "null" puts a null in its
+            place, and makes columns of all extensions in all archives unless ``columns`` names some.
         text: extensions that are text, in UTF-8, and come as such, ``["txt"]`` for one.
-        block_rows: samples of a block, which a shuffle puts in another order as a whole; about 4 MB of them
-            if left out.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
-        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. By default in
-            the cache's folder (see ``trainpipes.cache``), for remote files, for 64 local ones or more, and
-            for 64 MB or more; True: there in any case; False: not at all.
+        block_rows: samples in a block (a shuffle permutes blocks first); if left out, as many as make about 4
+            MB.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
+        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. True: in the
+            cache folder (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if the
+            files are remote, 64 or more, or 64 MB or more in all.
 
     Raises:
         UnreadableError: names all files that are no archives, each with the reason: among these, names of
             members that lead out of the archive.
         SchemaError: a sample lacks a member that others have; names it.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import io, pathlib, tarfile, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "digits.tar"

@@ -33,7 +33,7 @@ LARGE = 4
 
 
 class Passed:
-    """Counts the bytes that the readers of a process have decompressed only to come to others behind them."""
+    """Counts the bytes that the readers of a process decompressed only to reach later ones."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -70,7 +70,7 @@ class BlockSource(FileBlocks):
         replace: whether text that is not UTF-8 is replaced.
         lengths: rows in each block, int64 ``[blocks]``.
         file_of_block: the file that each block is in, int64 ``[blocks]``.
-        passed: what this process's readers have decompressed only to come to what is behind it.
+        passed: counts what this process's readers decompressed only to reach later bytes.
     """
 
     def __init__(

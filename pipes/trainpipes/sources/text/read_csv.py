@@ -19,44 +19,43 @@ __all__ = ["ReadCsv"]
 
 
 class ReadCsv(TextReader):
-    r"""Reads CSV files, also with tabs or other delimiters.
+    r"""Reads CSV and TSV files, and those with other delimiters.
 
     In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which block, and how
     many rows of it.
 
-    Files are cut into blocks of about 4 MB by an index, which is made by reading them once and kept. They may
-    be compressed: .gz, .zst, .bz2, .xz, told by what they begin with. See docs/formats.md.
+    Files are cut into blocks of about 4 MB, which an index lists: it is made by reading the files once, and
+    kept. Files may be compressed (.gz, .zst, .bz2, .xz); their first bytes tell. See docs/formats.md.
 
     Each file's first line names its columns. A cell in quotes may hold delimiters, line ends, and quotes,
-    which are written twice. A cell with nothing in it is null, and ``""`` in quotes is the empty text. Lines
-    without anything are passed over.
+    which are written twice. An empty cell is null, and ``""`` is the empty text. Empty lines are skipped.
 
-    Types are those that the first block of 16 files at most has (integers, floats, booleans, dates, times,
-    text), and held to: a row that does not fit is an error that names the file and the line.
+    Types (integers, floats, booleans, dates, times, text) are inferred from the first block of up to 16
+    files, and fixed from then on: a row that does not fit is an error that names the file and the line.
 
     Args:
-        columns: names of columns; None for all, which every file must have then.
+        columns: names of columns; None for all, and then all files must have the same ones.
         delimiter: one character; if left out, a tab in files that end in .tsv and .tab, a comma in others.
-        quote: what cells are quoted by, one character; None for nothing.
-        column_names: names of the columns, of files whose first line is a row already.
-        null_values: cells that are null where they are not quoted, such as ``["", "NA"]``.
-        schema: columns and their types, in place of what is found; other columns are left out.
-        infer: "first" looks for types in the first blocks, "all" in all rows, once: it makes types wider
-            where they differ, in the end to text.
-        block_rows: rows in a block, of each file; by bytes if left out.
-        errors: what to do about text that is not UTF-8: "strict" raises, and names the line and the byte;
-            "replace" has U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", or a folder. By default in the cache's
-            folder (see ``trainpipes.cache``), for remote files, for 64 local ones or more, and for 4 MiB or
-            more; True: there in any case; False: not at all.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        quote: the quote character; None if cells are not quoted.
+        column_names: names of the columns, for files whose first line is a row.
+        null_values: cells that are null if they are not quoted, such as ``["", "NA"]``.
+        schema: columns and types to read, instead of inferring them; other columns are left out.
+        infer: "first" infers types from the first blocks; "all" from all rows, read once, and widens types
+            that differ, to text if nothing else holds both.
+        block_rows: rows in a block; if left out, as many as make about 4 MB.
+        errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
+            U+FFFD in its place.
+        index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
+            (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if the files are
+            remote, 64 or more, or 4 MiB or more in all.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
-        ConfigError: an option is something else, or ``schema`` has a type that CSV is not read as.
-        UnreadableError: a line is broken or not UTF-8, and is named; a file is cut off.
+        ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from CSV.
+        UnreadableError: a line is broken or not UTF-8 (names it), or a file is cut off.
         SchemaError: a file lacks a column; later, a row does not fit the schema.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"

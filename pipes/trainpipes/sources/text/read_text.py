@@ -20,26 +20,26 @@ class ReadText(TextReader):
     In: files, from ``list_files``. Out: rows with one column of text, as Arrow. Cursor: which block, and how
     many rows of it.
 
-    Files are cut into blocks of about 4 MB by an index, which is made by reading them once and kept. They may
-    be compressed: .gz, .zst, .bz2, .xz, told by what they begin with. See docs/formats.md.
+    Files are cut into blocks of about 4 MB, which an index lists: it is made by reading the files once, and
+    kept. Files may be compressed (.gz, .zst, .bz2, .xz); their first bytes tell. See docs/formats.md.
 
     Args:
         unit: "line": every line, empty ones too, without its end (``\n`` or ``\r\n``). "paragraph": lines
-            between blank ones, joined by ``\n``. "document": the whole file as it is, of 1 GiB at most.
+            between blank ones, joined by ``\n``. "document": the whole file as it is, up to 1 GiB.
         column: the name of the column.
-        block_rows: rows in a block, of each file; by bytes if left out.
-        errors: what to do about text that is not UTF-8: "strict" raises, and names the line and the byte;
-            "replace" has U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", or a folder. By default in the cache's
-            folder (see ``trainpipes.cache``), for remote files, for 64 local ones or more, and for 4 MiB or
-            more; True: there in any case; False: not at all.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        block_rows: rows in a block; if left out, as many as make about 4 MB.
+        errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
+            U+FFFD in its place.
+        index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
+            (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if the files are
+            remote, 64 or more, or 4 MiB or more in all.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
-        ConfigError: an option is something else.
+        ConfigError: an option is invalid.
         UnreadableError: a file cannot be decompressed, or is not UTF-8.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "notes.txt"

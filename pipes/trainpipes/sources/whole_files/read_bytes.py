@@ -25,12 +25,12 @@ class ReadBytes(FileReader):
     request each (16 at a time): put them in tar archives, for ``read_webdataset``.
 
     Args:
-        block_rows: files of a block, which a shuffle puts in another order as a whole.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        block_rows: files in a block (a shuffle permutes blocks first).
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> folder = pathlib.Path(tempfile.mkdtemp())

@@ -47,22 +47,22 @@ class ReadImages(FileReader):
     In: files, from ``list_files``; a folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``,
     ``.bmp``, ``.pgm``, ``.tif``, ``.tiff``, ``.webp``). Out: rows with ``path``, ``bytes``, and with
     ``labels="folder"``, ``class`` and ``label``: the name of the folder right below the one that was listed,
-    and its number among these in the order of their names. Rows then come as torchvision's ``ImageFolder``
-    has them, class by class. Images are not decoded: do so in a ``map``, after the shuffle. Cursor, cost: as
+    and its number among those in the order of their names. Rows then come class by class, as in torchvision's
+    ``ImageFolder``. Images are not decoded: do so in a ``map``, after the shuffle. Cursor, cost: as
     ``read_bytes``.
 
     Args:
         labels: "folder"; or the path of a CSV with a column of the images' names (``file_name``,
             ``filename``, ``file``, ``path`` or ``image``), relative to the CSV or to the folder that was
             listed, whose other columns come out with each image; None for neither.
-        block_rows: images of a block, which a shuffle puts in another order as a whole.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        block_rows: images in a block (a shuffle permutes blocks first).
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
         ConfigError: an image lies in no folder of a class.
         SchemaError: the CSV has no row for an image, or several.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> folder = pathlib.Path(tempfile.mkdtemp())

@@ -41,7 +41,7 @@ BLOCK_ROWS = 256
 
 
 def no_columns(rows: int) -> pa.Table:
-    """Nothing that is known besides, of so many rows."""
+    """A table of so many rows and no columns."""
     return pa.table({"_": pa.nulls(rows)}).drop_columns(["_"])
 
 
