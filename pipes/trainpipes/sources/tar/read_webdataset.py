@@ -22,6 +22,7 @@ from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
+from trainpipes.sources.compressed.read_again import ReadAgain
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.files.file_reader import FileReader
@@ -32,7 +33,7 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles
 from trainpipes.sources.tar.index import TarIndex, tar_index
 from trainpipes.sources.tar.layout import BLOCK
-from trainpipes.sources.tar.reader import ReadAgain, TarReader
+from trainpipes.sources.tar.reader import TarReader
 
 __all__ = ["ReadWebdataset", "TarFiles"]
 

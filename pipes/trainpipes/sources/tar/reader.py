@@ -25,17 +25,7 @@ from trainpipes.sources.tar.layout import BLOCK, Forward
 if TYPE_CHECKING:
     from trainpipes.sources.tar.read_webdataset import TarFiles
 
-__all__ = ["ReadAgain", "TarReader"]
-
-
-class ReadAgain:
-    """Counts bytes that were decompressed only to come to others behind them, by all readers of a process."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def __reduce__(self) -> Any:
-        return ReadAgain, ()
+__all__ = ["TarReader"]
 
 
 class TarReader:
@@ -129,7 +119,8 @@ class TarReader:
             self._opened = open_at(source.files, file, size, 0, self._requests)
             kind = source.index.compressions[file]
             self._file, self._stream = file, Forward(open_stream(self._opened, kind))
-            source.read_again.bytes += start if rows.start > source.index.first_row[file] else 0
+            if rows.start > source.index.first_row[file]:
+                source.read_again.add(start)
         found = b""
         if self._stream.skip(start - self._stream.at):
             found = self._stream.take(stop - start)

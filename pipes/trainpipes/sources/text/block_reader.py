@@ -107,7 +107,7 @@ class BlockReader:
             if failed is None:
                 raise
             raise failed from error
-        source.passed.add(self._pieces.passed - passed)
+        source.read_again.add(self._pieces.passed - passed)
         return pa.concat_tables(parts) if parts else pa.Table.from_batches([], source.schema)
 
     def close(self) -> None:

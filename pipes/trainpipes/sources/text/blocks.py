@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from trainpipes.amount import amount
 from trainpipes.runtime.source import Place
+from trainpipes.sources.compressed.read_again import ReadAgain
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.files.index_file import forget
 from trainpipes.sources.files.list_files import FileList
@@ -30,21 +30,6 @@ __all__ = ["BlockSource"]
 
 #: How much larger than a piece a compressed block is, at which ``explain()`` says how to make it smaller.
 LARGE = 4
-
-
-class Passed:
-    """Counts the bytes that the readers of a process decompressed only to reach later ones."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return Passed, ()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.bytes += count
 
 
 class BlockSource(FileBlocks):
@@ -70,7 +55,7 @@ class BlockSource(FileBlocks):
         replace: whether text that is not UTF-8 is replaced.
         lengths: rows in each block, int64 ``[blocks]``.
         file_of_block: the file that each block is in, int64 ``[blocks]``.
-        passed: counts what this process's readers decompressed only to reach later bytes.
+        read_again: counts what is decompressed only to reach later bytes.
     """
 
     def __init__(
@@ -108,7 +93,7 @@ class BlockSource(FileBlocks):
         self.block_bytes = np.diff(sizes[firsts]).astype(np.float64)
         found = np.searchsorted(pieces.first_piece, firsts[:-1], side="right") - 1
         self.file_of_block = found.astype(np.int64)
-        self.passed = Passed()
+        self.read_again = ReadAgain()
 
     def reader(self) -> BlockReader:
         return BlockReader(self)
@@ -183,6 +168,6 @@ class BlockSource(FileBlocks):
                 "and on a resume: write more files, or files of several members, by bgzip or pzstd"
             )
         lines = [("compressed", said)]
-        if self.passed.bytes:
-            lines.append(("read again", f"{amount(self.passed.bytes)} so far, in this process"))
+        if self.read_again.bytes:
+            lines.append(("read again", f"{amount(self.read_again.bytes)} so far, in this process"))
         return lines
