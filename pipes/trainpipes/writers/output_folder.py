@@ -187,7 +187,7 @@ class OutputFolder:
         found = first_difference(state.get("options"), mine["options"])
         if found is not None:
             raise ConfigError(
-                f"{self.path} holds what {self._asker}() wrote with {found[0]}: {said(found[1])}, now "
+                f"{self.path} holds files that {self._asker}() wrote with {found[0]}: {said(found[1])}, now "
                 f"{said(found[2])}; {way_out}",
                 path=str(self.path),
             )

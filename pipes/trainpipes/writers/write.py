@@ -150,8 +150,8 @@ def _write(
             now = {field.name: str(field.type) for field in rows.schema}
             if columns is not None and now != columns:
                 raise SchemaError(
-                    f"{form.asker}(): the files that are there have columns {columns}, and the rows that "
-                    f"come next {now}; write it anew with overwrite=True",
+                    f"{form.asker}(): the files written so far have columns {columns}, and the next rows "
+                    f"have {now}; write all anew with overwrite=True",
                     stage=form.asker,
                 )
             columns = now

@@ -166,8 +166,8 @@ class Mix(MixingSource):
             last = schedule[-1][1] if schedule else weights
             if not any(limits[n] is None and (last is None or last[n]) for n in limits):
                 raise ConfigError(
-                    'mix(stop="repeat") goes on for ever with a source that has a weight at the end and no '
-                    f"limit of repetitions; got repetitions={self.repetitions!r}"
+                    'mix(stop="repeat") has no end, so that a source needs a weight at the end and no limit '
+                    f"of repetitions; got repetitions={self.repetitions!r}"
                 )
 
     @cached_property
@@ -391,8 +391,8 @@ def _check_source(name: str, pipeline: Any, stop: str) -> None:
         )
     if getattr(stages[0], "endless", False) and stop != "repeat":
         raise ConfigError(
-            f"mix(sources): {name!r} is a mix without an end, which stop={stop!r} would wait for: take "
-            'stop="repeat" here, or another there'
+            f"mix(sources): {name!r} is a mix without an end, and stop={stop!r} would wait for it: take "
+            'stop="repeat" here, or another stop there'
         )
 
 

@@ -92,7 +92,7 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
         ) from error
     if type(system) is CachingFileSystem:
         raise ConfigError(
-            f"{url!r}: where a request fails, 'blockcache::' has zeros for the data from then on; take "
+            f"{url!r}: once a request fails, 'blockcache::' returns zeros in place of the data; take "
             "'simplecache::', or .cache() after read_parquet()"
         )
     system.invalidate_cache()  # a listing of earlier may not be what is there now

@@ -91,9 +91,7 @@ def scan(
             )
         start = form.start(head, whole, path)
         if start is None and (whole or len(head) > MOST_HEAD_BYTES):
-            raise BadFileError(
-                f"no {form.name}: its first {len(head):,} bytes have no end of a line"
-            )
+            raise BadFileError(f"not {form.name}: its first {len(head):,} bytes hold no line end")
     entries = stream.entries if compressed else None
     found = _Scan(entries, form.cutter(start, path), start, block_rows)
     found.pieces.lines_before = head.count(b"\n", 0, start.at)
@@ -159,8 +157,8 @@ class _Scan:
         self._at = base + len(chunk)
         if self._at - self._last > MOST_ROW_BYTES:
             raise BadFileError(
-                f"line {self._line:,}: a row here has more than {MOST_ROW_BYTES:,} bytes: it is no text, "
-                "or its rows have no ends"
+                f"line {self._line:,}: a row here has more than {MOST_ROW_BYTES:,} bytes: it is not text, or "
+                "its rows have no ends"
             )
 
     def _close(self, stop: int, tail: bytes) -> None:
