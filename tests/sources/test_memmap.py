@@ -639,7 +639,9 @@ def test_any_byte_that_changed_is_found(tmp_path):
 
 def test_what_is_no_memory_map_is_refused(tmp_path):
     (tmp_path / "text").write_text("hello, world, how are you")
-    with pytest.raises(tp.UnreadableError, match=r"no memory map.*starts with b'hello, w'.*dtype"):
+    with pytest.raises(
+        tp.UnreadableError, match=r"not a memory map.*starts with b'hello, w'.*dtype"
+    ):
         tp.read_memmap(tmp_path / "text")
     with pytest.raises(tp.MissingFilesError):
         tp.read_memmap(tmp_path / "nothing")

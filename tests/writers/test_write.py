@@ -268,7 +268,10 @@ def test_it_stands_before_batch_and_repeat(make: Any, format: str, tmp_path: Pat
     [
         ({"files": 0}, "files"),
         ({"rows_per_file": 0}, "rows_per_file"),
-        ({"files": 2, "rows_per_file": 2}, "takes files or rows_per_file, got files=2 and rows_per_file=2"),
+        (
+            {"files": 2, "rows_per_file": 2},
+            "takes files or rows_per_file, got files=2 and rows_per_file=2",
+        ),
         ({"files": 1001}, "there are 1,000 rows: give fewer"),
         ({"compression": "lzma"}, "compression"),
     ],
@@ -292,7 +295,9 @@ def test_a_pipeline_without_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_url_is_refused() -> None:
-    with pytest.raises(tp.ConfigError, match="is a path on this machine, .*: write there, and copy it"):
+    with pytest.raises(
+        tp.ConfigError, match=r"is a path on this machine, .*: write there, and copy it"
+    ):
         rows().write_json("s3://bucket/out")
 
 
