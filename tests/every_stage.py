@@ -702,7 +702,10 @@ def public_stages() -> set[str]:
             exported = import_module(module.name)
             for name in getattr(exported, "__all__", ()):
                 value = getattr(exported, name)
-                if inspect.isclass(value) and issubclass(value, Stage) and value is not Stage:
+                if not inspect.isclass(value) or not issubclass(value, Stage) or value is Stage:
+                    continue
+                below = [kind.__module__.split(".")[0] for kind in value.__subclasses__()]
+                if "trainpipes" not in below:  # else it is what stages share
                     found.add(value(**needed(value)).name)
     return found
 

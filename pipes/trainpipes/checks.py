@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = [
     "column_name",
     "column_names",
     "flag",
+    "local_path",
     "several",
     "whole_number",
 ]
@@ -70,6 +72,22 @@ def flag(value: Any, option: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{option} is True or False, got {shown(value)}")
     return value
+
+
+def local_path(value: Any, option: str) -> str:
+    """``value``, a path on this machine, as text; raises otherwise.
+
+    Raises:
+        ConfigError: it is none, or a URL.
+    """
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ConfigError(f"{option} is a path, got {shown(value)}")
+    path = str(os.fspath(value))
+    if "://" in path:
+        raise ConfigError(
+            f"{option} is a path on this machine, got {path!r}: write there, and copy it"
+        )
+    return path
 
 
 def several(value: Any) -> bool:

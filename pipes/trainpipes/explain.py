@@ -13,7 +13,7 @@ from trainpipes.runtime.forecast.shares import Share, reads_per_block, shares
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import RowSource
-from trainpipes.stages.tokenize import Tokenizes
+from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.topology import Topology
 
 __all__ = ["Explanation", "explain"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainpipes.errors import SchemaError
 
-__all__ = ["need_columns", "nearest", "nearest_reader"]
+__all__ = ["need_columns", "nearest", "nearest_reader", "reader_of"]
 
 #: How other libraries call a format, by what reads it here.
 READERS = {
@@ -41,6 +41,17 @@ def nearest_reader(name: str, names: Sequence[str]) -> str:
     format = next((name.removeprefix(b) for b in BEGINNINGS if name.startswith(b)), name)
     known = [reader for reader, others in READERS.items() if format in others and reader in names]
     return f" (did you mean {known[0]!r}?)" if known else nearest(name, names)
+
+
+def reader_of(path: str) -> str:
+    """The reader of files of a format that can't be mistaken for text, by a file's name; "" for others.
+
+    >>> reader_of("data/chats.jsonl.gz"), reader_of("notes.txt")
+    ('read_json', '')
+    """
+    ends = path.rsplit("/", 1)[-1].lower().split(".")[1:]
+    found = (reader for reader, names in READERS.items() if {*ends} & {*names})
+    return next((reader for reader in found if reader != "read_text"), "")
 
 
 def need_columns(

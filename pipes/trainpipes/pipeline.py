@@ -7,13 +7,11 @@ it starts afresh.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, overload
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -41,6 +39,7 @@ from trainpipes.sources.text.read_json import ReadJson
 from trainpipes.sources.text.read_text import ReadText
 from trainpipes.sources.whole_files.read_bytes import ReadBytes
 from trainpipes.sources.whole_files.read_images import ReadImages
+from trainpipes.stage_methods import Method
 from trainpipes.stages.add_labels import AddLabels
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.bucket_by_length import BucketByLength
@@ -70,6 +69,9 @@ from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.truncate import Truncate
 from trainpipes.stages.with_columns import WithColumns
 from trainpipes.topology import data_parallel
+from trainpipes.writers import arrow as arrow_files
+from trainpipes.writers import json as json_files
+from trainpipes.writers import parquet as parquet_files
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -77,46 +79,8 @@ if TYPE_CHECKING:
     from trainpipes.explain import Explanation
     from trainpipes.map_dataset import MapDataset
     from trainpipes.sources.memmap.dataset import MemmapDataset
-    from trainpipes.writers.output_folder import Written
 
 __all__ = ["Pipeline"]
-
-P = ParamSpec("P")
-
-
-def written_as(
-    function: Callable[..., Any], stage: Any, name: str, *own: inspect.Parameter
-) -> Callable[..., Any]:
-    """A function that makes a stage, with the parameters and the text of the stage's class."""
-    given: Any = function
-    given.__name__, given.__qualname__ = name.rsplit(".", 1)[-1], name
-    given.__doc__, given.__module__ = stage.__doc__, stage.__module__
-    taken = inspect.signature(stage).parameters.values()
-    given.__signature__ = inspect.Signature([*own, *taken], return_annotation="Pipeline")
-    return function
-
-
-class Method(Generic[P]):
-    """A method that adds a stage: its parameters and its text are those of the stage's class."""
-
-    def __init__(self, stage: Callable[P, Stage]) -> None:
-        self._stage = stage
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        stage: Any = self._stage
-
-        def add(pipeline: Pipeline, *args: Any, **options: Any) -> Pipeline:
-            return pipeline.then(stage(*args, **options))
-
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        self._add = written_as(add, stage, f"{owner.__name__}.{name}", own)
-
-    @overload
-    def __get__(self, one: None, owner: Any) -> Callable[Concatenate[Pipeline, P], Pipeline]: ...
-    @overload
-    def __get__(self, one: Pipeline, owner: Any) -> Callable[P, Pipeline]: ...
-    def __get__(self, one: Pipeline | None, owner: Any) -> Any:
-        return self._add if one is None else MethodType(self._add, one)
 
 
 class Pipeline(IterableDataset[Any]):
@@ -425,128 +389,9 @@ class Pipeline(IterableDataset[Any]):
 
     # Files
 
-    def write_parquet(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        rows_per_group: int | None = None,
-        rows_per_file: int | None = None,
-        files: int | None = None,
-        compression: str | None = "zstd",
-        overwrite: bool = False,
-    ) -> Written:
-        """Write the rows of one epoch to Parquet files, in the order of this pipeline without its
-        ``sharding_filter``: to prepare data once for many runs. See docs/prepare.md.
-
-        Memory stays at the pipeline's own and one row group. A file appears when it is whole. If the process
-        is killed, the same call goes on after the last whole file, and the files come out the same; once all
-        are there it does nothing.
-
-        Args:
-            folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json", which appears
-                last, with counts, columns and checksums. Of this machine, new or empty.
-            rows_per_group: rows in each row group; if left out, 8 MiB of rows as they are in memory, and
-                16,384 rows at most.
-            rows_per_file: rows in each file; or
-            files: how many files of about as many rows, where rows are counted. If both are left out, a file
-                ends after 512 MiB of rows as they are in memory.
-            compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
-            overwrite: whether what was written there before is removed, and all is written anew.
-
-        Raises:
-            ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, or those
-                of another pipeline; another process writes to it; or it cannot be written.
-            SchemaError: rows have no columns, or not all the same.
-
-        >>> import tempfile, pyarrow as pa, trainpipes as tp
-        >>> rows = tp.from_arrow(pa.table({"x": range(10)})).filter(lambda row: row["x"] % 2)
-        >>> written = rows.write_parquet(tempfile.mkdtemp(), rows_per_file=2)
-        >>> written.rows, len(written.files)
-        (5, 3)
-        >>> list(tp.list_files(written.files).read_parquet())[-1]
-        {'x': 9}
-        """
-        from trainpipes.writers.parquet import write_parquet
-
-        return write_parquet(
-            self,
-            folder,
-            rows_per_group=rows_per_group,
-            rows_per_file=rows_per_file,
-            files=files,
-            compression=compression,
-            overwrite=overwrite,
-        )
-
-    def write_arrow(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        rows_per_batch: int | None = None,
-        rows_per_file: int | None = None,
-        files: int | None = None,
-        compression: str | None = None,
-        overwrite: bool = False,
-    ) -> Written:
-        """Write the rows of one epoch to Arrow IPC files (Feather): as ``write_parquet`` does.
-
-        Args:
-            folder: for the files, named "part-00000.arrow" and so on, and "_manifest.json".
-            rows_per_batch: rows in each record batch; if left out, 4 MiB of rows, and 16,384 rows at most.
-            rows_per_file: rows in each file; or
-            files: how many files; see ``write_parquet``.
-            compression: "zstd", "lz4" or None, with which files can be mapped into memory.
-            overwrite: whether what was written there before is removed.
-
-        Raises:
-            ConfigError, SchemaError: as ``write_parquet``.
-        """
-        from trainpipes.writers.arrow import write_arrow
-
-        return write_arrow(
-            self,
-            folder,
-            rows_per_batch=rows_per_batch,
-            rows_per_file=rows_per_file,
-            files=files,
-            compression=compression,
-            overwrite=overwrite,
-        )
-
-    def write_json(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        rows_per_file: int | None = None,
-        files: int | None = None,
-        compression: Literal["gzip", "zstd"] | None = None,
-        overwrite: bool = False,
-    ) -> Written:
-        """Write the rows of one epoch to files of JSON lines, UTF-8: as ``write_parquet`` does. Dates, times
-        and decimals become text. Compressed files have a gzip member or zstd frame every 4 MiB, so that
-        reading can begin within them.
-
-        Args:
-            folder: for the files, named "part-00000.jsonl" and so on, and "_manifest.json".
-            rows_per_file: rows in each file; or
-            files: how many files; see ``write_parquet``.
-            compression: "gzip", "zstd" or None.
-            overwrite: whether what was written there before is removed.
-
-        Raises:
-            ConfigError, SchemaError: as ``write_parquet``.
-            DataError: bytes, NaN or infinity, for which JSON has no form.
-        """
-        from trainpipes.writers.json import write_json
-
-        return write_json(
-            self,
-            folder,
-            rows_per_file=rows_per_file,
-            files=files,
-            compression=compression,
-            overwrite=overwrite,
-        )
+    write_parquet = parquet_files.write_parquet
+    write_arrow = arrow_files.write_arrow
+    write_json = json_files.write_json
 
     def write_memmap(
         self,

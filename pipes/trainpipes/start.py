@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError
-from trainpipes.pipeline import Pipeline, written_as
+from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.stage import Stage, snake_case
 from trainpipes.samplers import BatchSampler, RowSampler
@@ -36,6 +36,7 @@ from trainpipes.sources.text.read_json import ReadJson
 from trainpipes.sources.text.read_text import ReadText
 from trainpipes.sources.whole_files.read_bytes import ReadBytes
 from trainpipes.sources.whole_files.read_images import ReadImages
+from trainpipes.stage_methods import written_as
 
 __all__ = [
     "concat",

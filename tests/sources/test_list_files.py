@@ -232,7 +232,7 @@ def test_a_folder_without_parquet_says_what_else_is_there(tmp_path: Path) -> Non
     )
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(MissingFilesError, match="there are: nothing"):
+    with pytest.raises(MissingFilesError, match="it is empty"):
         ListFiles(urls=empty).files()
 
 
@@ -269,15 +269,18 @@ def test_what_is_no_path_is_refused_at_once(
 
 
 def test_options_of_the_wrong_kind_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"an end of names such as '\.parquet', got \[1\]"):
+    with pytest.raises(ConfigError, match=r"an end of names such as '\.parquet', .*, got \[1\]"):
         ListFiles(urls="a", suffix=[1])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="storage_options is a dict of fsspec options, got str"):
+    with pytest.raises(
+        ConfigError, match=r"list_files\(storage_options\) is a dict of .*, got str"
+    ):
         ListFiles(urls="a", storage_options="anon")  # type: ignore[arg-type]
 
 
 def test_an_unknown_protocol_is_named_with_its_nearest() -> None:
     with pytest.raises(
-        ConfigError, match=r"nobody knows the protocol 'memori' \(did you mean 'memory'"
+        ConfigError,
+        match=r"fsspec has no file system for the protocol 'memori' \(did you mean 'memory'",
     ):
         ListFiles(urls="memori://x").files()
 

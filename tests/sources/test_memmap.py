@@ -312,7 +312,7 @@ def test_an_empty_folder_is_filled_and_any_other_is_kept(tmp_path):
     (tmp_path / "mine" / "manifest.json").write_text('{"name": "an extension of a browser"}')
     (tmp_path / "file").write_text("text")
     for name in ("mine", "file"):
-        with pytest.raises(tp.ConfigError, match="no memory map that could be replaced"):
+        with pytest.raises(tp.ConfigError, match="is not a memory map that could be replaced"):
             tp.write_memmap(tmp_path / name, np.arange(3), overwrite=True)
     assert len(list((tmp_path / "mine").iterdir())) == 1
 
@@ -639,7 +639,9 @@ def test_any_byte_that_changed_is_found(tmp_path):
 
 def test_what_is_no_memory_map_is_refused(tmp_path):
     (tmp_path / "text").write_text("hello, world, how are you")
-    with pytest.raises(tp.UnreadableError, match=r"no memory map.*starts with b'hello, w'.*dtype"):
+    with pytest.raises(
+        tp.UnreadableError, match=r"not a memory map.*starts with b'hello, w'.*dtype"
+    ):
         tp.read_memmap(tmp_path / "text")
     with pytest.raises(tp.MissingFilesError):
         tp.read_memmap(tmp_path / "nothing")
@@ -901,7 +903,7 @@ def test_a_file_of_an_older_release_is_refused_with_the_call_that_converts_it(tm
     assert len(data) == 30
     with pytest.raises(tp.ConfigError, match="is there already"):
         eval(call.group(), {"trainpipes": tp})
-    with pytest.raises(tp.ConfigError, match="no memory map that could be replaced"):
+    with pytest.raises(tp.ConfigError, match="is not a memory map that could be replaced"):
         tp.write_memmap(old, np.arange(3), overwrite=True)
     with pytest.raises(tp.UnreadableError, match="no file of bare numbers"):
         tp.read_memmap(old, dtype="uint16", length=4)

@@ -54,8 +54,10 @@ def copied(value: Any) -> Any:
 
 
 def either(values: Sequence[Any]) -> str:
-    """``"a", "b" or "c"``; None goes without saying."""
+    """``"a", "b" or "c"``; None goes without saying where there are several."""
     said = [f'"{one}"' if isinstance(one, str) else str(one) for one in values if one is not None]
+    if len(said) == 1:
+        return f"{said[0]} or None"
     return f"{', '.join(said[:-1])} or {said[-1]}"
 
 

@@ -17,7 +17,7 @@ from trainpipes.runtime.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import refuse_taken, row_table
-from trainpipes.stages.tokenize import Tokenizes
+from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.chat import Chat
 from trainpipes.tokenizers.ragged import Ragged
 

@@ -1,90 +1,105 @@
-"""What a user's function makes of the columns of many rows, for ``map_batches`` and ``with_columns``."""
+"""What ``map_batches`` and ``with_columns`` share: a function of the columns of many rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import KW_ONLY
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.runtime.blame import blame
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.planning.first_rows import find_schema
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.columns import from_columns, untyped_columns
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
 from trainpipes.stages.columns import columns_as
 
-__all__ = ["Format", "returned_columns"]
+__all__ = ["ColumnFunction"]
 
 CURE = "have the function return Arrow arrays of a type, pa.array(values, pa.string())"
 
 Format = Literal["arrow", "numpy", "torch"]
 
 
-def returned_columns(fn: Callable[[Any], Any], format: Format, run: Run, asker: Stage) -> pa.Table:
-    """The columns that a function returns for the rows of a run: one row for each.
+class ColumnFunction(RunStage):
+    """A stage that calls a function with the columns of many rows, which returns columns.
 
     Args:
         fn: the function.
         format: what it takes.
-        run: the rows.
-        asker: whose function it is; a stage that ``asks_inputs``.
-
-    Raises:
-        ConfigError: the run is of finished batches.
-        DataError: there are more rows or fewer, or a null for which the format has no place.
-        SchemaError: it returned what makes no columns.
+        version: names it in states; see ``map``.
     """
-    if run.items is not None:
-        raise ConfigError(
-            f"{asker} stands below pad_collate() or collate(), which make tensors of columns; "
-            "above them use map()"
-        )
-    columns = columns_as(run.block, format, asker)
-    try:
-        data = from_columns(fn(columns), asker, partial(_type, fn, format, asker))
-    except BadCell as bad:
-        error = SchemaError(f"{asker}: {bad}", stage=str(asker))
-        blame(error, asker, int(run.block.ids[bad.row or 0]))
-        raise error from None
-    except Exception as error:
-        blame(error, asker, int(run.block.ids[0]))
-        raise
-    if len(data) != len(run.block):
-        raise DataError(
-            f"{asker}: the function gives one row for each row it gets, got {len(run.block)} rows "
-            f"and returned {len(data)}; to drop rows use filter()",
-            stage=str(asker),
-        )
-    return data
 
+    needs_columns = True
+    finds_types = True
+    asks_inputs = True
+    versioned = "fn"
 
-def _type(fn: Callable[[Any], Any], format: Format, asker: Stage, name: str) -> pa.DataType | None:
-    """The type of a column that the function returns as a list of Python values: that of the first
-    rows, as for rows that are Python objects."""
-    inputs = asker.plan_inputs
-    key = f"{asker.name}-{inputs.chain.stages.index(asker)}"
+    fn: Callable[[Any], Any]
+    _: KW_ONLY
+    format: Format = "arrow"
+    version: str | None = None
 
-    def find() -> pa.Schema:
-        steps = inputs.chain.steps
-        below = steps[: steps.index(asker)]
-        return find_schema(inputs, below, str(asker), CURE, partial(_untyped, fn, format, asker))
+    def check(self) -> None:
+        if not callable(self.fn):
+            raise ConfigError(f"{self.name}(fn) takes a function of columns, got {shown(self.fn)}")
 
-    schema = inputs.schemas.get(key, find)
-    return schema.field(name).type if name in schema.names else None
+    def returned(self, run: Run) -> pa.Table:
+        """The columns that the function returns for the rows of a run: one row for each.
 
+        Raises:
+            ConfigError: the run is of finished batches.
+            DataError: there are more rows or fewer, or a null for which the format has no place.
+            SchemaError: it returned what makes no columns.
+        """
+        if run.items is not None:
+            raise ConfigError(
+                f"{self} stands below pad_collate() or collate(), which make tensors of columns; "
+                "above them use map()"
+            )
+        columns = columns_as(run.block, self.format, self)
+        try:
+            data = from_columns(self.fn(columns), self, self._type)
+        except BadCell as bad:
+            error = SchemaError(f"{self}: {bad}", stage=str(self))
+            blame(error, self, int(run.block.ids[bad.row or 0]))
+            raise error from None
+        except Exception as error:
+            blame(error, self, int(run.block.ids[0]))
+            raise
+        if len(data) != len(run.block):
+            raise DataError(
+                f"{self}: the function gives one row for each row it gets, got {len(run.block)} rows "
+                f"and returned {len(data)}; to drop rows use filter()",
+                stage=str(self),
+            )
+        return data
 
-def _untyped(
-    fn: Callable[[Any], Any], format: Format, asker: Stage, block: Block
-) -> list[dict[str, Any]]:
-    """Columns that the function returns as Python values, for some rows."""
-    columns = untyped_columns(fn(columns_as(block, format, asker)))
-    if not columns:
-        return []
-    return [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
+    def _type(self, name: str) -> pa.DataType | None:
+        """The type of a column that the function returns as a list of Python values: that of the first
+        rows, as for rows that are Python objects."""
+        inputs = self.plan_inputs
+        key = f"{self.name}-{inputs.chain.stages.index(self)}"
+
+        def find() -> pa.Schema:
+            steps = inputs.chain.steps
+            below = steps[: steps.index(self)]
+            return find_schema(inputs, below, str(self), CURE, self._untyped)
+
+        schema = inputs.schemas.get(key, find)
+        return schema.field(name).type if name in schema.names else None
+
+    def _untyped(self, block: Block) -> list[dict[str, Any]]:
+        """Columns that the function returns as Python values, for some rows."""
+        columns = untyped_columns(self.fn(columns_as(block, self.format, self)))
+        if not columns:
+            return []
+        return [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]

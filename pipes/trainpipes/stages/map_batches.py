@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY
-from typing import Any
-
-from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
-from trainpipes.shown import shown
-from trainpipes.stages.column_function import Format, returned_columns
+from trainpipes.stages.column_function import ColumnFunction
 
 __all__ = ["MapBatches"]
 
 
-class MapBatches(RunStage):
+class MapBatches(ColumnFunction):
     """Applies a function to the columns of many rows at once.
 
     In: rows with named columns. Out: as many rows, with the columns that the function returns and no
@@ -43,21 +36,5 @@ class MapBatches(RunStage):
     [{'y': 2}, {'y': 4}]
     """
 
-    needs_columns = True
-    finds_types = True
-    asks_inputs = True
-    versioned = "fn"
-
-    fn: Callable[[Any], Any]
-    _: KW_ONLY
-    format: Format = "arrow"
-    version: str | None = None
-
-    def check(self) -> None:
-        if not callable(self.fn):
-            raise ConfigError(f"map_batches(fn) takes a function of columns, got {shown(self.fn)}")
-
     def process(self, run: Run) -> Run:
-        return run.with_block(
-            run.block.with_data(returned_columns(self.fn, self.format, run, self))
-        )
+        return run.with_block(run.block.with_data(self.returned(run)))

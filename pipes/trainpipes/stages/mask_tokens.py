@@ -26,7 +26,7 @@ from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import refuse_taken, row_table
 from trainpipes.stages.row_hash import HashArray, mix, unit
 from trainpipes.stages.token_columns import ids_of, label_dtype
-from trainpipes.stages.tokenize import Tokenizes
+from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.pieces import MASKS, begins_word

@@ -24,7 +24,7 @@ from trainpipes.stages.held import Held
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
 from trainpipes.stages.pack_rows import PACKED, Documents, Overlong, documents_of, rows_of
-from trainpipes.stages.tokenize import Tokenizes
+from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["Pack"]
 

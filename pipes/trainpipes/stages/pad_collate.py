@@ -59,7 +59,7 @@ from trainpipes.stages.pad_rules import (
     numpy_dtype,
     respelt,
 )
-from trainpipes.stages.tokenize import Tokenizes
+from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["PadCollate"]
 

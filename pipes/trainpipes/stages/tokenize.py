@@ -12,66 +12,18 @@ import numpy as np
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.runtime.blame import blame
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.options import identify
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns
+from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.callable import Function
-from trainpipes.tokenizers.engine import Affixes, Engine
-from trainpipes.tokenizers.load import load
-from trainpipes.tokenizers.parallelism import take_turns
+from trainpipes.tokenizers.engine import Affixes
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
 __all__ = ["Tokenize"]
-
-
-class Tokenizes(RunStage):
-    """A stage that makes token ids of its option ``tokenizer``."""
-
-    @made_once
-    def _engine(self) -> Engine:
-        return load(self.options["tokenizer"], self.options.get("engine", "auto"))
-
-    @property
-    def id_columns(self) -> list[str]:
-        """Columns of token ids that come out."""
-        return ["input_ids"]
-
-    @property
-    def maker(self) -> Engine:
-        """What makes the ids."""
-        return self._engine
-
-    @property
-    def pad_id(self) -> int:
-        """The tokenizer's pad token; 0 if it has none."""
-        return self._engine.pad_id() or 0
-
-    @property
-    def says_pad_id(self) -> bool:
-        """Whether the tokenizer can say what it is padded with: a function cannot."""
-        return not isinstance(self._engine, Function)
-
-    @property
-    def padding_side(self) -> Literal["pre", "post"]:
-        """The side that transformers' settings of the tokenizer pad on; "post" without any."""
-        return self._engine.padding() or "post"
-
-    def runs_on(self) -> str:
-        """The tokenizer and what makes its ids, in words: what has run, once something has; nothing
-        for bytes."""
-        said = self._engine.runs_on()
-        return f"{self._engine}: {said}" if said else ""
-
-    def settle(self, threads: int) -> None:
-        take_turns(threads)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_engine": self._engine}  # knows what its file held
 
 
 class Tokenize(Tokenizes):

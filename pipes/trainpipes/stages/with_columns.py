@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY
-from typing import Any
-
 import pyarrow as pa
 
-from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
-from trainpipes.shown import shown
-from trainpipes.stages.column_function import Format, returned_columns
+from trainpipes.stages.column_function import ColumnFunction
 
 __all__ = ["WithColumns"]
 
 
-class WithColumns(RunStage):
+class WithColumns(ColumnFunction):
     """Adds columns that a function makes of the columns of many rows at once, as ``map(batched=True)`` of
     Hugging Face's datasets does; ``map_batches`` replaces all columns.
 
@@ -45,22 +38,8 @@ class WithColumns(RunStage):
     [{'x': 1, 'double': 2}, {'x': 2, 'double': 4}]
     """
 
-    needs_columns = True
-    finds_types = True
-    asks_inputs = True
-    versioned = "fn"
-
-    fn: Callable[[Any], Any]
-    _: KW_ONLY
-    format: Format = "arrow"
-    version: str | None = None
-
-    def check(self) -> None:
-        if not callable(self.fn):
-            raise ConfigError(f"with_columns(fn) takes a function of columns, got {shown(self.fn)}")
-
     def process(self, run: Run) -> Run:
-        found = returned_columns(self.fn, self.format, run, self)
+        found = self.returned(run)
         return run.with_block(run.block.with_data(_beside(table_of(run.block.data, self), found)))
 
 

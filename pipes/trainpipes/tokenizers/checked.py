@@ -39,7 +39,7 @@ SHOWN = 2000
 #: What is no failure of an engine. A panic of Rust is no ``Exception`` either.
 ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
-logger = logging.getLogger("trainpipes")
+log = logging.getLogger("trainpipes")
 
 Encode = Callable[[pa.LargeStringArray], Ragged]
 
@@ -159,7 +159,7 @@ class Checked:
             if self.stopped is not None:
                 return
             self.stopped = why
-        logger.warning(
+        log.warning(
             "tokenize(%s): gigatoken is left out: %s. From these rows on tokenizers does the work; "
             'engine="tokenizers" leaves it out from the start',
             self._name,

@@ -1,5 +1,5 @@
 """Files that a pipeline's rows are written to: one module a format, and what they share.
 
-``epoch_rows`` gives the rows, ``output_folder`` keeps whole files and the manifest, ``write`` brings both
-together. All of it runs in the thread that asks.
+``epoch_rows`` gives the rows, ``output_folder`` keeps whole files (``output_file``) and the manifest, and
+``write`` brings both together. All of it runs in the thread that asks.
 """

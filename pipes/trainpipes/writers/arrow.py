@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from trainpipes.checks import whole_number
-from trainpipes.pipeline import Pipeline
-from trainpipes.writers.output_folder import OutputFile, Written
+from trainpipes.writers.output_file import OutputFile
+from trainpipes.writers.output_folder import Written
 from trainpipes.writers.write import Format, check_codec, write
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
+
 
 __all__ = ["write_arrow"]
 
@@ -28,7 +33,19 @@ def write_arrow(
     compression: str | None = None,
     overwrite: bool = False,
 ) -> Written:
-    """Write one epoch to Arrow IPC files; see ``Pipeline.write_arrow``."""
+    """Write the rows of one epoch to Arrow IPC files (Feather): as ``write_parquet`` does.
+
+    Args:
+        folder: for the files, named "part-00000.arrow" and so on, and "_manifest.json".
+        rows_per_batch: rows in each record batch; if left out, 4 MiB of rows, and 16,384 rows at most.
+        rows_per_file: rows in each file; or
+        files: how many files; see ``write_parquet``.
+        compression: "zstd", "lz4" or None, with which files can be mapped into memory.
+        overwrite: whether to remove what was written there before.
+
+    Raises:
+        ConfigError, SchemaError: as ``write_parquet``.
+    """
     if rows_per_batch is not None:
         whole_number(rows_per_batch, 1, "write_arrow(rows_per_batch)", "rows in each record batch")
     check_codec(compression, CODECS, "write_arrow")

@@ -1,27 +1,30 @@
-"""The rows of one epoch of a pipeline, in order, as tables that are cut by what is in them alone.
+"""The rows of one epoch of a pipeline, in order, as tables whose cuts depend on the rows alone.
 
-A pipeline that goes on at a cursor is cut into runs at other places than one that came there by itself.
-Tables here begin and end at the same rows in both, and lie in memory in the same way, so that a file made of
-them has the same bytes. Used by one thread.
+A pipeline that is resumed cuts its runs at other rows than one that ran through. Tables here begin and end at
+the same rows in both cases, and have the same layout in memory, so that files made of them have the same
+bytes. Used by one thread.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.finishing import say_where
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
 
 __all__ = ["AsColumns", "EpochRows", "decoded"]
 
@@ -31,10 +34,10 @@ FEW_BYTES, MANY_BYTES = 256 << 10, 1 << 20
 
 
 class AsColumns(RunStage):
-    """Has rows that are Python objects become columns, all of one schema, whose text is UTF-8.
+    """Turns rows that are Python objects into columns of one schema, with text in UTF-8.
 
     Args:
-        asker: the method that wants them, whose name it has.
+        asker: the method that writes; the stage has its name.
     """
 
     needs_columns = True
@@ -80,7 +83,7 @@ class EpochRows:
             )
         self.asker = asker
         rows = [stage for stage in pipeline.stages if stage.role not in ("shard", "place")]
-        self.plan = Pipeline([*rows, AsColumns(asker)], (0, 1))._session.plan
+        self.plan = Plan.of([*rows, AsColumns(asker)])
         self._pool: Pool | None = None
         self._runs: ShardRuns | None = None
         self._placed: PlacedRun | None = None
@@ -107,7 +110,7 @@ class EpochRows:
 
     @property
     def cursor(self) -> dict[str, Any]:
-        """Where the rows that have been taken end, of JSON types."""
+        """The position after the rows taken so far, of JSON types."""
         placed = self._placed
         assert placed is not None
         passed = placed.first + self._used

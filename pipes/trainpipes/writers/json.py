@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
 from trainpipes.errors import DataError
-from trainpipes.pipeline import Pipeline
 from trainpipes.writers.json_text import NoJson, lines_of
-from trainpipes.writers.output_folder import OutputFile, Written
+from trainpipes.writers.output_file import OutputFile
+from trainpipes.writers.output_folder import Written
 from trainpipes.writers.write import Format, check_codec, write
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
+
 
 __all__ = ["write_json"]
 
@@ -31,7 +35,21 @@ def write_json(
     compression: Literal["gzip", "zstd"] | None = None,
     overwrite: bool = False,
 ) -> Written:
-    """Write one epoch to files of JSON lines; see ``Pipeline.write_json``."""
+    """Write the rows of one epoch to files of JSON lines, UTF-8: as ``write_parquet`` does. Dates, times
+    and decimals become text. Compressed files have a gzip member or zstd frame every 4 MiB, so that
+    reading can begin within them.
+
+    Args:
+        folder: for the files, named "part-00000.jsonl" and so on, and "_manifest.json".
+        rows_per_file: rows in each file; or
+        files: how many files; see ``write_parquet``.
+        compression: "gzip", "zstd" or None.
+        overwrite: whether to remove what was written there before.
+
+    Raises:
+        ConfigError, SchemaError: as ``write_parquet``.
+        DataError: bytes, NaN or infinity, for which JSON has no form.
+    """
     check_codec(compression, SUFFIXES, "write_json")
 
     def begin(file: OutputFile, _: pa.Schema) -> _Lines:
@@ -62,4 +80,4 @@ class _Lines:
         self._file.write(lines if self._codec is None else self._codec.compress(lines))
 
     def close(self) -> None:
-        """Nothing comes after the last line."""
+        """Nothing to do: nothing follows the last line."""

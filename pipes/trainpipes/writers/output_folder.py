@@ -1,4 +1,4 @@
-"""A folder of files that are whole, and of a manifest that says what they hold.
+"""A folder of whole files, and of a manifest that says what they hold.
 
 A file is written under a hidden name, flushed to the disk and renamed. After each one, ``_unfinished.json``
 says which there are and where the rows go on; at the end ``_manifest.json`` takes its place. So a process
@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from trainpipes.checks import flag, local_path
 from trainpipes.errors import ConfigError, DataChangedError, StateError, UnreadableError
 from trainpipes.identity import check_identity, first_difference, said
+from trainpipes.writers.output_file import OutputFile, writing
 
-__all__ = ["MANIFEST", "Opened", "OutputFile", "OutputFolder", "Written"]
+__all__ = ["MANIFEST", "Opened", "OutputFolder", "Written"]
 
 MANIFEST, UNFINISHED = "_manifest.json", "_unfinished.json"
 #: The number of the manifest's form.
@@ -31,7 +33,7 @@ PART = ".part-of-"
 
 @dataclass(frozen=True)
 class Written:
-    """What a pipeline has been written to.
+    """The files that a pipeline was written to.
 
     Attributes:
         folder: where.
@@ -47,7 +49,7 @@ class Written:
         """Compare all files with the manifest's checksums: 1 to 3 GB/s.
 
         Raises:
-            DataChangedError: one is not what was written.
+            DataChangedError: one has changed since it was written.
         """
         for entry in _read(Path(self.folder) / MANIFEST)["files"]:
             path = Path(self.folder) / entry["file"]
@@ -61,7 +63,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Opened:
-    """How far a folder is.
+    """What of a folder has been written.
 
     Attributes:
         written: what is in it, if it is finished.
@@ -76,54 +78,6 @@ class Opened:
     next: dict[str, Any] | None
     notes: dict[str, Any]
     columns: dict[str, str] | None
-
-
-class OutputFile:
-    """A file that counts its bytes and adds them up; what is written to it may come from Arrow."""
-
-    def __init__(self, path: Path, asker: str) -> None:
-        self._path = path
-        self._asker = asker
-        self.size = self.check = 0
-        self.closed = False
-        with _writing(path, asker):
-            self._file = open(path, "wb")  # noqa: SIM115  (``close`` does)
-
-    def write(self, data: Any) -> int:
-        """Write bytes, or a buffer of them."""
-        with _writing(self._path, self._asker):
-            self._file.write(data)
-        self.check = crc32(data, self.check)
-        self.size += memoryview(data).nbytes
-        return memoryview(data).nbytes
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        with _writing(self._path, self._asker):
-            self._file.flush()
-
-    def sync(self) -> None:
-        """Have all of it on the disk."""
-        self.flush()
-        with _writing(self._path, self._asker):
-            os.fsync(self._file.fileno())
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Let it go. Arrow's writers may close it, too."""
-        self.closed = True
-        with suppress(OSError):
-            self._file.close()
 
 
 class OutputFolder:
@@ -142,19 +96,15 @@ class OutputFolder:
     def __init__(
         self, path: str | os.PathLike[str], asker: str, about: dict[str, Any], overwrite: bool
     ) -> None:
-        if "://" in os.fspath(path):
-            raise ConfigError(
-                f"{asker}(folder) is a folder of this machine, got {os.fspath(path)!r}: "
-                "write to a local one, and copy it"
-            )
-        self.path = Path(path).expanduser().absolute()
+        flag(overwrite, f"{asker}(overwrite)")
+        self.path = Path(local_path(path, f"{asker}(folder)")).expanduser().absolute()
         self._asker = asker
         self._about = about
         self._overwrite = overwrite
         self._handle: int | None = None
 
     def __enter__(self) -> OutputFolder:
-        with _writing(self.path, self._asker):
+        with writing(self.path, self._asker):
             self.path.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(self.path, os.O_RDONLY)
         try:
@@ -177,14 +127,14 @@ class OutputFolder:
             os.close(self._handle)
 
     def open(self) -> Opened:
-        """How far it is; a folder with nothing in it, or with what may be replaced, at the start."""
+        """What has been written so far; nothing if the folder is empty, or if its files may be replaced."""
         whole, unfinished = self.path / MANIFEST, self.path / UNFINISHED
         found = next((path for path in (whole, unfinished) if path.exists()), None)
         if found is None:
             if any(not name.startswith(PART) for name in os.listdir(self.path)):
                 raise ConfigError(
-                    f"{self._asker}(): {self.path} holds files that nothing here has written: give a folder "
-                    "that is empty or not there",
+                    f"{self._asker}(): {self.path} holds files that no writer has written: give a folder "
+                    "that is empty, or not there yet",
                     path=str(self.path),
                 )
             return self._started()
@@ -214,15 +164,15 @@ class OutputFolder:
         return Opened(None, [], None, {}, None)
 
     def _sweep(self) -> None:
-        """Remove what killed processes have left."""
+        """Remove the parts of files that killed processes left behind."""
         for name in os.listdir(self.path):
             if name.startswith(PART):
-                with suppress(FileNotFoundError), _writing(self.path / name, self._asker):
+                with suppress(FileNotFoundError), writing(self.path / name, self._asker):
                     os.unlink(self.path / name)
 
     def _remove(self, state: dict[str, Any]) -> None:
         """Remove all that was written: the manifest first, which says that the files are there."""
-        with _writing(self.path, self._asker):
+        with writing(self.path, self._asker):
             with suppress(FileNotFoundError):
                 os.replace(self.path / MANIFEST, self.path / UNFINISHED)
             self._sync()
@@ -237,7 +187,7 @@ class OutputFolder:
         found = first_difference(state.get("options"), mine["options"])
         if found is not None:
             raise ConfigError(
-                f"{self.path} holds what {self._asker}() wrote with {found[0]}: {said(found[1])}, now "
+                f"{self.path} holds files that {self._asker}() wrote with {found[0]}: {said(found[1])}, now "
                 f"{said(found[2])}; {way_out}",
                 path=str(self.path),
             )
@@ -265,7 +215,7 @@ class OutputFolder:
             yield file
             file.sync()
             file.close()
-            with _writing(self.path / name, self._asker):
+            with writing(self.path / name, self._asker):
                 os.replace(part, self.path / name)
                 self._sync()
         except BaseException:
@@ -275,17 +225,17 @@ class OutputFolder:
             raise
 
     def save(self, state: Opened) -> None:
-        """Say how far the folder is."""
+        """Record what has been written so far."""
         self._put(UNFINISHED, state)
 
     def finish(self, files: list[dict[str, Any]], columns: dict[str, str]) -> Written:
-        """Say that all is there."""
+        """Record that everything has been written."""
         rows = self._put(MANIFEST, Opened(None, files, None, {}, columns))
         self._remove_unfinished()
         return Written(str(self.path), tuple(str(self.path / e["file"]) for e in files), rows)
 
     def _remove_unfinished(self) -> None:
-        with _writing(self.path, self._asker):
+        with writing(self.path, self._asker):
             (self.path / UNFINISHED).unlink(missing_ok=True)
             self._sync()
 
@@ -337,15 +287,3 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise _changed(path, str(error.strerror or error)) from error
-
-
-@contextmanager
-def _writing(path: Path, asker: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"{asker}(): {path} cannot be written ({error.strerror or error}): make room there, or write to "
-            "another folder",
-            path=str(path),
-        ) from error

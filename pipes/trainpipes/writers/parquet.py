@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes.checks import whole_number
-from trainpipes.pipeline import Pipeline
-from trainpipes.writers.output_folder import OutputFile, Written
+from trainpipes.writers.output_file import OutputFile
+from trainpipes.writers.output_folder import Written
 from trainpipes.writers.write import Format, check_codec, write
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
+
 
 __all__ = ["write_parquet"]
 
@@ -31,7 +35,37 @@ def write_parquet(
     compression: str | None = "zstd",
     overwrite: bool = False,
 ) -> Written:
-    """Write one epoch to Parquet files; see ``Pipeline.write_parquet``."""
+    """Write the rows of one epoch to Parquet files, in the order of this pipeline without its
+    ``sharding_filter``: to prepare data once for many runs. See docs/prepare.md.
+
+    Memory stays at that of the pipeline plus one row group. A file appears once it is whole. If the process
+    is killed, the same call continues after the last whole file, and the files come out the same; once all
+    are there, it does nothing.
+
+    Args:
+        folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json", which appears last,
+            with counts, columns and checksums. On this machine, and new or empty.
+        rows_per_group: rows in each row group; if left out, 8 MiB of rows as they are in memory, and
+            16,384 rows at most.
+        rows_per_file: rows in each file; or
+        files: how many files of about as many rows, where rows are counted. If both are left out, a file
+            ends after 512 MiB of rows as they are in memory.
+        compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
+        overwrite: whether to remove what was written there before, and write everything anew.
+
+    Raises:
+        ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, or those
+            of another pipeline; another process writes to it; or it cannot be written.
+        SchemaError: rows have no columns, or not all the same.
+
+    >>> import tempfile, pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"x": range(10)})).filter(lambda row: row["x"] % 2)
+    >>> written = rows.write_parquet(tempfile.mkdtemp(), rows_per_file=2)
+    >>> written.rows, len(written.files)
+    (5, 3)
+    >>> list(tp.list_files(written.files).read_parquet())[-1]
+    {'x': 9}
+    """
     if rows_per_group is not None:
         whole_number(rows_per_group, 1, "write_parquet(rows_per_group)", "rows in each row group")
     check_codec(compression, CODECS, "write_parquet")

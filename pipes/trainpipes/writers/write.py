@@ -1,4 +1,4 @@
-"""The rows of one epoch to the files of a folder: what all formats have in common."""
+"""Writes the rows of one epoch to files in a folder: what all formats share."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import os
 from collections.abc import Callable, Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.options import either
 from trainpipes.runtime.progress import Progress
 from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
-from trainpipes.writers.output_folder import Opened, OutputFile, OutputFolder, Written
+from trainpipes.writers.output_file import OutputFile
+from trainpipes.writers.output_folder import Opened, OutputFolder, Written
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
 
 __all__ = ["Format", "GroupWriter", "check_codec", "write"]
 
@@ -89,7 +92,7 @@ def write(
 
 
 def check_codec(compression: object, known: Collection[str], asker: str) -> None:
-    """Raise ConfigError unless a compression is one of some, or None."""
+    """Raise ConfigError unless a compression is a known one, or None."""
     if compression is not None and compression not in known:
         raise ConfigError(
             f"{asker}(compression) is {either([*known])}, or None, got {shown(compression)}"
@@ -103,12 +106,13 @@ class _Lengths:
         self, count: int | None, files: int | None, rows_per_file: int | None, asker: str
     ) -> None:
         if files is not None:
-            whole_number(files, 1, f"{asker}(files)", "files")
+            whole_number(files, 1, f"{asker}(files)", "how many to write")
         if rows_per_file is not None:
             whole_number(rows_per_file, 1, f"{asker}(rows_per_file)", "rows in each file")
         if files is not None and rows_per_file is not None:
             raise ConfigError(
-                f"{asker}() takes files or rows_per_file, got {files} and {rows_per_file}"
+                f"{asker}() takes files or rows_per_file, got files={files} and "
+                f"rows_per_file={rows_per_file}: give one of the two"
             )
         if files is not None and count is None:
             raise ConfigError(
@@ -116,7 +120,10 @@ class _Lengths:
                 "all are read: give rows_per_file=... instead"
             )
         if files is not None and count is not None and files > count:
-            raise ConfigError(f"{asker}(files={files}) is more than there are rows: {count:,}")
+            raise ConfigError(
+                f"{asker}(files={files}): each file has a row at least, and there are {count:,} rows: give "
+                "fewer files"
+            )
         self._count, self._files, self._rows = count or 0, files, rows_per_file
 
     def of(self, number: int) -> int | None:
@@ -143,8 +150,8 @@ def _write(
             now = {field.name: str(field.type) for field in rows.schema}
             if columns is not None and now != columns:
                 raise SchemaError(
-                    f"{form.asker}(): the files that are there have columns {columns}, and the rows that "
-                    f"come next {now}; write it anew with overwrite=True",
+                    f"{form.asker}(): the files written so far have columns {columns}, and the next rows "
+                    f"have {now}; write all anew with overwrite=True",
                     stage=form.asker,
                 )
             columns = now
@@ -171,5 +178,7 @@ def _write(
             files.append({"file": name, "rows": count, "bytes": file.size, "crc32": check})
             out.save(Opened(None, files, rows.cursor, rows.plan.notes, columns))
     if columns is None:
-        raise ConfigError(f"{form.asker}(): the pipeline has no rows")
+        raise ConfigError(
+            f"{form.asker}(): the pipeline has no rows, and nothing was written: check what filters it"
+        )
     return out.finish(files, columns)

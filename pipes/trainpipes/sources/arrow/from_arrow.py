@@ -56,8 +56,8 @@ class FromArrow(Source):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(
-                f"from_arrow(table) takes columns of different names, got {shown(twice)} twice, of which "
-                "rows would have one: table.rename_columns([...])"
+                f"from_arrow(table) takes columns of different names, got {shown(twice)} twice: rename them "
+                "with table.rename_columns([...])"
             )
 
     def open(self) -> ArrowSource:

@@ -16,10 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
-from trainpipes.checks import whole_number
-from trainpipes.errors import ConfigError, DataError, SchemaError, UnreadableError
+from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.utf8 import check_sound
 from trainpipes.runtime.source import Place
@@ -28,19 +26,14 @@ from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
 from trainpipes.sources.arrow.reader import ArrowReader
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.arrow.take import take_rows
-from trainpipes.sources.files.columns_option import checked_columns
 from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
-from trainpipes.sources.files.file_rows import (
-    FileRows,
-    changed,
-    cut_evenly,
-    gone,
-    listed_files,
-)
-from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.file_errors import changed, gone, unreadable
+from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.files.file_rows import FileRows, cut_evenly
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles, mapped
-from trainpipes.sources.files.schema import one_schema
+from trainpipes.sources.files.schema import cast_to, one_schema
 from trainpipes.sources.remote.retry import Requests
 
 __all__ = ["ArrowFiles", "ReadArrow"]
@@ -50,7 +43,7 @@ SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
 SAMPLED = 4
 
 
-class ReadArrow(Source):
+class ReadArrow(FileReader):
     """Reads the rows of Arrow files: IPC files and streams, Feather, and the folders that ``save_to_disk`` of
     Hugging Face's ``datasets`` writes.
 
@@ -59,9 +52,9 @@ class ReadArrow(Source):
 
     Local files are mapped into memory: rows cost no copy, and those that are not compressed can be chosen
     by number (``shuffle(scope="global")``, ``draw``). Do not write to a file while it is read; a new one may
-    take its name. A compressed record batch is decoded whole, and of a file on another machine it is fetched
-    whole, several at a time. Before the first row the header of every record batch is read, about 20 µs
-    each; of a file on a server one request for its footer and then all at once, of a stream one for each.
+    take its name. A compressed record batch is decoded whole, and a remote one is fetched whole, several at a
+    time. Before the first row the header of every record batch is read, about 20 µs each; of a remote file by
+    one request for its footer and one for all headers, of a remote stream by one for each.
 
     A folder of ``save_to_disk`` is read by its ``state.json``: the files that it names, in their order, and
     none of the caches that may lie beside them.
@@ -70,20 +63,19 @@ class ReadArrow(Source):
     widened where that loses nothing, dictionary columns come as their values.
 
     Args:
-        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all, which
-            every file must have then.
+        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all, and then all
+            files must have the same ones.
         split: which one of a saved ``DatasetDict``, such as "train".
-        block_rows: rows of a block, which a shuffle puts in another order as a whole; a record batch if left
-            out.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        block_rows: rows in a block (a shuffle permutes blocks first); if left out, a block is a record batch.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
-        ConfigError: an option is not what it must be, or a ``DatasetDict`` needs a ``split``.
+        ConfigError: an option is invalid, or a ``DatasetDict`` needs a ``split``.
         UnreadableError: names all files that are not Arrow, each with the reason; later, the place that
             cannot be decoded.
         SchemaError: a file lacks a column, or has it in a type that does not fit the first file's.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, pyarrow as pa, pyarrow.feather, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.feather"
@@ -92,10 +84,8 @@ class ReadArrow(Source):
     [{'y': 'a'}, {'y': 'b'}]
     """
 
-    role = "reader"
     has_blocks = True
     random_access = True
-    free = frozenset({"storage_options"})
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
@@ -104,23 +94,15 @@ class ReadArrow(Source):
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        self._set(
-            columns=checked_columns(self.columns, self.name),
-            storage_options=checked_options(self.storage_options),
-        )
+        super().check()
         if self.split is not None and (not isinstance(self.split, str) or not self.split):
             raise ConfigError(
                 f"read_arrow(split) is the name of a split, such as 'train', got {self.split!r}"
             )
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, "read_arrow(block_rows)", "rows of a block")
-
-    def open(self) -> ArrowFiles:
-        return self.open_files([])
 
     def open_files(self, files: Sequence[Stage]) -> ArrowFiles:
         """The rows of the files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        listed = self.listed(files, SUFFIXES)
         listed = saved_files(listed, self.split, str(self))
         layouts = list(each_file(listed, partial(_look, listed), str(self), "Arrow").values())
         return ArrowFiles(listed, layouts, self.columns, self.block_rows, str(self))
@@ -238,11 +220,8 @@ class ArrowFiles(FileRows, RandomAccessSource):
         except FileNotFoundError as error:
             raise gone(place) from error
         except (BadFileError, pa.ArrowException, OSError, ValueError) as error:
-            raise UnreadableError(
-                f"{place}: the record batch here cannot be decoded: {one_line(error)}; replace the "
-                "file, or leave it out with .filter(lambda path: ...) after list_files",
-                **vars(place),
-            ) from error
+            what = f"the record batch here cannot be decoded: {one_line(error)}"
+            raise unreadable(place, what) from error
 
     def _raw(
         self, file: int, number: int, requests: Requests, fetched: bytes | None, place: Place
@@ -289,20 +268,10 @@ class ArrowFiles(FileRows, RandomAccessSource):
         return found
 
     def _fitted(self, batch: pa.RecordBatch, place: Place) -> pa.RecordBatch:
-        columns = []
-        for field in self.schema:
-            column = batch.column(batch.schema.get_field_index(field.name))
-            if not column.type.equals(field.type):
-                try:
-                    column = column.cast(field.type)
-                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                    raise SchemaError(
-                        f"{place}: column {field.name!r} is {column.type} here and {field.type} over all "
-                        f"files, and a value does not fit: {error}; convert the file, or read the files "
-                        "apart",
-                        **vars(place),
-                    ) from error
-            columns.append(column)
+        columns = [
+            cast_to(batch.column(batch.schema.get_field_index(field.name)), field, lambda: place)
+            for field in self.schema
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def take(self, index: IntArray) -> pa.Table:

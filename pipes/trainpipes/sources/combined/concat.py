@@ -25,11 +25,11 @@ class Concat(JoiningSource):
     """The rows of several pipelines, one after the other in file order, as one source.
 
     Out: rows of the first pipeline, then of the second, … They are planned as one: an epoch is cut, dealt and
-    shuffled over all of them. Cursor: as of any source. Costs nothing.
+    shuffled over all of them. Cursor: as for any source. Costs nothing.
 
     Each has a source whose blocks are known in advance, and stages that keep all rows, such as ``select`` and
-    ``rename`` to give all the same columns; ``take`` and ``skip`` leave out rows in file order. What is
-    common to all, what drops rows, and what orders, deals or batches them stands after it. To mix by weights:
+    ``rename`` to give all the same columns; ``take`` and ``skip`` leave out rows in file order. Stages that
+    all have in common, and those that drop, order, deal or batch rows, stand after it. To mix by weights:
     ``mix``; columns of several sources side by side: ``zip``; files of one kind: a list in ``list_files``.
 
     Columns of several types become the one type that holds the values of all: int64 for int32 beside int64,

@@ -67,17 +67,17 @@ class Mix(MixingSource):
     """Mixes the rows of several pipelines, each with its share.
 
     In: pipelines of rows, by name, each with its own filters, shuffle, cache and so on. Out: their rows,
-    one source's after the other's turn. ``sharding_filter``, ``batch`` and what comes after them stand above.
-    All sources have the same columns.
+    interleaved. ``sharding_filter``, ``batch`` and what comes after them stand above. All sources have the
+    same columns.
 
-    By rows each source's part of the first n rows is never off its share by a whole row, whatever n is, in
-    each shard; by tokens never by more than the longest row (see ``trainpipes.fair_queue`` for the rule and
-    its sources). Nothing is random in it. Shards are out of phase, so that over all of them the parts stay
-    closer still.
+    In each shard, a source's part of the first n rows never differs from its share by a whole row, for any n;
+    by tokens, never by more than the longest row (see ``trainpipes.fair_queue`` for the rule and its
+    sources). Nothing is random in it. Shards are out of phase, so that over all of them the parts stay closer
+    still.
 
     Cursor: each source's own, and how far it is ahead of its share. Costs about 0.5 us a row to choose, far
-    less where weights are short decimal numbers, and a gather of the rows. Each source has its windows:
-    what their shuffles may take in memory adds up.
+    less where weights are short decimal numbers, and a gather of the rows. Each source has windows of its
+    own: the memory of their shuffles adds up.
 
     Args:
         sources: pipelines by name. Names say which is which in errors and checkpoints.
@@ -88,17 +88,17 @@ class Mix(MixingSource):
             that say how long a row is. An empty row counts as one token.
         temperature: T, without ``weights``: shares are in proportion to ``size ** (1 / T)``. At 1 every row
             comes as often as any other; above, small sources come more often.
-        repetitions: how often sources may be gone through in an epoch of the mix, by name (or one number for
-            all); then a source leaves, and its share goes to the others. No limit if left out.
+        repetitions: how many times each source may be read in an epoch of the mix, by name (or one number for
+            all); after that it leaves, and its share goes to the others. No limit if left out.
         stop: where an epoch of the mix ends, in each shard:
 
-            - "all_exhausted": when each source has been gone through once. Those that come to their end
-              before start again, in another order, so every row comes once at least.
-            - "first_exhausted": when the first source comes to its end (the end of its ``repetitions``), so
-              that no row comes twice.
+            - "all_exhausted": when each source has been read once. Those that end earlier start again, in
+              another order, so that every row comes at least once.
+            - "first_exhausted": when the first source ends (with its ``repetitions``), so that no row comes
+              twice.
             - "repeat": nowhere. Steps are counted, as with ``repeat()``.
-        schedule: other weights in the course of an epoch of the mix: a list of ``(draws, weights)``, with
-            draws in rows or tokens of all shards together. Before its first step ``weights`` hold.
+        schedule: weights that change during an epoch of the mix: a list of ``(draws, weights)``, where draws
+            counts rows or tokens of all shards together. ``weights`` hold until its first step.
         interpolation: between the steps of a schedule: "constant", or "linear" for weights that move
             from each step to the next in 64 small ones.
         column: a column to add, with the name of each row's source.
@@ -166,8 +166,8 @@ class Mix(MixingSource):
             last = schedule[-1][1] if schedule else weights
             if not any(limits[n] is None and (last is None or last[n]) for n in limits):
                 raise ConfigError(
-                    'mix(stop="repeat") goes on for ever with a source that has a weight at the end and no '
-                    f"limit of repetitions; got repetitions={self.repetitions!r}"
+                    'mix(stop="repeat") has no end, so that a source needs a weight at the end and no limit '
+                    f"of repetitions; got repetitions={self.repetitions!r}"
                 )
 
     @cached_property
@@ -391,8 +391,8 @@ def _check_source(name: str, pipeline: Any, stop: str) -> None:
         )
     if getattr(stages[0], "endless", False) and stop != "repeat":
         raise ConfigError(
-            f"mix(sources): {name!r} is a mix without an end, which stop={stop!r} would wait for: take "
-            'stop="repeat" here, or another there'
+            f"mix(sources): {name!r} is a mix without an end, and stop={stop!r} would wait for it: take "
+            'stop="repeat" here, or another stop there'
         )
 
 

@@ -62,7 +62,7 @@ class Stream(Protocol):
     """Decompressed bytes, from a place on.
 
     Attributes:
-        entries: the members that have begun so far, the first one first; who looks may take some away.
+        entries: the members that have begun so far, the first one first; a caller may remove some.
     """
 
     entries: list[Entry]
@@ -103,7 +103,7 @@ class _Plain:
 
 
 class _Gzip:
-    """zlib's decompressor of a gzip member, with the face of ``bz2``'s and ``lzma``'s."""
+    """zlib's decompressor of a gzip member, with the interface of those of ``bz2`` and ``lzma``."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(31)

@@ -1,4 +1,4 @@
-"""zstd files, frame by frame: Arrow decompresses, and where frames end is told by their blocks' headers.
+"""zstd files, frame by frame: Arrow decompresses; the headers of blocks tell where a frame ends.
 
 See RFC 8878, 3.1.1. Called by ``streams``.
 """

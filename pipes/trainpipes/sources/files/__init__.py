@@ -7,11 +7,12 @@ list_files      the stage: the files of a data set, in order
 byte_ranges     bytes of a file from a place on, or between two places
 opened_file     a file open for bytes, for readers that want a Python file
 each_file       something done with each file, and what is said of those that fail
+file_errors     what is said of a file that cannot be read
 file_rows       rows of files in blocks: what is the same for all formats
 mapped_files    local files mapped into memory, once in a process
 index_file      what was learned of files, kept for later runs
 kept_index      what is known of each file, learned by one process for all
 schema          one schema for the rows of many files
-columns_option  the option columns of readers
+file_reader     what all stages that read files share
 row_names       which file each row is from
 """

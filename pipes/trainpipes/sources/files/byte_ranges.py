@@ -59,13 +59,15 @@ def read_range(
 
 
 def present_size(files: FileList, file: int, requests: Requests) -> int | None:
-    """Bytes that a file has now; None if it is gone."""
+    """Bytes that a file has now; None where the server does not say.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        UnreachableError: the server does not answer, or denies access.
+    """
     system, path = files.system(file), files.paths[file]
-    try:
-        if is_local(system):
-            return os.stat(path).st_size
-        system.invalidate_cache()
-        found: int | None = requests.call(system, "size", path)
-        return found
-    except FileNotFoundError:
-        return None
+    if is_local(system):
+        return os.stat(path).st_size
+    system.invalidate_cache()
+    found: int | None = requests.call(system, "size", path)
+    return found

@@ -1,4 +1,4 @@
-"""Something done with each file of a data set, several at a time, and what is said of those that fail.
+"""Calls a function for each file of a data set, in several threads, and names all files for which it fails.
 
 Called by the thread that opens a pipeline, before any row is read.
 """
@@ -16,6 +16,7 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.naming import reader_of
 from trainpipes.runtime.progress import Progress
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests, Stopped
@@ -34,6 +35,8 @@ T = TypeVar("T")
 
 #: Threads, at most; they wait for disks and servers.
 MAX_THREADS = 16
+#: What files are to be, where a file of another kind is told by its name.
+KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
 #: Unreadable files that a message names.
 NAMED = 100
 
@@ -54,7 +57,7 @@ def in_threads(
 
     Args:
         work: what is done.
-        count: for how many numbers.
+        count: how many numbers there are.
         progress: counts those done.
         requests: are stopped if it fails.
         most: threads at most.
@@ -99,14 +102,14 @@ def each_file(
         files: the files.
         look: is given a file's number, and what makes requests to servers.
         asker: the stage, for messages.
-        kind: what the files are to be, such as "Arrow".
+        kind: the format that the files should have, such as "Arrow".
         wanted: numbers of the files; None for all.
-        job: what is done, for those who wait.
+        job: what a progress bar says.
         most: threads at most.
         least: files that are worth another thread.
 
     Raises:
-        DataError: that which ``look`` raised for the first file for which it did.
+        DataError: the one that ``look`` raised, for the first of such files.
         UnreadableError: names all files in which it failed otherwise, each with the reason.
         UnreachableError: a server does not answer, or denies access; files beyond are not asked for.
     """
@@ -151,7 +154,13 @@ def failed(files: FileList, failures: dict[int, Exception], asker: str, what: st
         if isinstance(failure, UnreachableError):
             failure.stage = asker
             return failure
-    lines = [f"  {files.names[n]}: {reason(failures[n])}" for n in sorted(failures)]
+    lines = []
+    for n in sorted(failures):
+        said, reader = reason(failures[n]), reader_of(files.names[n])
+        other = reader and what in KINDS and reader not in said and not asker.startswith(reader)
+        lines.append(
+            f"  {files.names[n]}: {said}{f'; {reader}() is for such files' if other else ''}"
+        )
     if len(lines) > NAMED:
         lines[NAMED:] = [f"  … and {len(lines) - NAMED:,} more"]
     gone = all(isinstance(error, FileNotFoundError) for error in failures.values())

@@ -1,4 +1,4 @@
-"""Rows of files in blocks: what is the same for every format that is read from files.
+"""Rows of files in blocks: what all formats share.
 
 A format's source is a ``FileRows`` with a reader of its own. Made once in each process, by the thread that
 plans.
@@ -6,70 +6,18 @@ plans.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from trainpipes.amount import amount
-from trainpipes.errors import (
-    ConfigError,
-    DataChangedError,
-    MissingFilesError,
-)
 from trainpipes.order import IntArray
 from trainpipes.runtime.source import Place, RowSource
-from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.list_files import SUFFIXES, FileList, ListFiles, digests
-from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.list_files import FileList, digests
 
-__all__ = ["FileRows", "changed", "cut_evenly", "gone", "listed_files", "unchanged"]
-
-
-def listed_files(
-    asker: Stage,
-    stages: Sequence[Stage],
-    storage_options: Mapping[str, Any] | None,
-    suffixes: Sequence[str] = SUFFIXES,
-) -> FileList:
-    """The files that the stages below a reader list and let through.
-
-    Args:
-        asker: the reader.
-        stages: those below it, first one first.
-        storage_options: the reader's.
-        suffixes: what names of its files in folders end with.
-
-    Raises:
-        ConfigError: there is no ``list_files`` below it.
-        MissingFilesError: there are no files, or none is let through.
-    """
-    if not stages or not isinstance(stages[0], ListFiles):
-        raise ConfigError(f"{asker} needs the files to read: put it after list_files(...)")
-    listed = stages[0].files(storage_options, suffixes)
-    for stage in stages[1:]:
-        if hasattr(stage, "predicate"):
-            listed = _kept(listed, stage, asker)
-    return listed
-
-
-def _kept(files: FileList, stage: Any, asker: Stage) -> FileList:
-    if isinstance(stage.predicate, pc.Expression):
-        raise ConfigError(
-            f"{stage} stands on file paths, and an expression is about columns; give a function of "
-            f"a path, or put the filter after {asker.name}()"
-        )
-    kept = np.flatnonzero([bool(stage.predicate(name)) for name in files.names])
-    if not len(kept):
-        raise MissingFilesError(
-            f"{stage} keeps none of the {len(files):,} files, {files.names[0]} for one; its function "
-            "gets the path or URL as text",
-            stage=str(stage),
-        )
-    return files.pick(kept.astype(np.int64))
+__all__ = ["FileBlocks", "FileRows", "cut_evenly"]
 
 
 def cut_evenly(rows: int, block_rows: int) -> IntArray:
@@ -82,46 +30,53 @@ def cut_evenly(rows: int, block_rows: int) -> IntArray:
     return np.append(np.arange(0, rows, block_rows, dtype=np.int64), rows)
 
 
-def unchanged(files: FileList, file: int, place: Place, handle: int | None = None) -> None:
-    """Raise unless a local file, open as ``handle`` or not yet, is what it was when it was listed, by its
-    size and time of change.
+class FileBlocks(RowSource):
+    """Rows of files in blocks; no block spans two files. A class below this one sets the attributes.
 
-    Raises:
-        MissingFilesError: it is gone.
-        DataChangedError: it is another one.
+    Attributes:
+        files: the files.
+        sizes: bytes of each file, int64 ``[files]``.
+        file_of_block: the file that each block is in, int64 ``[blocks]``.
+        blocks_called: what the format calls blocks.
     """
-    if not is_local(files.system(file)):
-        return
-    try:
-        stat = os.stat(files.paths[file] if handle is None else handle)
-    except FileNotFoundError as error:
-        raise gone(place) from error
-    size = int(files.sizes[file])
-    if stat.st_size != size:
-        raise changed(place, f"it had {size:,} bytes, and has {stat.st_size:,}")
-    if str(stat.st_mtime_ns) != files.stamps[file]:
-        raise changed(place, "it has been written since")
+
+    files: FileList
+    sizes: IntArray
+    file_of_block: IntArray
+    blocks_called = "blocks"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_relative_names"}
+
+    @cached_property
+    def _relative_names(self) -> list[str]:
+        """Names of the files below the folder that holds them all."""
+        return self.files.relative_names()
+
+    def fingerprint_of(self, lines: Sequence[str]) -> dict[str, Any]:
+        """The fingerprint of files, from a line about each."""
+        return {
+            "files": len(lines),
+            "rows": int(self.lengths.sum()),
+            "bytes": int(self.sizes.sum()),
+            "digests": digests(lines),
+        }
+
+    def describe(self) -> list[tuple[str, str]]:
+        rows = self.lengths
+        blocks = f"{len(rows):,}"
+        if len(rows):
+            least, middle, most = rows.min(), int(np.median(rows)), rows.max()
+            blocks += f" of {least:,} / {middle:,} / {most:,} rows (least / median / most)"
+        lines = [("files", f"{len(self.files):,}, {amount(self.sizes.sum())}")]
+        lines += [(self.blocks_called, blocks), ("rows", f"{rows.sum():,}")]
+        if self.row_bytes is not None:
+            whole = amount(self.row_bytes * float(rows.sum()))
+            lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
+        return lines
 
 
-def gone(place: Place) -> MissingFilesError:
-    """The error for a file that is no longer there."""
-    return MissingFilesError(
-        f"{place}: the file was there when the files were listed, and is gone; bring it back, or "
-        "make the pipeline anew without it",
-        **vars(place),
-    )
-
-
-def changed(place: Place, what: str) -> DataChangedError:
-    """The error for a file that is another one than was listed."""
-    return DataChangedError(
-        f"{place}: the file has changed since the files were listed: {what}; bring the "
-        "old one back, or make the pipeline anew",
-        **vars(place),
-    )
-
-
-class FileRows(RowSource):
+class FileRows(FileBlocks):
     """Rows of files; a block is a range of rows of one file.
 
     Args:
@@ -129,10 +84,7 @@ class FileRows(RowSource):
         edges: of each file the first row of each block, and its number of rows, int64 ``[blocks + 1]``.
 
     Attributes:
-        files: the files.
-        sizes: bytes of each file, int64 ``[files]``.
         begins: the row of its file that each block begins with, int64 ``[blocks]``.
-        file_of_block: the file that each block is in, int64 ``[blocks]``.
         first_block: number of each file's first block, int64 ``[files + 1]``.
     """
 
@@ -146,9 +98,6 @@ class FileRows(RowSource):
         self.file_of_block: IntArray = np.repeat(np.arange(len(files), dtype=np.int64), blocks)
         self._file_rows = [int(edge[-1]) for edge in edges]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_relative_names"}
-
     def place(self, block: int, row: int) -> Place:
         """File, and row in the file."""
         file = int(self.file_of_block[block])
@@ -156,33 +105,10 @@ class FileRows(RowSource):
 
     def fingerprint(self) -> dict[str, Any]:
         each = zip(self._relative_names, self.sizes.tolist(), self._file_rows, strict=True)
-        lines = [f"{name}\0{size}\0{rows}" for name, size, rows in each]
-        return {
-            "files": len(lines),
-            "rows": int(self.lengths.sum()),
-            "bytes": int(self.sizes.sum()),
-            "digests": digests(lines),
-        }
+        return self.fingerprint_of([f"{name}\0{size}\0{rows}" for name, size, rows in each])
 
     def block_key(self, block: int) -> Any:
         """The file by its name below the common root, size, and time of change or etag; and the rows."""
         file, first = int(self.file_of_block[block]), int(self.begins[block])
         name, stamp = self._relative_names[file], self.files.stamps[file]
         return [name, int(self.sizes[file]), stamp, first, int(self.lengths[block])]
-
-    @cached_property
-    def _relative_names(self) -> list[str]:
-        return self.files.relative_names()
-
-    def describe(self) -> list[tuple[str, str]]:
-        rows = self.lengths
-        lines = [("files", f"{len(self.files):,}, {amount(self.sizes.sum())}")]
-        blocks = f"{len(rows):,}"
-        if len(rows):
-            least, middle, most = rows.min(), int(np.median(rows)), rows.max()
-            blocks += f" of {least:,} / {middle:,} / {most:,} rows (least / median / most)"
-        lines += [("blocks", blocks), ("rows", f"{rows.sum():,}")]
-        if self.row_bytes is not None:
-            whole = amount(self.row_bytes * float(rows.sum()))
-            lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
-        return lines

@@ -1,8 +1,8 @@
-"""What was learned of data files before, in a small file: so that a start over many files reads none of them.
+"""An index of data files in a small file, so that a later start over many files opens none of them.
 
 The file is an Arrow table, a row for each data file: where it is, its size and time of change (or etag), and
-what a format has learned of it. A row counts only while size and stamp are what the listing says. A file that
-is damaged, or not ours, is as good as none.
+what a format has learned of it. A row counts only while size and stamp are those of the listing. An index
+that is damaged, or not ours, is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainpipes.runtime.caching import checked_file
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 
-__all__ = ["IndexFile", "IndexKind", "checked_index", "forget", "settled"]
+__all__ = ["IndexFile", "IndexKind", "forget", "settled"]
 
 log = logging.getLogger("trainpipes")
 
@@ -42,15 +42,15 @@ OTHERS, SOME_OTHERS = 4, 10_000
 
 @dataclass(frozen=True)
 class IndexKind:
-    """What a format keeps of its files.
+    """What the index of a format holds.
 
     Args:
         reader: the stage that keeps it, for messages.
         holds: what it is an index of, for messages.
         about: what its files say they are, of JSON types.
         schema: of the table; its first columns are ``path``, ``stamp`` and ``size``.
-        is_sound: whether a table of this schema can be true.
-        settings: options of the reader that what is kept depends on.
+        is_sound: whether the values in a table of this schema make sense together.
+        settings: options of the reader on which the index depends.
         least_bytes: local files that are together smaller than this are not worth keeping anything of.
     """
 
@@ -125,14 +125,14 @@ class IndexFile:
             )
         except checked_file.ForeignError as error:
             raise ConfigError(
-                f"{self._kind.reader}(index={str(self.path)!r}) names a file that is there and no index of "
-                f"{self._kind.holds}: name another one, or remove it",
+                f"{self._kind.reader}(index={str(self.path)!r}) names a file that is there, and not an index "
+                f"of {self._kind.holds}: name another one, or remove it",
                 path=str(self.path),
             ) from error
 
     def save(self, files: FileList, table: pa.Table, read: int) -> None:
-        """Keep what was learned of the files, and what is there of others. What cannot be written is left: it
-        would only save time.
+        """Keep what was learned of the files, beside what is there of others. If it cannot be written,
+        nothing is raised: it would only save time.
 
         Args:
             files: the data set.
@@ -170,8 +170,8 @@ def _digest(files: FileList, settings: str) -> str:
 
 
 def settled(files: FileList, which: Sequence[int]) -> int:
-    """The time, ns, once local files that were just written could no more be written again without
-    another time."""
+    """Wait until any further change of local files that were just written would show in their time of change;
+    return the time, ns."""
     now = time.time_ns()
     local = [is_local(system) for system in files.systems]
     times = [int(files.stamps[n]) for n in which if local[int(files.system_of[n])]]
@@ -186,15 +186,3 @@ def forget(path: str | None) -> None:
     if path is not None:
         with suppress(OSError):
             os.unlink(path)
-
-
-def checked_index(index: Any, reader: str = "read_parquet") -> str | bool | None:
-    """The option ``index`` of a reader, as text if it is a path."""
-    if index is None or isinstance(index, bool):
-        return index
-    if not isinstance(index, str | os.PathLike) or not os.fspath(index):
-        raise ConfigError(
-            f"{reader}(index) is a file that ends in {SUFFIX}, a folder, True, False or None, got "
-            f"{index!r}"
-        )
-    return str(os.fspath(index))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.checks import several
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.order import IntArray
 from trainpipes.runtime.kinds import Source
@@ -105,8 +106,8 @@ class ListFiles(Source):
       ``.pq`` where nothing reads them), hidden ones and those in
       ``_``-prefixed files and folders (``_SUCCESS``, ``_metadata``, ``_delta_log``) left
       out. A Delta Lake or Iceberg table is more than its files: list what its own library says is live.
-    - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for what it matches,
-      whatever it is called; hidden names only where the pattern begins with ``.`` or ``_``. A folder that
+    - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for all that it matches,
+      whatever its ending; hidden names only where the pattern begins with ``.`` or ``_``. A folder that
       matches stands for what is in it.
     - A URL (``s3://``, ``gs://``, ``hf://``, ``memory://``, also chained ones) is any of these in
       that file system.
@@ -122,8 +123,8 @@ class ListFiles(Source):
             neither shown nor part of a state.
         retry_seconds: how long a request to a server that does not answer, breaks off, or says that it is
             busy (408, 429, 5xx) is tried again: to list, and to read. A request of several MB has a second
-            more for each 64 KiB. What will not pass, as denied access, ends at once; local files are never
-            tried again. Not part of a state.
+            more for each 64 KiB. What waiting does not cure, such as denied access, fails at once; local
+            files are never tried again. Not part of a state.
 
     Raises:
         ConfigError: not a path, an empty list, or a file named twice.
@@ -152,15 +153,19 @@ class ListFiles(Source):
         single = isinstance(self.urls, str | os.PathLike)
         self._set(
             urls=_text(self.urls) if single else _texts(self.urls),
-            storage_options=checked_options(self.storage_options),
             retry_seconds=checked_seconds(self.retry_seconds),
         )
-        if self.suffix is not None and not isinstance(self.suffix, str):
-            self._set(suffix=list(self.suffix))
-        if not self._ends() or not all(isinstance(end, str) for end in self._ends()):
+        if self.storage_options is not None:
+            option = "list_files(storage_options)"
+            self._set(storage_options=checked_options(self.storage_options, option))
+        ends = self._ends()
+        if not several(ends) or not ends or not all(isinstance(end, str) for end in ends):
             raise ConfigError(
-                f"suffix is an end of names such as '.parquet', got {shown(self.suffix)}"
+                f"list_files(suffix) is an end of names such as '.parquet', or several in a list, got "
+                f"{shown(self.suffix)}"
             )
+        if self.suffix is not None and not isinstance(self.suffix, str):
+            self._set(suffix=list(ends))
 
     def _ends(self, suffixes: Sequence[str] = SUFFIXES) -> Sequence[str]:
         """What names of files in folders end with; ``suffixes`` if the user does not say."""
@@ -276,13 +281,11 @@ class StorageOptions(dict[str, Any]):
         return repr(dict.fromkeys(self, "…"))
 
 
-def checked_options(options: Mapping[str, Any] | None) -> StorageOptions | None:
+def checked_options(value: Any, option: str) -> StorageOptions:
     """Storage options as a dict of its own."""
-    if options is not None and not isinstance(options, Mapping):
-        raise ConfigError(
-            f"storage_options is a dict of fsspec options, got {type(options).__name__}"
-        )
-    return None if options is None else StorageOptions(options)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{option} is a dict of fsspec options, got {type(value).__name__}")
+    return StorageOptions(value)
 
 
 def _text(url: Any) -> str:

@@ -62,7 +62,8 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
 
     Raises:
         MissingExtraError: the package that speaks this protocol is not installed.
-        ConfigError: nobody knows the protocol, it does not take these options, or it would make up data.
+        ConfigError: there is no file system for the protocol, it does not take these options, or it makes up
+            data.
     """
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
@@ -82,13 +83,16 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
         protocol = url.split("://")[0].split("::")[-1]
         if protocol not in known_implementations and protocol not in fsspec.available_protocols():
             hint = nearest(protocol, sorted(known_implementations))
-            raise ConfigError(f"{url!r}: nobody knows the protocol {protocol!r}{hint}") from error
+            raise ConfigError(
+                f"{url!r}: fsspec has no file system for the protocol {protocol!r}{hint}; one of your own is "
+                "known once it is registered by fsspec.register_implementation()"
+            ) from error
         raise ConfigError(
             f"{url!r} cannot be opened with storage_options {sorted(options)}: {error}"
         ) from error
     if type(system) is CachingFileSystem:
         raise ConfigError(
-            f"{url!r}: where a request fails, 'blockcache::' has zeros for the data from then on; take "
+            f"{url!r}: once a request fails, 'blockcache::' returns zeros in place of the data; take "
             "'simplecache::', or .cache() after read_parquet()"
         )
     system.invalidate_cache()  # a listing of earlier may not be what is there now
@@ -250,11 +254,12 @@ def _nothing(
 ) -> MissingFilesError:
     folder, names = _nearest_folder(system, path, requests)
     if folder == path:
-        ends = " or ".join(suffixes)
+        there = "it is empty"
+        if names:
+            glob = f"{url.rstrip('/')}/*"
+            there = f"there are: {_shown(names)}. Name another suffix=, or a glob such as {glob!r}"
         return MissingFilesError(
-            f"no file that ends in {ends} in the folder {url!r} or below it; there are: "
-            f"{_shown(names)}. Name another suffix=, or a glob such as {url.rstrip('/') + '/*'!r}",
-            path=url,
+            f"no file{_that_ends(suffixes)} in the folder {url!r} or below it; {there}", path=url
         )
     what = "no file matches" if has_magic(path) else "there is no file or folder"
     if folder is None:
@@ -266,6 +271,19 @@ def _nothing(
         f"{what} {url!r}{hint}; the nearest folder that exists is {shown}, with: {_shown(names)}",
         path=url,
     )
+
+
+def _that_ends(suffixes: Sequence[str]) -> str:
+    """Which files are looked for; that they may be compressed, too, in two words.
+
+    >>> _that_ends([".csv", ".csv.gz", ".csv.zst", ".tsv", ".tsv.gz"])
+    ' that ends in .csv or .tsv, compressed or not,'
+    """
+    plain = [end for end in suffixes if not any(end.startswith(f"{other}.") for other in suffixes)]
+    if plain == [""]:
+        return ""
+    said = f"{', '.join(plain[:-1])} or {plain[-1]}" if plain[1:] else plain[0]
+    return f" that ends in {said}" + (", compressed or not," if len(plain) < len(suffixes) else "")
 
 
 def _nearest_folder(system: Any, path: str, requests: Requests) -> tuple[str | None, list[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.runtime.source import Place
-from trainpipes.sources.files.file_rows import unchanged
+from trainpipes.sources.files.file_errors import check_unchanged
 from trainpipes.sources.files.list_files import FileList
 
 __all__ = ["MappedFiles", "mapped"]
@@ -35,7 +35,7 @@ class MappedFiles:
 
     def buffer(self, files: FileList, file: int, place: Place) -> pa.Buffer:
         """A file's bytes, which are those that were listed: one that was written since is not touched."""
-        unchanged(files, file, place)
+        check_unchanged(files, file, place)
         with self._lock:
             found = self._buffers.get(file)
             if found is None:

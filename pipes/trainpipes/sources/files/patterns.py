@@ -1,4 +1,4 @@
-"""Patterns of paths, and names that are no data."""
+"""Patterns of paths, and names of files that are not data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Found = dict[str, tuple[int | None, str]]
 
 
 def hidden(name: str) -> bool:
-    """Whether a file or folder is no data by its name: ``.cache``, ``_SUCCESS``, ``_delta_log``;
-    not ``_lang=en``, which is a partition."""
+    """Whether the name of a file or folder says that it is not data: ``.cache``, ``_SUCCESS``,
+    ``_delta_log``; not ``_lang=en``, which is a partition."""
     return (
         name.startswith(".") or (name.startswith("_") and "=" not in name) or name == "lost+found"
     )

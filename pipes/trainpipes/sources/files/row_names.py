@@ -1,4 +1,4 @@
-"""Which file each row is from, under a name that stays when others are added."""
+"""Names the file that each row is from, so that the name stays the same when other files are added."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _MixedNames(RowNames):
 
 
 def file_names(inputs: Inputs) -> list[str]:
-    """The names of a pipeline's files; one of no letters where there are none."""
+    """The names of a pipeline's files; one empty name where there are no files."""
     if not isinstance(inputs.source, RowSource) or inputs.source.file_of_block is None:
         return [""]
     source: Any = inputs.source

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
 from trainpipes.errors import SchemaError
 from trainpipes.naming import nearest, need_columns
+from trainpipes.runtime.source import Place
 
-__all__ = ["chosen", "inner_paths", "one_schema", "plain", "same_names"]
+__all__ = ["cast_to", "chosen", "inner_paths", "one_schema", "plain", "same_names"]
 
 
 def plain(field: pa.Field) -> pa.Field:
@@ -188,6 +189,29 @@ def one_schema(
         for name, field in fields.items():
             fields[name] = _wider(field, other[name], first_path, path, asker)
     return pa.schema(list(fields.values()))
+
+
+def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa.Array:
+    """A column of one file in the type that it has over all files.
+
+    Args:
+        column: as the file has it.
+        field: its name, and the type.
+        place: says where it is.
+
+    Raises:
+        SchemaError: a value does not fit.
+    """
+    if column.type.equals(field.type):
+        return column
+    try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaError(
+            f"{place()}: column {field.name!r} is {column.type} here and {field.type} over all files, and a "
+            f"value does not fit: {error}; convert the file, or read the files apart",
+            **vars(place()),
+        ) from error
 
 
 def same_names(

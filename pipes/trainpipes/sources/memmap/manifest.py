@@ -177,7 +177,7 @@ def refuse_file(path: str) -> None:
             path=path,
         )
     raise UnreadableError(
-        f"{path} is no memory map, which is a folder of write_memmap(): it is a file that starts with "
+        f"{path} is not a memory map, a folder that write_memmap() writes: it is a file that starts with "
         f"{magic!r}. A file of bare numbers is read with read_memmap(path, dtype=..., length=...)",
         path=path,
     )

@@ -128,7 +128,7 @@ class BareRows(MappedRows):
         return [str(self.columns[0]), self.columns[0].values, digest.hexdigest()[:16]]
 
     def verify(self) -> None:
-        """There is nothing to hold it against."""
+        """Nothing to compare with: there are no checksums."""
 
 
 def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
@@ -141,8 +141,8 @@ def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
         values = mapped(file, stored, (rows, length + more), step=length * stored.itemsize)
     if magic.startswith((OLD_MAGIC, b"\x93NUMPY")):
         raise UnreadableError(
-            f"{path} is no file of bare numbers: it says itself what it holds. A memory map is read without "
-            "dtype and length; the array of another .npy file is written bare by .tofile()",
+            f"{path} is not a file of bare numbers, for it has a header. A memory map is read without dtype "
+            "and length; to write the array of another .npy file bare, call its .tofile()",
             path=path,
         )
     numbers, rest = divmod(size, stored.itemsize)

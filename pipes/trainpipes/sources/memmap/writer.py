@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.checks import flag, local_path
 from trainpipes.errors import ConfigError, DataError, UnreadableError
 from trainpipes.sources.memmap.column_writer import ColumnWriter
 from trainpipes.sources.memmap.given_rows import Part
@@ -38,10 +39,13 @@ def write_parts(
     overwrite: bool = False,
 ) -> None:
     """Write blocks of rows to the folder ``path``; otherwise as ``write_memmap``."""
-    target = Path(os.path.realpath(path))
-    _there(target, overwrite)
+    target = Path(os.path.realpath(local_path(path, "write_memmap(path)")))
+    _there(target, flag(overwrite, "write_memmap(overwrite)"))
     if not target.parent.is_dir():
-        raise ConfigError(f"write_memmap(path): there is no folder {target.parent}")
+        raise ConfigError(
+            f"write_memmap(path): there is no folder {target.parent}: make it first",
+            path=str(target),
+        )
     token = secrets.token_hex(6)
     beside = target.with_name(f".{target.name}.{token}.part")
     try:
@@ -68,7 +72,8 @@ def write_parts(
                 )
         if first is None:
             raise DataError(
-                "write_memmap(): there are no rows, and so no columns; arrays of 0 rows have some"
+                "write_memmap(): there are no rows to tell the columns from: check what filters them, or "
+                "give arrays or a table, which have columns without rows"
             )
         if rows is not None and row != rows:
             raise DataError(f"write_memmap(length={rows:,}): the rows ended after {row:,}")
@@ -122,8 +127,8 @@ def _there(target: Path, overwrite: bool) -> Manifest | None:
         found = read_manifest(str(target))
     except UnreadableError as error:
         raise ConfigError(
-            f"write_memmap(path): {target} is there, and no memory map that could be replaced: give another "
-            "path, or remove it",
+            f"write_memmap(path): {target} is there, and is not a memory map that could be replaced: give "
+            "another path, or remove it",
             path=str(target),
         ) from error
     if not overwrite:

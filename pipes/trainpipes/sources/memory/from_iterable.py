@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.options import identify
+from trainpipes.runtime.options import identify, show
 from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.shown import shown
@@ -88,7 +88,13 @@ class IterableStream(RowStream):
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
         factory = self._factory
         if callable(factory) and not isinstance(factory, IterableDataset):
-            return IterableReader(iter(factory()))
+            found = factory()
+            if not isinstance(found, Iterable):
+                raise ConfigError(
+                    f"from_iterable(factory) takes a function that returns an iterable, and {show(factory)} "
+                    f"returned {shown(found)}"
+                )
+            return IterableReader(iter(found))
         assert isinstance(factory, Iterable)
         return IterableReader(iter(factory))
 

@@ -1,7 +1,7 @@
 """``from_torchdata``: items of a torchdata node as rows, with the node's own state in ours.
 
-A node has one place. Whoever reads it, of all pipelines over it in a process, has it go where they stand
-first; called by the thread that reads a stream.
+A node stands at one position. When several pipelines of a process read the same node, each moves it to its
+own position before it reads. Called by the thread that reads a stream.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ class FromTorchdata(Source):
     tensors, such as that of a random generator. A resume costs what the node's ``reset(state)`` costs. Items
     are drawn a batch, or a shuffle's buffer, ahead of use.
 
-    Epoch 0 is what the node gives after its first ``reset()``, each other one what it gives after a
-    ``reset()`` in the epoch before, of which one item was read: so that an epoch is the same whether the one
-    before it was read to its end, or not, or in another process. That is how torchdata's nodes count
-    epochs.
+    Epoch 0 is what the node gives after its first ``reset()``. For each later one it is reset again after one
+    item of the epoch before was read, which is how torchdata's nodes count epochs. So an epoch is the same
+    whether or not the one before it was read to its end, in this process or another.
 
     One consumer only: a node has one place, and each of several ranks or workers would have a copy of it
-    that gives all items again. A node that knows its rank is not told apart from that. Where there are more,
-    read the same files by ``list_files``, or the same data by ``from_dataset``.
+    that gives all items again. That holds for a node that knows its rank, too. Where there are more, read the
+    same files by ``list_files``, or the same data by ``from_dataset``.
 
     Args:
         node: the node, of which nothing was read before.

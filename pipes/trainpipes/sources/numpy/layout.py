@@ -11,13 +11,14 @@ import io
 import struct
 import threading
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from trainpipes.naming import need_columns
 from trainpipes.sources.files.each_file import BadFileError
 
 __all__ = ["StoredArray", "loaded", "read_arrays"]
@@ -71,7 +72,7 @@ class StoredArray:
 
 
 def read_arrays(
-    file: BinaryIO, size: int, column: str, columns: Sequence[str] | None
+    file: BinaryIO, size: int, column: str, columns: Sequence[str] | None, asker: str
 ) -> dict[str, StoredArray]:
     """The arrays of a file by their names, in order.
 
@@ -80,10 +81,18 @@ def read_arrays(
         size: its bytes.
         column: what the array of an ``.npy`` file is called.
         columns: which arrays are wanted; None for all.
+        asker: the stage, for messages.
 
     Raises:
         BadFileError: it is of neither kind, is damaged, or holds what cannot be rows.
+        SchemaError: it lacks an array.
     """
+
+    def wanted(names: Sequence[str]) -> Sequence[str]:
+        if columns is not None:
+            need_columns(names, columns, asker, file.name)
+        return [name for name in names if columns is None or name in columns]
+
     if size == 0:
         raise BadFileError("empty: 0 bytes")
     head = file.read(6)
@@ -92,33 +101,27 @@ def read_arrays(
         array = _header(file, size, None)
         fields = array.dtype.names
         if fields is None:
-            return {column: _checked(column, array)}
-        found = {name: _field(array, name) for name in fields if _wanted(name, columns)}
-        return {name: _checked(name, one) for name, one in found.items()} or _none(fields)
+            return {name: _checked(name, array) for name in wanted([column])}
+        return {name: _checked(name, _field(array, name)) for name in wanted(fields)}
     if head[:2] == b"PK":
-        return _of_zip(file, size, columns)
+        return _of_zip(file, size, wanted)
     if head[:1] == b"\x80":
         raise BadFileError("a pickle, which is not read, since loading one runs code")
     raise BadFileError(f"neither .npy nor .npz (starts with {head!r})")
 
 
-def _wanted(name: str, columns: Sequence[str] | None) -> bool:
-    return columns is None or name in columns
-
-
-def _none(names: Sequence[str]) -> dict[str, StoredArray]:
-    raise BadFileError(f"it has none of the columns; there are {list(names)}")
-
-
-def _of_zip(file: BinaryIO, size: int, columns: Sequence[str] | None) -> dict[str, StoredArray]:
+def _of_zip(
+    file: BinaryIO, size: int, wanted: Callable[[Sequence[str]], Sequence[str]]
+) -> dict[str, StoredArray]:
     found = {}
     try:
         with zipfile.ZipFile(file) as archive:
             members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
-            names = [member.filename.removesuffix(".npy") for member in members]
-            for name, member in zip(names, members, strict=True):
-                if not _wanted(name, columns):
-                    continue
+            named = {member.filename.removesuffix(".npy"): member for member in members}
+            if not named:
+                raise BadFileError("there are no arrays in it")
+            for name in wanted(list(named)):
+                member = named[name]
                 start: int | None = None
                 if member.compress_type == zipfile.ZIP_STORED:
                     file.seek(member.header_offset)
@@ -130,7 +133,7 @@ def _of_zip(file: BinaryIO, size: int, columns: Sequence[str] | None) -> dict[st
         raise BadFileError(f"damaged, or no .npz: {error}") from error
     if any(one.start is not None and one.start > size for one in found.values()):
         raise BadFileError("damaged: an array would lie behind the file's end")
-    return found or _none(names)
+    return found
 
 
 def _header(file: Any, size: int, member: str | None, offset: int | None = 0) -> StoredArray:

@@ -15,24 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.columns_option import checked_columns
 from trainpipes.sources.files.each_file import each_file
-from trainpipes.sources.files.file_rows import (
-    FileRows,
-    cut_evenly,
-    listed_files,
-    unchanged,
-)
-from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.file_errors import check_unchanged
+from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.files.file_rows import FileRows, cut_evenly
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.numpy.layout import StoredArray, read_arrays
@@ -48,32 +42,31 @@ BLOCK_BYTES, BLOCK_ROWS = 1 << 20, 8192
 MAPPED = 256
 
 
-class ReadNumpy(Source):
+class ReadNumpy(FileReader):
     """Reads the rows of arrays in ``.npy`` and ``.npz`` files: the first dimension is the rows.
 
     In: files, from ``list_files``; a folder stands for its ``.npy`` and ``.npz`` files. Out: dicts of
-    tensors, one for each array; those of an ``.npz`` file by their names there, fields of a structured
-    array by theirs, the array of another ``.npy`` file as ``column``. Cursor: which block, and how many
-    rows of it.
+    tensors, one for each array: by its name in an ``.npz`` file, by each field's name for a structured array,
+    as ``column`` for any other ``.npy`` file. Cursor: which block, and how many rows of it.
 
     Local files are mapped into memory and can be read by number (``shuffle(scope="global")``, ``draw``); so
     are arrays in an ``.npz`` file of ``np.savez``. Those of ``np.savez_compressed`` are decompressed whole,
-    each time that a reader comes to the file: fine for files of some 10 MB. Of files on another machine the
-    rows that are needed are fetched. Big-endian numbers come in this machine's order. Python objects are
-    never loaded, since that runs code.
+    each time that a reader comes to the file, which suits files of some 10 MB. Of remote files, the rows that
+    are needed are fetched. Big-endian numbers come in this machine's byte order. Python objects are never
+    loaded, since that runs code.
 
     Args:
-        columns: names of arrays or fields; None for all, which every file must have then.
+        columns: names of arrays or fields; None for all, and then all files must have the same ones.
         column: what the rows of a plain ``.npy`` file are called.
-        block_rows: rows of a block, which a shuffle puts in another order as a whole; up to 1 MiB if left
-            out.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        block_rows: rows in a block (a shuffle permutes blocks first); if left out, as many as make up to 1
+            MiB.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
         UnreadableError: names all files that cannot be read, each with the reason.
         SchemaError: a file has other arrays than the first, or of other types, shapes or lengths.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import numpy as np, pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "squares.npz"
@@ -82,9 +75,7 @@ class ReadNumpy(Source):
     {'x': tensor([2, 3]), 'y': tensor([4, 9])}
     """
 
-    role = "reader"
     random_access = True
-    free = frozenset({"storage_options"})
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
@@ -93,23 +84,15 @@ class ReadNumpy(Source):
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        self._set(
-            columns=checked_columns(self.columns, self.name),
-            storage_options=checked_options(self.storage_options),
-        )
+        super().check()
         if not isinstance(self.column, str) or not self.column:
             raise ConfigError(
                 f"read_numpy(column) is the name of an .npy file's rows, got {self.column!r}"
             )
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, "read_numpy(block_rows)", "rows of a block")
-
-    def open(self) -> NumpyFiles:
-        return self.open_files([])
 
     def open_files(self, files: Sequence[Stage]) -> NumpyFiles:
         """The rows of the files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        listed = self.listed(files, SUFFIXES)
         found = each_file(listed, partial(self._look, listed), str(self), "NumPy")
         return NumpyFiles(listed, list(found.values()), self.block_rows, self.columns, str(self))
 
@@ -121,7 +104,7 @@ class ReadNumpy(Source):
         if size < 0:
             size = requests.call(files.system(file), "size", files.paths[file])
         with opened_file(files, file, size, requests) as opened:
-            return read_arrays(opened, size, self.column, self.columns), size
+            return read_arrays(opened, size, self.column, self.columns, str(self)), size
 
 
 class NumpyFiles(FileRows, RandomAccessSource):
@@ -210,7 +193,7 @@ def _check_alike(
     """Raise unless all files have the same arrays, of the same types and rows of the same shape."""
     first = arrays[0]
     for path, found in zip(files.names, arrays, strict=True):
-        need_columns(list(found), list(first) if columns is None else columns, asker, path)
+        need_columns(list(found), list(first), asker, path)
         more = [name for name in found if name not in first]
         if more and columns is None:
             raise SchemaError(
@@ -252,7 +235,7 @@ class OpenArrays:
 
     def arrays(self, source: NumpyFiles, file: int, place: Place) -> dict[str, Any]:
         """The arrays of a file by name, which are those that were listed."""
-        unchanged(source.files, file, place)
+        check_unchanged(source.files, file, place)
         with self._lock:
             found = self._arrays.get(file)
             if found is None:

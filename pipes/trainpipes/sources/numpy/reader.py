@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from trainpipes.errors import DataError, UnreadableError
+from trainpipes.errors import DataError
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.source import Place
 from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.files.file_rows import gone, unchanged
+from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.numpy.layout import StoredArray, loaded
@@ -55,11 +55,7 @@ class NumpyReader:
         except FileNotFoundError as error:
             raise gone(place) from error
         except (BadFileError, ValueError, zipfile.BadZipFile, EOFError) as error:
-            raise UnreadableError(
-                f"{place}: the rows here cannot be read: {one_line(error)}; replace the file, or leave it "
-                "out with .filter(lambda path: ...) after list_files",
-                **vars(place),
-            ) from error
+            raise unreadable(place, f"the rows here cannot be read: {one_line(error)}") from error
         kinds = [source.arrays[0][name].row_dtype for name in source.names]
         return source.rows_of(
             [np.array(a, k, order="C") for a, k in zip(found, kinds, strict=True)]
@@ -87,7 +83,7 @@ class NumpyReader:
         """All arrays of a file, decompressed."""
         if self._whole[0] != file:
             source = self._source
-            unchanged(source.files, file, place)
+            check_unchanged(source.files, file, place)
             self._whole = -1, {}  # two would take twice the memory
             size = int(source.sizes[file])
             found = {}

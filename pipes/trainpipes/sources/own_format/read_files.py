@@ -17,24 +17,25 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
-from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.options import identify, show
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.files.byte_ranges import size_of
 from trainpipes.sources.files.each_file import BadFileError, each_file
-from trainpipes.sources.files.file_rows import FileRows, listed_files
-from trainpipes.sources.files.index_file import IndexFile, IndexKind, checked_index, settled
-from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.files.file_rows import FileRows
+from trainpipes.sources.files.index_file import IndexFile, IndexKind, settled
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.own_format.reader import OwnReader, tables_of
 from trainpipes.sources.remote.retry import Requests
 
 __all__ = ["OwnFiles", "ReadFiles"]
 
+#: What messages call the files.
+OWN = "files in your own format"
 #: More rows than a file has.
 MOST_ROWS = 1 << 48
 
@@ -49,19 +50,19 @@ COLUMNS = pa.schema(
 )
 
 
-class ReadFiles(Source):
+class ReadFiles(FileReader):
     """Reads files in a format of your own: by a function from an open file to Arrow tables.
 
     In: files, from ``list_files``; a folder stands for all of its files, or those with its ``suffix``. Out:
     the rows of the tables, as Arrow. Cursor: which block, and how many rows of it: a resume reads a block
     from its start up to the row. Blocks, shards, shuffles and resumes are as those of ``read_parquet``.
 
-    ``fn`` is given the file, open for bytes, with ``file.name`` as its path or URL; it returns a
+    ``fn`` is given the file, open in binary mode, with ``file.name`` as its path or URL; it returns a
     ``pyarrow.Table``, or yields several, which need not all be in memory then. ``count`` is given the same
     and returns the number of rows. Where it returns a list of numbers, these are the rows of the file's
-    blocks, and ``fn`` is called as ``fn(file, block)`` for one of them: so that shards and resumes go
-    straight to theirs. Without ``count``, ``fn`` itself is called once for each file to count its rows; the
-    numbers are kept for later starts if ``index`` says so.
+    blocks, and ``fn`` is called as ``fn(file, block)`` for each of them, so that shards and resumes go
+    straight to their own. Without ``count``, ``fn`` itself is called once for each file to count its rows;
+    the numbers are kept for later starts if ``index`` says so.
 
     Args:
         fn: ``fn(file)`` or ``fn(file, block)``, to a table or an iterator of tables.
@@ -70,16 +71,16 @@ class ReadFiles(Source):
             give other rows.
         schema: of all tables; that of the first rows if left out. Types are cast to it where that loses
             nothing.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
-        index: where to keep the numbers of rows: a file that ends in ".arrow", or a folder; True: the
-            cache's folder (see ``trainpipes.cache``); None or False: not at all.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
+        index: where to keep the numbers of rows: a file that ends in ".arrow", or a folder. True: in the
+            cache folder (see ``trainpipes.cache``). False, or left out: nowhere.
 
     Raises:
         UnreadableError: names all files that could not be counted, each with the reason; later, the file
             and row where ``fn`` failed.
         SchemaError: a table has other columns than the first.
-        DataError: ``fn`` gives other than so many rows, or something else than tables.
+        DataError: ``fn`` gives more or fewer rows than were counted.
 
     >>> import json, pathlib, tempfile, pyarrow as pa, trainpipes as tp
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -91,10 +92,9 @@ class ReadFiles(Source):
     [0, 1, 2, 1, 2, 3]
     """
 
-    role = "reader"
     has_blocks = True
     versioned = "fn"
-    free = frozenset({"count", "storage_options", "index"})
+    free = frozenset({"count"})
 
     fn: Callable[..., Any]
     count: Callable[[BinaryIO], Any] | None = None
@@ -105,25 +105,18 @@ class ReadFiles(Source):
     index: str | os.PathLike[str] | bool | None = None
 
     def check(self) -> None:
+        super().check()
         for name, value in (("fn", self.fn), ("count", self.count)):
             if not callable(value) and (name == "fn" or value is not None):
                 raise ConfigError(
                     f"read_files({name}) is a function of an open file, got {shown(value)}"
                 )
-        checked_schema(self.schema, "read_files(schema)")
-        self._set(
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index, self.name),
-        )
-
-    def open(self) -> OwnFiles:
-        return self.open_files([])
 
     def open_files(self, files: Sequence[Stage]) -> OwnFiles:
         """The rows of the files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, ("",))
+        listed = self.listed(files, ("",))
         known = self.version if self.version is not None else identify(self.fn)
-        index = checked_index(self.index) or False
+        index = self.options["index"] or False
         table, kept_in = _counted(listed, self, json.dumps(known, sort_keys=True), index)
         return OwnFiles(listed, table, self, known, kept_in)
 
@@ -146,9 +139,7 @@ def _counted(
             return _count_one(files, file, stage, requests)
 
         job = f"counting rows by {show(stage.count or stage.fn)}"
-        found = each_file(
-            files, look, str(stage), "files of your own", wanted=missing, job=job, most=1
-        )
+        found = each_file(files, look, str(stage), OWN, wanted=missing, job=job, most=1)
         values: dict[str, Any] = {
             "path": [files.names[n] for n in found],
             "stamp": [files.stamps[n] for n in found],

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 
-from trainpipes.errors import DataError, SchemaError, UnreadableError
+from trainpipes.errors import DataError, SchemaError
 from trainpipes.runtime.options import show
 from trainpipes.shown import shown
 from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.files.file_rows import gone, unchanged
+from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable
 from trainpipes.sources.files.index_file import forget
 from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.remote.retry import Requests
@@ -94,7 +94,7 @@ class OwnReader:
         self.close()
         source = self._source
         file = int(source.file_of_block[block])
-        unchanged(source.files, file, source.place(block, 0))
+        check_unchanged(source.files, file, source.place(block, 0))
         opened = opened_file(source.files, file, int(source.sizes[file]), self._requests)
         self._opened.append(opened)
         fn = source.stage.fn
@@ -115,7 +115,7 @@ class OwnReader:
     def _at_end(self) -> None:
         """Raise if there are more rows than were counted."""
         if self._rest is not None and len(self._rest):
-            raise _OtherRows("more")
+            raise _OtherRows("more rows")
 
     def _fitted(self, table: pa.Table, block: int) -> pa.Table:
         schema = self._source.schema
@@ -125,7 +125,8 @@ class OwnReader:
         if sorted(table.column_names) != sorted(schema.names):
             raise SchemaError(
                 f"{place}: {show(self._source.stage.fn)} gives the columns {table.column_names} here, and "
-                f"{schema.names} at first: give all tables the same ones",
+                f"{'schema=' if self._source.stage.schema is not None else 'the first table'} has "
+                f"{schema.names}: give all tables the same ones",
                 **vars(place),
             )
         try:
@@ -133,7 +134,7 @@ class OwnReader:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise SchemaError(
                 f"{place}: a table's types do not fit {schema.to_string(show_field_metadata=False)!r}: "
-                f"{one_line(error)}; give schema=, or cast them in {show(self._source.stage.fn)}",
+                f"{one_line(error)}; give another schema=, or cast them in {show(self._source.stage.fn)}",
                 **vars(place),
             ) from error
 
@@ -150,15 +151,11 @@ class OwnReader:
             forget(source.kept_in)
             counted = int(source.lengths[block])
             return DataError(
-                f"{place}: {fn} gives {str(error) or 'no rows'} where {counted:,} were counted: have it and "
+                f"{place}: {fn} gives {str(error) or 'no rows'}, and {counted:,} were counted: let fn and "
                 "count agree; if the functions have changed, give another version=",
                 **vars(place),
             )
-        return UnreadableError(
-            f"{place}: {fn} failed here: {type(error).__name__}: {one_line(error)}; replace the file, or "
-            "leave it out with .filter(lambda path: ...) after list_files",
-            **vars(place),
-        )
+        return unreadable(place, f"{fn} failed here: {type(error).__name__}: {one_line(error)}")
 
     def close(self) -> None:
         """Let go of the open file."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 import pyarrow as pa
 
 from trainpipes.errors import UnreachableError
+from trainpipes.sources.files.byte_ranges import present_size
 from trainpipes.sources.files.each_file import BadFileError, reason
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.parquet.index import ParquetIndex, parse_footer, read_footer
 from trainpipes.sources.remote.retry import Requests
 
@@ -29,7 +26,7 @@ def change_of(files: FileList, index: ParquetIndex, file: int, requests: Request
     system, path = files.system(file), files.paths[file]
     size = int(index.sizes[file])
     try:
-        present = _present_size(system, path, requests)
+        present = present_size(files, file, requests)
         if present is not None and present != size:
             return f"it had {size:,} bytes, and has {present:,}"
         footer = read_footer(system, path, size, requests)
@@ -55,11 +52,3 @@ def change_of(files: FileList, index: ParquetIndex, file: int, requests: Request
         if old != new:
             return f"its row group {number} had {old:,} rows, and has {new:,}"
     return "it has as many bytes and rows as before, and another footer"
-
-
-def _present_size(system: Any, path: str, requests: Requests) -> int | None:
-    if is_local(system):
-        return os.stat(path).st_size
-    system.invalidate_cache()
-    size = requests.call(system, "size", path)
-    return None if size is None else int(size)

@@ -41,7 +41,7 @@ class ParquetFile:
         requests: makes those to servers.
 
     Raises:
-        ChangedError: it is another file than was listed.
+        ChangedError: it has changed since it was listed.
     """
 
     def __init__(self, source: ParquetSource, file: int, requests: Requests) -> None:
@@ -79,7 +79,7 @@ class ParquetFile:
         self._handle.close()
 
     def fetch(self, block: int) -> None:
-        """Have a row group of a remote file here before it is read."""
+        """Fetch a row group of a remote file before it is read."""
         assert self.remote is not None
         self._expect(block, again=False)
         self.remote.fetch()

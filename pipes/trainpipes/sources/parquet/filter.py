@@ -1,7 +1,7 @@
-"""Which row groups a filter may let a row of through, told from footers and names of folders.
+"""Tells from footers and names of folders which row groups may hold a row that passes a filter.
 
-Arrow decides: it is told of each row group what holds for all of its rows, and whether the filter can hold
-then. A row group is left out only where it cannot. Called once, before rows are planned, by the thread that
+Arrow decides: it is given what holds for all rows of a row group, and says whether the filter can hold as
+well. A row group is left out only if it cannot. Called once, before rows are planned, by the thread that
 plans; footers are looked at by several threads.
 """
 

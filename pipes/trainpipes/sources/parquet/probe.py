@@ -1,4 +1,4 @@
-"""Asks of a Parquet footer what pyarrow's objects for it must not be asked unchecked.
+"""Checks the column chunks of a Parquet footer before pyarrow is asked for their metadata.
 
 A column chunk that is encrypted, or does not fit the schema, makes C++ throw. pyarrow's ``RowGroupMetaData``
 does not catch that, and the process ends. Its reader meets the same chunk, and catches; so it goes first.
@@ -22,7 +22,7 @@ BUFFER_BYTES = 4096
 
 
 class Probe:
-    """A reader of a file that is asked what it could read, and reads nothing.
+    """Opens a file's columns as a reader would, and reads nothing.
 
     Args:
         parquet: the open file.

@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.amount import amount
-from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.source import Place, RowSource
+from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.columns_option import checked_columns
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.index_file import checked_index
-from trainpipes.sources.files.list_files import FileList, checked_options, digests
+from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.files.file_rows import FileBlocks
+from trainpipes.sources.files.list_files import SUFFIXES, FileList
 from trainpipes.sources.parquet.filter import (
     FileBounds,
     bounds_of,
@@ -37,7 +32,7 @@ from trainpipes.stages.filter import Filter
 __all__ = ["ParquetSource", "ReadParquet"]
 
 
-class ReadParquet(Source):
+class ReadParquet(FileReader):
     """Reads the rows of Parquet files.
 
     In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which
@@ -52,37 +47,37 @@ class ReadParquet(Source):
     to file are widened where that loses nothing (int32 and int64, null and anything, string and
     large_string). Dictionary columns come as their values.
 
-    With ``filter``, files and row groups of which no row can pass, by the names of their folders and the
-    statistics in their footers, are not read; of the others each row is asked, as by ``.filter(...)``. As
-    there, how many rows an epoch has is not known beforehand. All footers are read at each start, then.
+    With ``filter``, files and row groups that cannot hold a matching row are not read, as the names of their
+    folders and the statistics in their footers tell; the rows of all others are filtered, as by
+    ``.filter(...)``. As with that stage, the number of rows in an epoch is not known in advance. All footers
+    are then read at each start.
 
     Args:
         columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``, and
             ``"a.list.element.b"`` for that of the structs in the list ``a``, as pyarrow has them. None for
-            all, which every file must have then.
-        filter: a ``pyarrow.compute`` expression over columns, also over such as ``columns`` leaves out; null
+            all, and then all files must have the same ones.
+        filter: a ``pyarrow.compute`` expression over columns, which need not be among ``columns``; null
             counts as False.
-        partitioning: "hive" makes columns of names of folders (``year=2024/lang=en/``), as Hive writes them:
-            int64 if all values are integers, else text; all files must have the same ones. If left out, there
-            are only those that ``columns`` or ``filter`` name and no file has.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
-        errors: what to do about text that is not UTF-8: "strict" raises where it is first decoded,
-            "replace" has U+FFFD in its place, as in Python (Arrow then looks at all text: 1 to 30 µs a MB of
-            ASCII, 1 to 2 ms of other text).
-        index: where to keep what the footers say, so that the next start reads only those of files with
-            another size, time of change or etag: a file that ends in ".arrow", or a folder. By default in
-            the cache's folder (see ``trainpipes.cache``), for remote files and for 64 local ones or more;
-            True: there in any case; False: not at all.
+        partitioning: "hive" makes columns of the names of folders (``year=2024/lang=en/``), as Hive writes
+            them: int64 if all values are integers, else text; all files must have the same ones. If left out,
+            only those that ``columns`` or ``filter`` name, and that no file has as its own column.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
+        errors: "strict" raises where text that is not UTF-8 is first decoded; "replace" puts U+FFFD in its
+            place, as Python does (all text is then checked: 1 to 30 µs a MB of ASCII, 1 to 2 ms a MB of other
+            text).
+        index: where to keep what the footers say, so that the next start reads only the footers of files
+            whose size, time of change or etag is another: a file that ends in ".arrow", or a folder. True: in
+            the cache folder (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if
+            the files are remote, or 64 or more.
 
     Raises:
-        ConfigError: ``columns`` is empty or names one twice; ``filter`` is no expression; ``errors`` or
-            ``partitioning`` is something else.
+        ConfigError: an option is invalid.
         UnreadableError: names all files that are not Parquet, each with the reason; later, the
             place that cannot be decoded.
         SchemaError: a file lacks a column, or has it in a type that does not fit the first file's; the
             filter does not fit the columns; folders' names do not make the same columns for all files.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, pyarrow as pa, pyarrow.parquet as pq, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.parquet"
@@ -91,9 +86,7 @@ class ReadParquet(Source):
     [{'y': 'a'}, {'y': 'b'}]
     """
 
-    role = "reader"
     has_blocks = True
-    free = frozenset({"storage_options", "index"})
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
@@ -104,12 +97,8 @@ class ReadParquet(Source):
     partitioning: Literal["hive"] | None = None
 
     def check(self) -> None:
-        self._set(
-            columns=checked_columns(self.columns, self.name),
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index),
-            filter=checked_filter(self.filter, self.name),
-        )
+        super().check()
+        checked_filter(self.filter, self.name)
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
@@ -125,20 +114,15 @@ class ReadParquet(Source):
         exact = Filter(self.filter)
         return (exact,) if self.columns is None else (exact, ChosenColumns(self.columns))
 
-    def open(self) -> ParquetSource:
-        return self.open_files([])
-
     def open_files(self, files: Sequence[Stage]) -> ParquetSource:
         """The rows of the files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options)
-        index = checked_index(self.index)
         return ParquetSource(
-            listed, self.columns, str(self), index, self.errors == "replace",
-            filter=self.filter, hive=self.partitioning == "hive",
+            self.listed(files, SUFFIXES), self.columns, str(self), self.options["index"],
+            self.errors == "replace", filter=self.filter, hive=self.partitioning == "hive",
         )  # fmt: skip
 
 
-class ParquetSource(RowSource):
+class ParquetSource(FileBlocks):
     """Rows of Parquet files; a block is a row group. Can be pickled; holds 40 bytes a row group and
     a few hundred a file.
 
@@ -148,12 +132,13 @@ class ParquetSource(RowSource):
         asker: the stage, for messages.
         index: where footers are kept; see ``IndexFile.of``.
         replace: put U+FFFD in place of text that is not UTF-8.
-        filter: what rows are asked for above; row groups of which none can pass are not read.
+        filter: the condition that a stage above applies; row groups that cannot hold a matching row are not
+            read.
         hive: whether all names of folders make columns.
 
     Attributes:
-        files: the files, without those of which no row can pass by their folders' names.
-        columns: names of columns, with those of the filter, or None.
+        files: the files, without those that cannot hold a matching row by the names of their folders.
+        columns: names of columns, also those that only the filter needs; None for all.
         folders: columns that names of folders make.
         replace: whether text that is not UTF-8 is replaced.
         index: what the footers say.
@@ -164,6 +149,8 @@ class ParquetSource(RowSource):
             exact for numbers and for text without dictionaries.
         parsed: parsed footers, for the readers.
     """
+
+    blocks_called = "row groups"
 
     def __init__(
         self,
@@ -192,11 +179,11 @@ class ParquetSource(RowSource):
         )  # fmt: skip
         self.schema: pa.Schema = self.index.schema
         self.folders = wanted.folders.only(self.schema.names).only(self.index.folders)
-        self.lengths = self.index.rows
+        self.sizes, self.lengths = self.index.sizes, self.index.rows
         self.row_bytes = self.index.row_bytes
         self.block_bytes = self.index.group_bytes.astype(np.float64)
         groups = np.diff(self.index.first_group)
-        self.file_of_block: IntArray = np.repeat(np.arange(len(files), dtype=np.int64), groups)
+        self.file_of_block = np.repeat(np.arange(len(files), dtype=np.int64), groups)
         self.parsed = Footers()
         self._filter, self._filtered = str(filter), ""
         if filter is not None:
@@ -211,9 +198,6 @@ class ParquetSource(RowSource):
             if wanted.left_out:
                 self._filtered += f"; {wanted.left_out:,} more files are left out by their folders"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_relative_names"}
-
     def reader(self) -> ParquetReader:
         return ParquetReader(self)
 
@@ -225,7 +209,7 @@ class ParquetSource(RowSource):
         return Place(self.files.names[file], block - first, before + row)
 
     def fingerprint(self) -> dict[str, Any]:
-        names, sizes = self._relative_names, self.index.sizes.tolist()
+        names, sizes = self._relative_names, self.sizes.tolist()
         lines = []
         for file, (name, size) in enumerate(zip(names, sizes, strict=True)):
             groups = self.index.groups(file)
@@ -237,8 +221,7 @@ class ParquetSource(RowSource):
         found: dict[str, Any] = {}
         if self.unread is not None:
             found = {"filter": self._filter, "unread": int(self.lengths[self.unread].sum())}
-        counts = {"files": len(lines), "rows": int(self.lengths.sum()), "bytes": sum(sizes)}
-        return {**found, **counts, "digests": digests(lines)}
+        return {**found, **self.fingerprint_of(lines)}
 
     def block_key(self, block: int) -> Any:
         """The file by its name below the common root, size, footer and, where it is known, its time
@@ -254,22 +237,6 @@ class ParquetSource(RowSource):
         key += [self.folders.text(file)] if self.folders else []
         return [*key, "replace"] if self.replace else key
 
-    @cached_property
-    def _relative_names(self) -> list[str]:
-        return self.files.relative_names()
-
     def describe(self) -> list[tuple[str, str]]:
-        rows = self.lengths
-        lines = [("files", f"{len(self.files):,}, {amount(self.index.sizes.sum())}")]
-        groups = f"{len(rows):,}"
-        if len(rows):
-            least, middle, most = rows.min(), int(np.median(rows)), rows.max()
-            groups += f" of {least:,} / {middle:,} / {most:,} rows (least / median / most)"
-        lines.append(("row groups", groups))
-        lines.append(("rows", f"{rows.sum():,}"))
-        if self._filtered:
-            lines.append(("filter", self._filtered))
-        if self.row_bytes is not None:
-            whole = amount(self.row_bytes * float(rows.sum()))
-            lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
-        return lines
+        lines = super().describe()
+        return [*lines, ("filter", self._filtered)] if self._filtered else lines

@@ -15,19 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trainpipes.errors import (
-    DataChangedError,
-    DataError,
-    MissingFilesError,
-    SchemaError,
-    TrainpipesError,
-    UnreachableError,
-    UnreadableError,
-)
+from trainpipes.errors import DataError, TrainpipesError, UnreachableError
 from trainpipes.runtime.rows.utf8 import replaced
+from trainpipes.runtime.source import Place
 from trainpipes.sources.files.each_file import reason
+from trainpipes.sources.files.file_errors import changed, gone, unreachable, unreadable
 from trainpipes.sources.files.index_file import forget
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.schema import cast_to
 from trainpipes.sources.parquet.change import GONE, change_of
 from trainpipes.sources.parquet.file import ChangedError, ParquetFile
 from trainpipes.sources.parquet.folders import repeated
@@ -190,22 +185,12 @@ class ParquetReader:
             place = batch.schema.get_field_index(field.name)
             if place < 0:
                 raise ChangedError
-            column = batch.column(place)
-            if not column.type.equals(field.type):
-                column = self._cast(column, field)
+            column = cast_to(batch.column(place), field, self._place)
             columns.append(replaced(column) if self._source.replace else column)
         return pa.RecordBatch.from_arrays(columns, schema=self._source.schema)
 
-    def _cast(self, column: pa.Array, field: pa.Field) -> pa.Array:
-        try:
-            return column.cast(field.type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            place = self._source.place(self._block, self._row)
-            raise SchemaError(
-                f"{place}: column {field.name!r} is {column.type} here and {field.type} over all "
-                f"files, and a value does not fit: {error}; convert the file, or read the files apart",
-                **vars(place),
-            ) from error
+    def _place(self) -> Place:
+        return self._source.place(self._block, self._row)
 
     def _explain(self, block: int, row: int, error: BaseException) -> TrainpipesError | None:
         """What has become of the file, or what is wrong with its contents; None for errors that are not
@@ -214,46 +199,23 @@ class ParquetReader:
             return None
         source = self._source
         place = source.place(block, row)
-        context: dict[str, Any] = vars(place)
         file = int(source.file_of_block[block])
         try:
             if isinstance(error, UnreachableError):
                 raise error
-            changed = change_of(source.files, source.index, file, self._requests)
-        except UnreachableError as unreachable:
-            return UnreachableError(
-                f"{place}: {unreachable.message.removeprefix(f'{place.path}: ')}",
-                attempts=unreachable.attempts,
-                seconds=unreachable.seconds,
-                **context,
-            )
-        if changed or isinstance(error, ChangedError):
-            forget(source.index.kept_in)  # made anew, the pipeline is not to believe it again
-        if isinstance(error, ChangedError):
-            changed = changed or "it changed while it was read"
-        if isinstance(error, FileNotFoundError) or changed == GONE:
-            return MissingFilesError(
-                f"{place}: the file was there when the files were listed, and is gone; bring it back, or "
-                "make the pipeline anew without it",
-                **context,
-            )
-        if changed:
-            return DataChangedError(
-                f"{place}: the file has changed since the files were listed: {changed}; bring the "
-                "old one back, or make the pipeline anew",
-                **context,
-            )
+            change = change_of(source.files, source.index, file, self._requests)
+        except UnreachableError as failed:
+            return unreachable(place, failed)
         forget(source.index.kept_in)  # it may be what is wrong
-        said = (
-            "it ends before the rows that its footer counts"
-            if isinstance(error, _Short)
-            else reason(error)
-        )
-        return UnreadableError(
-            f"{place}: the data here cannot be decoded: {said}; replace the file, or leave it out with "
-            ".filter(lambda path: ...) after list_files",
-            **context,
-        )
+        if isinstance(error, ChangedError):
+            change = change or "it changed while it was read"
+        if isinstance(error, FileNotFoundError) or change == GONE:
+            return gone(place)
+        if change:
+            return changed(place, change)
+        short = isinstance(error, _Short)
+        said = "it ends before the rows that its footer counts" if short else reason(error)
+        return unreadable(place, f"the data here cannot be decoded: {said}")
 
 
 class _Short(Exception):

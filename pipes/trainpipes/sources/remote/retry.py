@@ -29,7 +29,7 @@ from trainpipes.sources.remote.network_errors import Failure, understand
 
 __all__ = ["RETRY_SECONDS", "Requests", "Stopped", "checked_seconds", "try_seconds"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("trainpipes")
 
 #: Seconds from the first try of a request to giving up, unless the user says otherwise.
 RETRY_SECONDS = 120.0

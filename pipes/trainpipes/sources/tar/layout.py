@@ -152,6 +152,8 @@ def _members(file: Forward) -> Iterator[tuple[str, int, int]]:
         if len(header) < BLOCK:
             if not begin and not header:
                 raise BadFileError("empty: 0 bytes")
+            if not begin:
+                raise BadFileError(f"not a tar archive (starts with {header[:16]!r})")
             raise BadFileError(f"cut short after {file.at:,} bytes: the mark of its end is missing")
         if not header.strip(b"\0"):
             _check_end(file)

@@ -15,28 +15,25 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
-from trainpipes.checks import whole_number
+from trainpipes.checks import several
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.columns_option import checked_columns
+from trainpipes.shown import shown
+from trainpipes.sources.compressed.read_again import ReadAgain
 from trainpipes.sources.files.each_file import one_line
-from trainpipes.sources.files.file_rows import (
-    FileRows,
-    changed,
-    cut_evenly,
-    listed_files,
-)
-from trainpipes.sources.files.index_file import checked_index, forget
-from trainpipes.sources.files.list_files import FileList, checked_options
+from trainpipes.sources.files.file_errors import changed
+from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.files.file_rows import FileRows, cut_evenly
+from trainpipes.sources.files.index_file import forget
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles
 from trainpipes.sources.tar.index import TarIndex, tar_index
 from trainpipes.sources.tar.layout import BLOCK
-from trainpipes.sources.tar.reader import ReadAgain, TarReader
+from trainpipes.sources.tar.reader import TarReader
 
 __all__ = ["ReadWebdataset", "TarFiles"]
 
@@ -50,7 +47,7 @@ GAP = 64 << 10
 MOST_BYTES = 1 << 30
 
 
-class ReadWebdataset(Source):
+class ReadWebdataset(FileReader):
     """Reads the samples of tar archives in the layout of WebDataset: members that follow each other and have
     one name up to the first dot are a sample, ``0001.jpg`` and ``0001.cls`` for one.
 
@@ -65,26 +62,26 @@ class ReadWebdataset(Source):
     it. ``explain()`` says how much that was. Local archives that are not compressed are mapped into memory,
     and their samples can be chosen by number (``shuffle(scope="global")``, ``draw``).
 
-    Members without an extension, hidden ones, folders and links are passed over.
+    Members without an extension, hidden ones, folders and links are skipped.
 
     Args:
         columns: extensions, and ``"__key__"``; None for all, those of the first sample.
-        missing: of a sample without a member: "error", or "null" for a null in its place; with "null", all
-            extensions of all archives are columns unless ``columns`` says.
+        missing: what to do about a sample that lacks a member: "error" raises; "null" puts a null in its
+            place, and makes columns of all extensions in all archives unless ``columns`` names some.
         text: extensions that are text, in UTF-8, and come as such, ``["txt"]`` for one.
-        block_rows: samples of a block, which a shuffle puts in another order as a whole; about 4 MB of them
-            if left out.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
-        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. By default in
-            the cache's folder (see ``trainpipes.cache``), for remote files, for 64 local ones or more, and
-            for 64 MB or more; True: there in any case; False: not at all.
+        block_rows: samples in a block (a shuffle permutes blocks first); if left out, as many as make about 4
+            MB.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
+        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. True: in the
+            cache folder (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if the
+            files are remote, 64 or more, or 64 MB or more in all.
 
     Raises:
         UnreadableError: names all files that are no archives, each with the reason: among these, names of
             members that lead out of the archive.
         SchemaError: a sample lacks a member that others have; names it.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import io, pathlib, tarfile, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "digits.tar"
@@ -97,10 +94,8 @@ class ReadWebdataset(Source):
     {'__key__': '1', 'txt': 'one', 'cls': b'1'}
     """
 
-    role = "reader"
     has_blocks = True
     random_access = True
-    free = frozenset({"storage_options", "index"})
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
@@ -111,25 +106,19 @@ class ReadWebdataset(Source):
     index: str | os.PathLike[str] | bool | None = None
 
     def check(self) -> None:
-        self._set(
-            columns=checked_columns(self.columns, self.name),
-            text=[self.text] if isinstance(self.text, str) else list(self.text),
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index, self.name),
-        )
-        if not all(isinstance(name, str) for name in self.text):
-            raise ConfigError(f"read_webdataset(text) takes extensions, got {self.text!r}")
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, "read_webdataset(block_rows)", "samples of a block")
-
-    def open(self) -> TarFiles:
-        return self.open_files([])
+        super().check()
+        text = [self.text] if isinstance(self.text, str) else self.text
+        if not several(text) or not all(isinstance(name, str) for name in text):
+            raise ConfigError(
+                f'read_webdataset(text) takes extensions such as ["txt"], got {shown(self.text)}'
+            )
+        self._set(text=tuple(text))
 
     def open_files(self, files: Sequence[Stage]) -> TarFiles:
         """The samples of the files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        listed = self.listed(files, SUFFIXES)
         index = tar_index(
-            listed, self.columns, self.missing == "null", str(self), checked_index(self.index)
+            listed, self.columns, self.missing == "null", str(self), self.options["index"]
         )
         return TarFiles(listed, index, self.text, self.block_rows)
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trainpipes.errors import DataError, UnreadableError
+from trainpipes.errors import DataError
 from trainpipes.runtime.source import Place
 from trainpipes.sources.compressed.streams import open_stream
 from trainpipes.sources.files.byte_ranges import open_at
 from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.files.file_rows import changed, gone, unchanged
+from trainpipes.sources.files.file_errors import changed, check_unchanged, gone, unreadable
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
@@ -25,17 +25,7 @@ from trainpipes.sources.tar.layout import BLOCK, Forward
 if TYPE_CHECKING:
     from trainpipes.sources.tar.read_webdataset import TarFiles
 
-__all__ = ["ReadAgain", "TarReader"]
-
-
-class ReadAgain:
-    """Counts bytes that were decompressed only to come to others behind them, by all readers of a process."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def __reduce__(self) -> Any:
-        return ReadAgain, ()
+__all__ = ["TarReader"]
 
 
 class TarReader:
@@ -95,10 +85,8 @@ class TarReader:
             raise gone(place) from error
         except (BadFileError, EOFError) as error:
             self.close()
-            raise UnreadableError(
-                f"{place}: the samples here cannot be read: {one_line(error)}; replace the file, or leave "
-                "it out with .filter(lambda path: ...) after list_files",
-                **vars(place),
+            raise unreadable(
+                place, f"the samples here cannot be read: {one_line(error)}"
             ) from error
 
     def _fetched(self, block: int) -> tuple[bytes, int]:
@@ -126,12 +114,13 @@ class TarReader:
         start, stop = source.index.span(rows.start, rows.stop)
         if self._stream is None or self._file != file or self._stream.at > start:
             self.close()
-            unchanged(source.files, file, place)
+            check_unchanged(source.files, file, place)
             size = int(source.sizes[file])
             self._opened = open_at(source.files, file, size, 0, self._requests)
             kind = source.index.compressions[file]
             self._file, self._stream = file, Forward(open_stream(self._opened, kind))
-            source.read_again.bytes += start if rows.start > source.index.first_row[file] else 0
+            if rows.start > source.index.first_row[file]:
+                source.read_again.add(start)
         found = b""
         if self._stream.skip(start - self._stream.at):
             found = self._stream.take(stop - start)

@@ -13,6 +13,7 @@ piece_reader  reads pieces, and parses them
 block_schema  columns and types
 block_reader  rows of blocks in order
 blocks        the rows of all files: what the stages open
+text_reader   what the stages share
 read_csv      the stage for CSV
 read_json     the stage for JSON
 read_text     the stage for text

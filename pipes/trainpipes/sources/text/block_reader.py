@@ -8,21 +8,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.errors import (
-    DataChangedError,
-    DataError,
-    MissingFilesError,
-    TrainpipesError,
-    UnreachableError,
-    UnreadableError,
-)
+from trainpipes.errors import DataError, TrainpipesError, UnreachableError
 from trainpipes.sources.files.byte_ranges import present_size, read_range
 from trainpipes.sources.files.each_file import reason
+from trainpipes.sources.files.file_errors import changed, gone, unreachable, unreadable
 from trainpipes.sources.files.index_file import forget
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import Ahead
@@ -36,6 +30,8 @@ __all__ = ["BlockReader"]
 
 #: Bytes of a block that are fetched before they are read, at most; of larger ones a part at a time.
 FETCH_BYTES = 16 << 20
+#: The size of a file that is no longer there.
+GONE = -1
 
 
 class BlockReader:
@@ -111,7 +107,7 @@ class BlockReader:
             if failed is None:
                 raise
             raise failed from error
-        source.passed.add(self._pieces.passed - passed)
+        source.read_again.add(self._pieces.passed - passed)
         return pa.concat_tables(parts) if parts else pa.Table.from_batches([], source.schema)
 
     def close(self) -> None:
@@ -126,42 +122,24 @@ class BlockReader:
             return None
         source = self._source
         place = source.place(block, row)
-        context: dict[str, Any] = vars(place)
         file = int(source.file_of_block[block])
         try:
             if isinstance(error, UnreachableError):
                 raise error
             size = present_size(source.files, file, self._requests)
-        except UnreachableError as unreachable:
-            return UnreachableError(
-                f"{place}: {unreachable.message.removeprefix(f'{place.path}: ')}",
-                attempts=unreachable.attempts,
-                seconds=unreachable.seconds,
-                **context,
-            )
+        except UnreachableError as failed:
+            return unreachable(place, failed)
+        except FileNotFoundError:
+            size = GONE
         forget(source.index.kept_in)  # it may be what is wrong
-        if size is None:
-            return MissingFilesError(
-                f"{place}: the file was there when the files were listed, and is gone; bring it back, or "
-                "make the pipeline anew without it",
-                **context,
-            )
-        listed, changed = int(source.index.sizes[file]), ""
-        if size != listed:
-            changed = f"it had {listed:,} bytes, and has {size:,}"
-        elif isinstance(error, OtherBytesError):
-            changed = "it has as many bytes as before, and others"
-        if changed:
-            return DataChangedError(
-                f"{place}: the file has changed since its index was made: {changed}; bring the old one "
-                "back, or make the pipeline anew",
-                **context,
-            )
-        return UnreadableError(
-            f"{place}: the data here cannot be read: {reason(error)}; replace the file, or leave it out "
-            "with .filter(lambda path: ...) after list_files",
-            **context,
-        )
+        if size == GONE:
+            return gone(place)
+        listed = int(source.index.sizes[file])
+        if size is not None and size != listed:
+            return changed(place, f"it had {listed:,} bytes, and has {size:,}")
+        if isinstance(error, OtherBytesError):
+            return changed(place, "it has as many bytes as before, and others")
+        return unreadable(place, f"the data here cannot be read: {reason(error)}")
 
 
 def _fetch(source: BlockSource, requests: Requests, block: int) -> Held:

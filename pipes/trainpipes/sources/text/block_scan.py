@@ -85,12 +85,13 @@ def scan(
         if len(head) < HEAD_BYTES and not whole:
             continue
         if head[:2] in UTF16:
-            raise BadFileError("its text is UTF-16: write it as UTF-8")
+            kind = "UTF-32" if head[2:4] == b"\0\0" else "UTF-16"
+            raise BadFileError(
+                f"its text is {kind}: write it as UTF-8, as by iconv -f {kind.lower()} -t utf-8"
+            )
         start = form.start(head, whole, path)
         if start is None and (whole or len(head) > MOST_HEAD_BYTES):
-            raise BadFileError(
-                f"no {form.name}: its first {len(head):,} bytes have no end of a line"
-            )
+            raise BadFileError(f"not {form.name}: its first {len(head):,} bytes hold no line end")
     entries = stream.entries if compressed else None
     found = _Scan(entries, form.cutter(start, path), start, block_rows)
     found.pieces.lines_before = head.count(b"\n", 0, start.at)
@@ -156,8 +157,8 @@ class _Scan:
         self._at = base + len(chunk)
         if self._at - self._last > MOST_ROW_BYTES:
             raise BadFileError(
-                f"line {self._line:,}: a row here has more than {MOST_ROW_BYTES:,} bytes: it is no text, "
-                "or its rows have no ends"
+                f"line {self._line:,}: a row here has more than {MOST_ROW_BYTES:,} bytes: it is not text, or "
+                "its rows have no ends"
             )
 
     def _close(self, stop: int, tail: bytes) -> None:

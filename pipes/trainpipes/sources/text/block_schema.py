@@ -1,4 +1,4 @@
-"""The columns and types of files of text: found in their first blocks, or in all, and held to from then on.
+"""The columns and types of text files: inferred from their first blocks or from all, and fixed from then on.
 
 Called by whoever opens a pipeline. What was found of a file is kept with its pieces.
 """

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -15,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.amount import amount
-from trainpipes.order import IntArray
-from trainpipes.runtime.source import Place, RowSource
+from trainpipes.runtime.source import Place
+from trainpipes.sources.compressed.read_again import ReadAgain
+from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.files.index_file import forget
-from trainpipes.sources.files.list_files import FileList, digests
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.text.block_index import index_of
 from trainpipes.sources.text.block_reader import BlockReader
 from trainpipes.sources.text.block_scan import PIECE_BYTES
@@ -32,22 +32,7 @@ __all__ = ["BlockSource"]
 LARGE = 4
 
 
-class Passed:
-    """Counts the bytes that the readers of a process have decompressed only to come to others behind them."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return Passed, ()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self.bytes += count
-
-
-class BlockSource(RowSource):
+class BlockSource(FileBlocks):
     """Rows of files of text. Can be pickled; holds 80 bytes a piece of 4 MB, and a few hundred a file.
 
     Args:
@@ -70,7 +55,7 @@ class BlockSource(RowSource):
         replace: whether text that is not UTF-8 is replaced.
         lengths: rows in each block, int64 ``[blocks]``.
         file_of_block: the file that each block is in, int64 ``[blocks]``.
-        passed: what this process's readers have decompressed only to come to what is behind it.
+        read_again: counts what is decompressed only to reach later bytes.
     """
 
     def __init__(
@@ -100,14 +85,15 @@ class BlockSource(RowSource):
                     raise
             else:
                 break
+        self.sizes = self.index.sizes
         pieces, firsts = self.index, self.index.piece_of_block
         rows = np.append(0, np.cumsum(pieces.rows))
         self.lengths = np.diff(rows[firsts])
         sizes = np.append(0, np.cumsum(pieces.stops - pieces.begins))
         self.block_bytes = np.diff(sizes[firsts]).astype(np.float64)
         found = np.searchsorted(pieces.first_piece, firsts[:-1], side="right") - 1
-        self.file_of_block: IntArray = found.astype(np.int64)
-        self.passed = Passed()
+        self.file_of_block = found.astype(np.int64)
+        self.read_again = ReadAgain()
 
     def reader(self) -> BlockReader:
         return BlockReader(self)
@@ -132,17 +118,12 @@ class BlockSource(RowSource):
 
     def fingerprint(self) -> dict[str, Any]:
         lines = []
-        sizes = self.index.sizes.tolist()
+        sizes = self.sizes.tolist()
         firsts = np.searchsorted(self.file_of_block, np.arange(len(sizes) + 1))
         for file, (name, size) in enumerate(zip(self._relative_names, sizes, strict=True)):
             rows = self.lengths[firsts[file] : firsts[file + 1]].tolist()
             lines.append(f"{name}\0{size}\0{rows}")
-        return {
-            "files": len(lines),
-            "rows": int(self.lengths.sum()),
-            "bytes": sum(sizes),
-            "digests": digests(lines),
-        }
+        return self.fingerprint_of(lines)
 
     def block_key(self, block: int) -> Any:
         """The file by its name below the common root, its size and, where it is known, its time of change or
@@ -160,26 +141,11 @@ class BlockSource(RowSource):
         return [*key, "replace"] if self.replace else key
 
     @cached_property
-    def _relative_names(self) -> list[str]:
-        return self.files.relative_names()
-
-    @cached_property
     def _schema_key(self) -> str:
         return hashlib.sha256(str(self.schema).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def describe(self) -> list[tuple[str, str]]:
-        rows, index = self.lengths, self.index
-        lines = [("files", f"{len(self.files):,}, {amount(index.sizes.sum())}")]
-        blocks = f"{len(rows):,}"
-        if len(rows):
-            least, middle, most = rows.min(), int(np.median(rows)), rows.max()
-            blocks += f" of {least:,} / {middle:,} / {most:,} rows (least / median / most)"
-        lines.append(("blocks", blocks))
-        lines.append(("rows", f"{rows.sum():,}"))
-        if self.row_bytes is not None:
-            whole = amount(self.row_bytes * float(rows.sum()))
-            lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
-        return [*lines, *self._compressed_lines()]
+        return [*super().describe(), *self._compressed_lines()]
 
     def _compressed_lines(self) -> list[tuple[str, str]]:
         index = self.index
@@ -202,6 +168,6 @@ class BlockSource(RowSource):
                 "and on a resume: write more files, or files of several members, by bgzip or pzstd"
             )
         lines = [("compressed", said)]
-        if self.passed.bytes:
-            lines.append(("read again", f"{amount(self.passed.bytes)} so far, in this process"))
+        if self.read_again.bytes:
+            lines.append(("read again", f"{amount(self.read_again.bytes)} so far, in this process"))
         return lines

@@ -30,7 +30,7 @@ PARSED_BYTES = 1 << 20
 
 
 def delimiter_of(path: str) -> str:
-    """What stands between cells, by a file's name.
+    """The delimiter of a file, by its name.
 
     >>> delimiter_of("a.csv"), delimiter_of("a.tsv.gz")
     (',', '\\t')
@@ -42,7 +42,7 @@ def delimiter_of(path: str) -> str:
 
 
 class RecordCutter:
-    """Rows are records: lines, but for line ends in quoted cells. Lines without a byte are none.
+    """Rows are records: lines, where line ends in quoted cells do not count. Empty lines are no records.
 
     A cell is quoted if a quote is its first byte; within it, two quotes stand for one. So does Arrow read it.
 
@@ -190,7 +190,10 @@ class Csv(TextFormat):
             quotechar=self.quote,
             quoting=quoting,
         )
-        names = tuple(next(cells))
+        try:
+            names = tuple(next(cells))
+        except csv.Error as error:
+            raise BadFileError(f"its first line does not name columns: {error}") from error
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BadFileError(

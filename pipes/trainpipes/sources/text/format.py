@@ -1,7 +1,7 @@
-"""What a format whose rows are text in files tells of itself: where a row ends, and what a row is.
+"""The interface of a text format: where its rows end, and how they are parsed.
 
-``block_scan`` asks where rows end, once for each file; ``blocks`` has pieces of files parsed, in any thread.
-A format is a frozen dataclass of options, and can be pickled.
+``block_scan`` asks where rows end, once for each file; readers have pieces of files parsed, in any thread. A
+format is a frozen dataclass of options, and can be pickled.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Start:
 
     Args:
         at: where the first row begins.
-        header: what the rows are read by, such as names of columns.
+        header: what is needed to read the rows, such as names of columns.
     """
 
     at: int = 0
@@ -81,7 +81,7 @@ class TextFormat(ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Options that where rows end, and what is found of types, depends on; of JSON types."""
+        """The options on which the ends of rows and the inferred types depend; of JSON types."""
         return {}
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:

@@ -135,8 +135,8 @@ class Json(TextFormat):
         if not filled.startswith(b"["):
             if filled[:1] not in (b"{", b""):
                 raise BadFileError(
-                    f"no JSON: rows are objects, {{...}}, on lines or in one array, and it starts with "
-                    f"{cut(repr(filled[:100]), 40)}"
+                    f"not JSON: rows are objects, {{...}}, one on each line or in one array, and it starts "
+                    f"with {cut(repr(filled[:100]), 40)}"
                 )
             return Start(at)
         return Start(len(head) - len(filled) + 1, (ARRAY,))

@@ -51,7 +51,7 @@ class PieceReader:
 
     Attributes:
         held: bytes that are here already.
-        passed: bytes decompressed so far only to come to a piece behind them.
+        passed: bytes decompressed so far only to reach a later piece.
     """
 
     def __init__(

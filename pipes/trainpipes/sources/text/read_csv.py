@@ -9,60 +9,53 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes.checks import checked_schema, column_names, several, whole_number
+from trainpipes.checks import column_names, several
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.sources.files.columns_option import checked_columns
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.index_file import checked_index
-from trainpipes.sources.files.list_files import checked_options
-from trainpipes.sources.text.blocks import BlockSource
 from trainpipes.sources.text.csv_rows import Csv
+from trainpipes.sources.text.text_reader import TextReader
 
 __all__ = ["ReadCsv"]
 
 
-class ReadCsv(Source):
-    r"""Reads CSV files, also with tabs or other delimiters.
+class ReadCsv(TextReader):
+    r"""Reads CSV and TSV files, and those with other delimiters.
 
     In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which block, and how
     many rows of it.
 
-    Files are cut into blocks of about 4 MB by an index, which is made by reading them once and kept. They may
-    be compressed: .gz, .zst, .bz2, .xz, told by what they begin with. See docs/formats.md.
+    Files are cut into blocks of about 4 MB, which an index lists: it is made by reading the files once, and
+    kept. Files may be compressed (.gz, .zst, .bz2, .xz); their first bytes tell. See docs/formats.md.
 
     Each file's first line names its columns. A cell in quotes may hold delimiters, line ends, and quotes,
-    which are written twice. A cell with nothing in it is null, and ``""`` in quotes is the empty text. Lines
-    without anything are passed over.
+    which are written twice. An empty cell is null, and ``""`` is the empty text. Empty lines are skipped.
 
-    Types are those that the first block of 16 files at most has (integers, floats, booleans, dates, times,
-    text), and held to: a row that does not fit is an error that names the file and the line.
+    Types (integers, floats, booleans, dates, times, text) are inferred from the first block of up to 16
+    files, and fixed from then on: a row that does not fit is an error that names the file and the line.
 
     Args:
-        columns: names of columns; None for all, which every file must have then.
+        columns: names of columns; None for all, and then all files must have the same ones.
         delimiter: one character; if left out, a tab in files that end in .tsv and .tab, a comma in others.
-        quote: what cells are quoted by, one character; None for nothing.
-        column_names: names of the columns, of files whose first line is a row already.
-        null_values: cells that are null where they are not quoted, such as ``["", "NA"]``.
-        schema: columns and their types, in place of what is found; other columns are left out.
-        infer: "first" looks for types in the first blocks, "all" in all rows, once: it makes types wider
-            where they differ, in the end to text.
-        block_rows: rows in a block, of each file; by bytes if left out.
-        errors: what to do about text that is not UTF-8: "strict" raises, and names the line and the byte;
-            "replace" has U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", or a folder. By default in the cache's
-            folder (see ``trainpipes.cache``), for remote files, for 64 local ones or more, and for 4 MiB or
-            more; True: there in any case; False: not at all.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        quote: the quote character; None if cells are not quoted.
+        column_names: names of the columns, for files whose first line is a row.
+        null_values: cells that are null if they are not quoted, such as ``["", "NA"]``.
+        schema: columns and types to read, instead of inferring them; other columns are left out.
+        infer: "first" infers types from the first blocks; "all" from all rows, read once, and widens types
+            that differ, to text if nothing else holds both.
+        block_rows: rows in a block; if left out, as many as make about 4 MB.
+        errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
+            U+FFFD in its place.
+        index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
+            (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if the files are
+            remote, 64 or more, or 4 MiB or more in all.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
-        ConfigError: an option is something else, or ``schema`` has a type that CSV is not read as.
-        UnreadableError: a line is broken or not UTF-8, and is named; a file is cut off.
+        ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from CSV.
+        UnreadableError: a line is broken or not UTF-8 (names it), or a file is cut off.
         SchemaError: a file lacks a column; later, a row does not fit the schema.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
@@ -70,10 +63,6 @@ class ReadCsv(Source):
     >>> list(tp.list_files(path).read_csv())
     [{'id': 1, 'text': 'Hello,\nyou'}, {'id': 2, 'text': None}, {'id': 3, 'text': ''}]
     """
-
-    role = "reader"
-    has_blocks = True
-    free = frozenset({"storage_options", "index"})
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
@@ -89,46 +78,28 @@ class ReadCsv(Source):
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
+        super().check()
         for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
             if value is not None and not _is_mark(value):
                 raise ConfigError(
                     f"read_csv({name}) is one ASCII character that ends no line, or None, got {shown(value)}"
                 )
-        if self.quote is not None and self.quote == self.delimiter:
-            raise ConfigError(f"read_csv(delimiter, quote) are two characters, got {self.quote!r}")
+        if self.quote is not None and self.quote in (self.delimiter or ",\t"):
+            raise ConfigError(
+                "read_csv(delimiter, quote) are two different characters, got "
+                f"{shown(self.delimiter)} and {self.quote!r}"
+            )
         nulls = self.null_values
         if not several(nulls) or not all(isinstance(one, str) for one in nulls):
             raise ConfigError(f"read_csv(null_values) is a list of texts, got {shown(nulls)}")
-        names = self.column_names
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, f"{self.name}(block_rows)", "rows in a block")
-        self._set(
-            columns=checked_columns(self.columns, "read_csv"),
-            column_names=None if names is None else column_names(names, "read_csv(column_names)"),
-            null_values=tuple(nulls),
-            schema=checked_schema(self.schema, "read_csv(schema)"),
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index, "read_csv"),
-        )
+        self._set(null_values=tuple(nulls))
+        if self.column_names is not None:
+            self._set(column_names=column_names(self.column_names, "read_csv(column_names)"))
 
-    def open(self) -> BlockSource:
-        return self.open_files([])
-
-    def open_files(self, files: Sequence[Stage]) -> BlockSource:
-        """The rows of the files that the stages below list and let through."""
+    @property
+    def form(self) -> Csv:
         names = None if self.column_names is None else tuple(self.column_names)
-        form = Csv(self.delimiter, self.quote, names, tuple(self.null_values))
-        return BlockSource(
-            listed_files(self, files, self.storage_options, form.suffixes),
-            form,
-            columns=self.columns,
-            schema=self.schema,
-            infer=self.infer,
-            block_rows=self.block_rows,
-            asker=str(self),
-            index=checked_index(self.index),
-            replace=self.errors == "replace",
-        )
+        return Csv(self.delimiter, self.quote, names, tuple(self.null_values))
 
 
 def _is_mark(value: Any) -> bool:

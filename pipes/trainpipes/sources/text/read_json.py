@@ -9,51 +9,44 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes.checks import checked_schema, whole_number
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.columns_option import checked_columns
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.index_file import checked_index
-from trainpipes.sources.files.list_files import checked_options
-from trainpipes.sources.text.blocks import BlockSource
 from trainpipes.sources.text.json_rows import Json
+from trainpipes.sources.text.text_reader import TextReader
 
 __all__ = ["ReadJson"]
 
 
-class ReadJson(Source):
+class ReadJson(TextReader):
     r"""Reads JSON files: an object on each line, or one array of objects.
 
     In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow; objects within objects are
     structs, arrays are lists. Cursor: which block, and how many rows of it.
 
-    Files are cut into blocks of about 4 MB by an index, which is made by reading them once and kept. They may
-    be compressed: .gz, .zst, .bz2, .xz, told by what they begin with. See docs/formats.md.
+    Files are cut into blocks of about 4 MB, which an index lists: it is made by reading the files once, and
+    kept. Files may be compressed (.gz, .zst, .bz2, .xz); their first bytes tell. See docs/formats.md.
 
-    Columns and types are those of the first block of 16 files at most, and held to: a row that does not fit
-    is an error that names the file and the line. What a row lacks is null.
+    Columns and types are inferred from the first block of up to 16 files, and fixed from then on: a row that
+    does not fit is an error that names the file and the line. A field that a row lacks is null.
 
     Args:
-        columns: names of columns; ``"a.b"`` for field ``b`` of the objects ``a``. None for all, and then a
-            field that the first blocks do not have is an error; else others are left out.
-        schema: columns and their types, in place of what is found. Fields that it lacks are left out.
-        infer: "first" looks for types in the first blocks, "all" in all rows, once: it makes types wider
-            where they differ (integers and floats, null and anything), and takes fields from anywhere.
-        block_rows: rows in a block, of each file; by bytes if left out.
-        errors: what to do about text that is not UTF-8: "strict" raises, and names the line and the byte;
-            "replace" has U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", or a folder. By default in the cache's
-            folder (see ``trainpipes.cache``), for remote files, for 64 local ones or more, and for 4 MiB or
-            more; True: there in any case; False: not at all.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        columns: names of columns; ``"a.b"`` for field ``b`` of the objects ``a``. other fields are left out.
+            None for all, and then a field that the first blocks do not have is an error.
+        schema: columns and types to read, instead of inferring them; other fields are left out.
+        infer: "first" infers columns and types from the first blocks; "all" from all rows, read once, and
+            widens types that differ (integers and floats, null and anything).
+        block_rows: rows in a block; if left out, as many as make about 4 MB.
+        errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
+            U+FFFD in its place.
+        index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
+            (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if the files are
+            remote, 64 or more, or 4 MiB or more in all.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
-        ConfigError: an option is something else, or ``schema`` has a type that JSON is not read as.
-        UnreadableError: a line is broken or not UTF-8, and is named; a file is no JSON, or is cut off.
+        ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from JSON.
+        UnreadableError: a line is broken or not UTF-8 (names it), or a file is not JSON, or cut off.
         SchemaError: there is no such column; later, a row does not fit the schema.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "chats.jsonl"
@@ -61,10 +54,6 @@ class ReadJson(Source):
     >>> list(tp.list_files(path).read_json())
     [{'id': 1, 'messages': [{'role': 'user', 'content': 'Hi'}]}, {'id': 2, 'messages': None}]
     """
-
-    role = "reader"
-    has_blocks = True
-    free = frozenset({"storage_options", "index"})
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
@@ -75,30 +64,6 @@ class ReadJson(Source):
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
 
-    def check(self) -> None:
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, f"{self.name}(block_rows)", "rows in a block")
-        self._set(
-            columns=checked_columns(self.columns, "read_json"),
-            schema=checked_schema(self.schema, "read_json(schema)"),
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index, "read_json"),
-        )
-
-    def open(self) -> BlockSource:
-        return self.open_files([])
-
-    def open_files(self, files: Sequence[Stage]) -> BlockSource:
-        """The rows of the files that the stages below list and let through."""
-        form = Json()
-        return BlockSource(
-            listed_files(self, files, self.storage_options, form.suffixes),
-            form,
-            columns=self.columns,
-            schema=self.schema,
-            infer=self.infer,
-            block_rows=self.block_rows,
-            asker=str(self),
-            index=checked_index(self.index),
-            replace=self.errors == "replace",
-        )
+    @property
+    def form(self) -> Json:
+        return Json()

@@ -3,48 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any, Literal
 
-from trainpipes.checks import column_name, whole_number
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.index_file import checked_index
-from trainpipes.sources.files.list_files import checked_options
-from trainpipes.sources.text.blocks import BlockSource
+from trainpipes.checks import column_name
 from trainpipes.sources.text.lines import PlainText
+from trainpipes.sources.text.text_reader import TextReader
 
 __all__ = ["ReadText"]
 
 
-class ReadText(Source):
+class ReadText(TextReader):
     r"""Reads text files: a row for each line, for each paragraph, or for each file.
 
     In: files, from ``list_files``. Out: rows with one column of text, as Arrow. Cursor: which block, and how
     many rows of it.
 
-    Files are cut into blocks of about 4 MB by an index, which is made by reading them once and kept. They may
-    be compressed: .gz, .zst, .bz2, .xz, told by what they begin with. See docs/formats.md.
+    Files are cut into blocks of about 4 MB, which an index lists: it is made by reading the files once, and
+    kept. Files may be compressed (.gz, .zst, .bz2, .xz); their first bytes tell. See docs/formats.md.
 
     Args:
         unit: "line": every line, empty ones too, without its end (``\n`` or ``\r\n``). "paragraph": lines
-            between blank ones, joined by ``\n``. "document": the whole file as it is, of 1 GiB at most.
+            between blank ones, joined by ``\n``. "document": the whole file as it is, up to 1 GiB.
         column: the name of the column.
-        block_rows: rows in a block, of each file; by bytes if left out.
-        errors: what to do about text that is not UTF-8: "strict" raises, and names the line and the byte;
-            "replace" has U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", or a folder. By default in the cache's
-            folder (see ``trainpipes.cache``), for remote files, for 64 local ones or more, and for 4 MiB or
-            more; True: there in any case; False: not at all.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        block_rows: rows in a block; if left out, as many as make about 4 MB.
+        errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
+            U+FFFD in its place.
+        index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
+            (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if the files are
+            remote, 64 or more, or 4 MiB or more in all.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
-        ConfigError: an option is something else.
+        ConfigError: an option is invalid.
         UnreadableError: a file cannot be decompressed, or is not UTF-8.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "notes.txt"
@@ -55,10 +50,6 @@ class ReadText(Source):
     ['one\ntwo', 'three']
     """
 
-    role = "reader"
-    has_blocks = True
-    free = frozenset({"storage_options", "index"})
-
     unit: Literal["line", "paragraph", "document"] = "line"
     _: KW_ONLY
     column: str = "text"
@@ -68,25 +59,9 @@ class ReadText(Source):
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
+        super().check()
         column_name(self.column, "read_text(column)")
-        if self.block_rows is not None:
-            whole_number(self.block_rows, 1, f"{self.name}(block_rows)", "rows in a block")
-        self._set(
-            storage_options=checked_options(self.storage_options),
-            index=checked_index(self.index, "read_text"),
-        )
 
-    def open(self) -> BlockSource:
-        return self.open_files([])
-
-    def open_files(self, files: Sequence[Stage]) -> BlockSource:
-        """The rows of the files that the stages below list and let through."""
-        form = PlainText(self.unit, self.column)
-        return BlockSource(
-            listed_files(self, files, self.storage_options, form.suffixes),
-            form,
-            block_rows=self.block_rows,
-            asker=str(self),
-            index=checked_index(self.index),
-            replace=self.errors == "replace",
-        )
+    @property
+    def form(self) -> PlainText:
+        return PlainText(self.unit, self.column)

@@ -1,4 +1,4 @@
-"""What is wrong with a row of text: found when a piece cannot be read, and said with file and line."""
+"""Finds the row that is wrong in a piece that cannot be read, and says why, with file and line."""
 
 from __future__ import annotations
 

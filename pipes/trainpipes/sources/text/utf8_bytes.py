@@ -1,4 +1,4 @@
-"""Whether bytes are UTF-8, at the speed at which Arrow looks."""
+"""Checks that bytes are UTF-8, at Arrow's speed."""
 
 from __future__ import annotations
 

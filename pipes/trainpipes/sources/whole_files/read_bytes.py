@@ -9,17 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any
 
-from trainpipes.checks import whole_number
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.stage import Stage
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.list_files import checked_options
+from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.whole_files.rows import BLOCK_ROWS, WholeFiles, no_columns
 
 __all__ = ["ReadBytes"]
 
 
-class ReadBytes(Source):
+class ReadBytes(FileReader):
     """Reads files whole: a row for each.
 
     In: files, from ``list_files``; a folder stands for all of its files. Out: rows with ``path`` and
@@ -28,12 +25,12 @@ class ReadBytes(Source):
     request each (16 at a time): put them in tar archives, for ``read_webdataset``.
 
     Args:
-        block_rows: files of a block, which a shuffle puts in another order as a whole.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        block_rows: files in a block (a shuffle permutes blocks first).
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -43,23 +40,14 @@ class ReadBytes(Source):
     [b'a.bina.bin', b'b.binb.bin']
     """
 
-    role = "reader"
     has_blocks = True
     random_access = True
-    free = frozenset({"storage_options"})
 
     _: KW_ONLY
     block_rows: int = BLOCK_ROWS
     storage_options: Mapping[str, Any] | None = None
 
-    def check(self) -> None:
-        whole_number(self.block_rows, 1, "read_bytes(block_rows)", "files of a block")
-        self._set(storage_options=checked_options(self.storage_options))
-
-    def open(self) -> WholeFiles:
-        return self.open_files([])
-
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
         """The files that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, ("",))
+        listed = self.listed(files, ("",))
         return WholeFiles(listed, no_columns(len(listed)), self.block_rows, str(self))

@@ -16,14 +16,18 @@ import pyarrow as pa
 import pyarrow.csv
 
 from trainpipes.arrays import python_to_arrow, to_arrow
-from trainpipes.checks import whole_number
-from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
+from trainpipes.errors import (
+    ConfigError,
+    MissingFilesError,
+    SchemaError,
+    UnreachableError,
+    UnreadableError,
+)
 from trainpipes.naming import nearest
-from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files.each_file import one_line
-from trainpipes.sources.files.file_rows import listed_files
-from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
+from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import open_system
 from trainpipes.sources.files.row_names import names_below
 from trainpipes.sources.remote.retry import Requests
@@ -37,28 +41,28 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 NAMES = ("file_name", "filename", "file", "path", "image")
 
 
-class ReadImages(Source):
+class ReadImages(FileReader):
     """Reads image files whole, with classes by the names of their folders, or with labels from a CSV.
 
     In: files, from ``list_files``; a folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``,
     ``.bmp``, ``.pgm``, ``.tif``, ``.tiff``, ``.webp``). Out: rows with ``path``, ``bytes``, and with
     ``labels="folder"``, ``class`` and ``label``: the name of the folder right below the one that was listed,
-    and its number among these in the order of their names. Rows then come as torchvision's ``ImageFolder``
-    has them, class by class. Images are not decoded: do so in a ``map``, after the shuffle. Cursor, cost: as
+    and its number among those in the order of their names. Rows then come class by class, as in torchvision's
+    ``ImageFolder``. Images are not decoded: do so in a ``map``, after the shuffle. Cursor, cost: as
     ``read_bytes``.
 
     Args:
         labels: "folder"; or the path of a CSV with a column of the images' names (``file_name``,
             ``filename``, ``file``, ``path`` or ``image``), relative to the CSV or to the folder that was
             listed, whose other columns come out with each image; None for neither.
-        block_rows: images of a block, which a shuffle puts in another order as a whole.
-        storage_options: options for the fsspec file system, in addition to those of ``list_files``.
-            They are neither shown nor part of a state.
+        block_rows: images in a block (a shuffle permutes blocks first).
+        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
+            neither shown nor part of a state.
 
     Raises:
         ConfigError: an image lies in no folder of a class.
         SchemaError: the CSV has no row for an image, or several.
-        DataChangedError: a file is no longer what it was when it was listed.
+        DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -70,10 +74,9 @@ class ReadImages(Source):
     [('10.png', 'cat', 0), ('2.png', 'cat', 0), ('1.png', 'dog', 1)]
     """
 
-    role = "reader"
     has_blocks = True
     random_access = True
-    free = frozenset({"labels", "storage_options"})
+    free = frozenset({"labels"})
 
     labels: str | os.PathLike[str] | None = "folder"
     _: KW_ONLY
@@ -81,20 +84,17 @@ class ReadImages(Source):
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
-        whole_number(self.block_rows, 1, "read_images(block_rows)", "images of a block")
+        super().check()
         labels = os.fspath(self.labels) if isinstance(self.labels, os.PathLike) else self.labels
         if labels is not None and (not isinstance(labels, str) or not labels):
             raise ConfigError(
                 f'read_images(labels) is "folder", the path of a CSV, or None, got {labels!r}'
             )
-        self._set(labels=labels, storage_options=checked_options(self.storage_options))
-
-    def open(self) -> WholeFiles:
-        return self.open_files([])
+        self._set(labels=labels)
 
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
         """The images that the stages below list and let through."""
-        listed = listed_files(self, files, self.storage_options, SUFFIXES)
+        listed = self.listed(files, SUFFIXES)
         if self.labels is None:
             more = no_columns(len(listed))
         elif self.labels == "folder":
@@ -184,7 +184,11 @@ def _read_csv(path: str, options: Mapping[str, Any], seconds: float) -> pa.Table
             f'read_images(labels): {path} is not there: give the path of a CSV, or "folder"',
             path=path,
         ) from error
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, UnreachableError):
+            raise
         raise UnreadableError(
-            f"read_images(labels): {path} cannot be read as CSV: {one_line(error)}", path=path
+            f"read_images(labels): {path} cannot be read as CSV: {one_line(error)}; give the path of a "
+            "CSV with a line for each image",
+            path=path,
         ) from error

@@ -23,7 +23,8 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.content import table_digest
 from trainpipes.runtime.source import Place
-from trainpipes.sources.files.file_rows import changed, cut_evenly, gone, unchanged
+from trainpipes.sources.files.file_errors import changed, check_unchanged, gone, unreadable
+from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.list_files import FileList, digests
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import waiting
@@ -40,7 +41,7 @@ BLOCK_ROWS = 256
 
 
 def no_columns(rows: int) -> pa.Table:
-    """Nothing that is known besides, of so many rows."""
+    """A table of so many rows and no columns."""
     return pa.table({"_": pa.nulls(rows)}).drop_columns(["_"])
 
 
@@ -129,7 +130,7 @@ class WholeFiles(RandomAccessSource):
     def _read(self, file: int, out: memoryview) -> None:
         """Read a local file that is the one that was listed."""
         with self._errors(file) as place, FileIO(self.files.paths[file]) as opened:
-            unchanged(self.files, file, place, opened.fileno())
+            check_unchanged(self.files, file, place, opened.fileno())
             done = 0
             while done < len(out):
                 count = opened.readinto(out[done:])
@@ -157,11 +158,7 @@ class WholeFiles(RandomAccessSource):
         except FileNotFoundError as error:
             raise gone(place) from error
         except PermissionError as error:
-            raise UnreadableError(
-                f"{place}: permission denied; leave the file out with .filter(lambda path: ...) after "
-                "list_files",
-                path=place.path,
-            ) from error
+            raise unreadable(place, "permission denied") from error
 
     def place(self, block: int, row: int) -> Place:
         return Place(self.files.names[int(self._begins[block]) + row])

@@ -1,0 +1,79 @@
+"""The errors for files that are gone, changed, damaged or out of reach, in the same words for all formats."""
+
+from __future__ import annotations
+
+import os
+
+from trainpipes.errors import (
+    DataChangedError,
+    MissingFilesError,
+    UnreachableError,
+    UnreadableError,
+)
+from trainpipes.runtime.source import Place
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.listing import is_local
+
+__all__ = ["changed", "check_unchanged", "gone", "unreachable", "unreadable"]
+
+
+def check_unchanged(files: FileList, file: int, place: Place, handle: int | None = None) -> None:
+    """Raise if the size or the time of change of a local file is not that of when it was listed.
+
+    Args:
+        files: the files as they were listed.
+        file: which one.
+        place: where in it the caller is.
+        handle: the file, if it is open already.
+
+    Raises:
+        MissingFilesError: it is gone.
+        DataChangedError: it has changed.
+    """
+    if not is_local(files.system(file)):
+        return
+    try:
+        stat = os.stat(files.paths[file] if handle is None else handle)
+    except FileNotFoundError as error:
+        raise gone(place) from error
+    size = int(files.sizes[file])
+    if stat.st_size != size:
+        raise changed(place, f"it had {size:,} bytes, and has {stat.st_size:,}")
+    if str(stat.st_mtime_ns) != files.stamps[file]:
+        raise changed(place, "it has been written since")
+
+
+def gone(place: Place) -> MissingFilesError:
+    """The error for a file that is no longer there."""
+    return MissingFilesError(
+        f"{place}: the file was there when the files were listed, and is gone; bring it back, or "
+        "make the pipeline anew without it",
+        **vars(place),
+    )
+
+
+def changed(place: Place, how: str) -> DataChangedError:
+    """The error for a file that has changed since it was listed."""
+    return DataChangedError(
+        f"{place}: the file has changed since the files were listed: {how}; bring the "
+        "old one back, or make the pipeline anew",
+        **vars(place),
+    )
+
+
+def unreadable(place: Place, what: str) -> UnreadableError:
+    """The error for a file that has not changed, and that is damaged or may not be read."""
+    return UnreadableError(
+        f"{place}: {what}; replace the file, or leave it out with .filter(lambda path: ...) after list_files",
+        **vars(place),
+    )
+
+
+def unreachable(place: Place, error: UnreachableError) -> UnreachableError:
+    """The error for a server that does not answer, with the row at which it did not."""
+    return UnreachableError(
+        f"{place}: {error.message.removeprefix(f'{place.path}: ')}",
+        attempts=error.attempts,
+        seconds=error.seconds,
+        **vars(place),
+    )

@@ -1,0 +1,105 @@
+"""What all stages that read files share: the files they are given, and options that mean the same in each."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from trainpipes.cache import SUFFIX
+from trainpipes.checks import checked_schema, column_names, whole_number
+from trainpipes.errors import ConfigError, MissingFilesError
+from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.source import RowSource
+from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
+from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
+
+__all__ = ["FileReader"]
+
+
+class FileReader(Source):
+    """A stage that reads the files which ``list_files`` below it lists.
+
+    A class below this one has an option ``storage_options``, and defines ``open_files``. Options of the names
+    in ``CHECKS`` are checked here.
+    """
+
+    role = "reader"
+    free = frozenset({"storage_options", "index"})
+
+    def check(self) -> None:
+        given = self.options
+        for name, checked in CHECKS.items():
+            if name in given and given[name] is not getattr(type(self), name):  # its default
+                self._set(**{name: checked(given[name], f"{self.name}({name})")})
+
+    def open(self) -> RowSource:
+        return self.open_files([])
+
+    @abstractmethod
+    def open_files(self, files: Sequence[Stage]) -> RowSource:
+        """The rows of the files that the stages below list and let through."""
+
+    def listed(self, stages: Sequence[Stage], suffixes: Sequence[str]) -> FileList:
+        """The files that the stages below list and let through.
+
+        Args:
+            stages: first one first.
+            suffixes: of a folder, files whose names end like this.
+
+        Raises:
+            ConfigError: there is no ``list_files`` below.
+            MissingFilesError: there are no files, or none is let through.
+        """
+        if not stages or not isinstance(stages[0], ListFiles):
+            raise ConfigError(f"{self} needs the files to read: put it after list_files(...)")
+        found = stages[0].files(self.options["storage_options"], suffixes)
+        for stage in stages[1:]:
+            if hasattr(stage, "predicate"):
+                found = self._kept(found, stage)
+        return found
+
+    def _kept(self, files: FileList, stage: Any) -> FileList:
+        if isinstance(stage.predicate, pc.Expression):
+            raise ConfigError(
+                f"{stage} stands on file paths, and an expression is about columns; give a function of "
+                f"a path, or put the filter after {self.name}()"
+            )
+        kept = np.flatnonzero([bool(stage.predicate(name)) for name in files.names])
+        if not len(kept):
+            raise MissingFilesError(
+                f"{stage} keeps none of the {len(files):,} files, {files.names[0]} for one; its function "
+                "gets the path or URL as text",
+                stage=str(stage),
+            )
+        return files.pick(kept.astype(np.int64))
+
+
+def _rows(value: Any, option: str) -> int:
+    return whole_number(value, 1, option, "rows in a block")
+
+
+def _index(value: Any, option: str) -> str | bool:
+    """Where an index is kept, as text if it is a path."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ConfigError(
+            f"{option} is a file that ends in {SUFFIX}, a folder, True, False or None, got {shown(value)}"
+        )
+    return str(os.fspath(value))
+
+
+#: What refuses a bad value of an option, and returns a good one in the form that it is kept in.
+CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "columns": column_names,
+    "schema": checked_schema,
+    "block_rows": _rows,
+    "index": _index,
+    "storage_options": checked_options,
+}

@@ -1,0 +1,43 @@
+"""What ``read_json``, ``read_csv`` and ``read_text`` share: what they open."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.text.blocks import BlockSource
+from trainpipes.sources.text.format import TextFormat
+
+__all__ = ["TextReader"]
+
+
+class TextReader(FileReader):
+    """A stage that reads rows of text.
+
+    A class below this one has the options ``block_rows``, ``errors``, ``index`` and ``storage_options``; and
+    ``columns``, ``schema`` and ``infer`` if the rows of its format say which columns they have.
+    """
+
+    has_blocks = True
+
+    @property
+    @abstractmethod
+    def form(self) -> TextFormat:
+        """The format of the files."""
+
+    def open_files(self, files: Sequence[Stage]) -> BlockSource:
+        """The rows of the files that the stages below list and let through."""
+        form, given = self.form, self.options
+        return BlockSource(
+            self.listed(files, form.suffixes),
+            form,
+            columns=given.get("columns"),
+            schema=given.get("schema"),
+            infer=given.get("infer", "first"),
+            block_rows=given["block_rows"],
+            asker=str(self),
+            index=given["index"],
+            replace=given["errors"] == "replace",
+        )

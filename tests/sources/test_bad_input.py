@@ -1,0 +1,104 @@
+"""Bad input is refused with what is wrong, the value, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import trainpipes as tp
+
+
+def read(path: Path, content: bytes, reader: str, **options: Any) -> list[Any]:
+    path.write_bytes(content)
+    return list(getattr(tp.list_files(path), reader)(**options))
+
+
+@pytest.mark.parametrize(
+    ("reader", "name", "content", "message"),
+    [
+        ("read_parquet", "a.jsonl", b'{"a": 1}', r"a\.jsonl: .*; read_json\(\) is for such files"),
+        ("read_arrow", "a.tsv.gz", b"a\tb\n", r"read_csv\(\) is for such files"),
+        ("read_json", "a.npz", b"PK", r"not JSON: .*b'PK'; read_numpy\(\) is for such files"),
+        ("read_arrow", "a.feather", b"PAR1....", r"Parquet file: take read_parquet\(\)$"),
+        ("read_webdataset", "a.bin", b"short", r"not a tar archive \(starts with b'short'\)$"),
+        ("read_csv", "a.csv", "a,b\n".encode("utf-32"), r"is UTF-32: .* iconv -f utf-32 -t utf-8"),
+        ("read_csv", "a.csv", b"a" * 200_000 + b"\n", r"its first line does not name columns: "),
+    ],
+)
+def test_a_file_of_another_kind_is_told_and_what_reads_it(
+    tmp_path: Path, reader: str, name: str, content: bytes, message: str
+) -> None:
+    with pytest.raises(tp.UnreadableError) as caught:
+        read(tmp_path / name, content, reader)
+    line = str(caught.value).splitlines()[1]
+    assert line.strip().startswith(str(tmp_path / name))
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(line)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda d: tp.list_files(d, suffix=5), r"list_files\(suffix\) is an end .*, got 5"),
+        (
+            lambda d: tp.list_files(d).read_parquet(partitioning="x"),
+            r'read_parquet\(partitioning\) is "hive" or None, got \'x\'',
+        ),
+        (
+            lambda d: tp.list_files(d).read_csv(quote=","),
+            r"two different characters, got None and ','",
+        ),
+        (lambda d: list(tp.from_iterable(number)), r"number \(.*\) returned 5"),
+        (lambda d: ROWS.write_parquet(None), r"write_parquet\(folder\) is a path, got None"),
+        (lambda d: ROWS.write_json(""), r"write_json\(folder\) is a path, got ''"),
+        (lambda d: ROWS.write_memmap("s3://b/k"), r"\(path\) is a path on this machine"),
+        (lambda d: ROWS.write_arrow(d, overwrite="no"), r"overwrite\) is True or False, got 'no'"),
+        (lambda d: ROWS.write_memmap(d, overwrite=1), r"overwrite\) is True or False, got 1"),
+        (lambda d: ROWS.write_arrow(d / "x", files=4), r"there are 3 rows: give fewer files"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(
+    tmp_path: Path, make: Callable[[Path], Any], message: str
+) -> None:
+    with pytest.raises(tp.ConfigError, match=message):
+        make(tmp_path)
+
+
+ROWS = tp.from_arrow(pa.table({"x": [1, 2, 3]}))
+
+
+def number() -> Any:
+    return 5
+
+
+def test_a_folder_is_no_file_of_labels(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(b"...")
+    pipe = tp.list_files(tmp_path).read_images(str(tmp_path))
+    with pytest.raises(
+        tp.UnreadableError, match=r"cannot be read as CSV: .*; give the path of a CSV"
+    ):
+        list(pipe)
+
+
+def test_an_array_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(2), label=np.arange(2))
+    pipe = tp.list_files(tmp_path / "a.npz").read_numpy(["x", "labels"])
+    with pytest.raises(
+        tp.SchemaError, match=r"no column 'labels' \(did you mean 'label'\?\) in .*'x', 'label'"
+    ):
+        list(pipe)
+
+
+def test_a_folder_says_which_files_are_looked_for_and_that_it_is_empty(tmp_path: Path) -> None:
+    with pytest.raises(tp.MissingFilesError) as caught:
+        list(tp.list_files(tmp_path).read_json())
+    assert str(caught.value) == (
+        "no file that ends in .jsonl, .json or .ndjson, compressed or not, in the folder "
+        f"'{tmp_path}' or below it; it is empty"
+    )
