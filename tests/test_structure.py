@@ -221,7 +221,7 @@ def test_all_stages_can_be_had_as_nodes():
 #: pandas there.
 PYTHON_ROWS = {
     "runtime/rows/columns.py",
-    "runtime/rows/row_schema.py",
+    "runtime/rows/value_column.py",
     "runtime/rows/row_types.py",
     "sources/parquet/filter.py",
     "stages/row_hash.py",

@@ -20,7 +20,7 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.window_cuts import WindowCuts
 from trainpipes.runtime.reading.windows import Content, Window, WindowKey, WindowLoader
-from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.block import Block, Each
 
 __all__ = [
     "DRAWN_ROWS",
@@ -77,12 +77,16 @@ class NumberedRows:
         return len(self._numbers)
 
     def take(self, index: IntArray) -> Block:
-        numbers = self._numbers[index]
         part = 0 if self._first is None else self._first + index
-        return Block(self._source.take(numbers), numbers, epoch=self._epoch, part=part)
+        return self._read(self._numbers[index], part)
 
     def slice(self, start: int, stop: int) -> Block:
-        return self.take(np.arange(start, stop, dtype=np.int64))
+        first = self._first
+        part = 0 if first is None else np.arange(first + start, first + stop, dtype=np.int64)
+        return self._read(self._numbers[start:stop], part)
+
+    def _read(self, numbers: IntArray, part: Each) -> Block:
+        return Block(self._source.take(numbers), numbers, epoch=self._epoch, part=part)
 
 
 class NumberedLoader(WindowLoader):

@@ -94,6 +94,8 @@ class Window:
     def content(self) -> Content:
         """Its rows and their order, read if nobody has. What goes wrong stays so: read again is another
         window."""
+        if self._content is not None:
+            return self._content
         with self._lock:
             if self.failed is not None:
                 raise self.failed
