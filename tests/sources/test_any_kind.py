@@ -372,6 +372,30 @@ def test_any_ranks_and_workers_give_the_same_batches(kind: str) -> None:
     assert found == whole[:8]
 
 
+def other_sources() -> list[tp.Pipeline]:
+    rows = tp.from_arrow(table(pa.int32(), pa.large_string()))
+    return [rows, tp.from_dataset(PYTHON), tp.concat(rows, tp.from_dataset(PYTHON).take(9))]
+
+
+@pytest.mark.parametrize("kind", ["concat", "mix", "zip"])
+def test_workers_that_are_spawned_read_them_too(kind: str) -> None:
+    parts = {str(n): source for n, source in enumerate(other_sources())}
+    pipe = tp.concat(*parts.values())
+    if kind == "mix":
+        pipe = tp.mix(parts)
+    elif kind == "zip":
+        pipe = parts["0"].zip(
+            parts["1"].rename({"x": "y", "text": "t"}),
+            parts["2"].take(ROWS).select("x").rename({"x": "z"}),
+        )
+    pipe = pipe.sharding_filter(4).batch(3)
+    loader = tp.Loader(pipe, num_workers=1, multiprocessing_context="spawn")
+    found = [digest(item) for item, _ in zip(loader, range(9), strict=False)]
+    assert found == [
+        digest(item) for item, _ in zip(tp.Pipeline(pipe.stages), range(9), strict=False)
+    ]
+
+
 def test_types_are_those_of_the_run_that_saved_the_state() -> None:
     """What is found from the first rows of Python is kept in the state."""
     rows: list[dict[str, Any]] = [{"x": n, "text": "a"} for n in range(40)]

@@ -29,7 +29,7 @@ from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import Place, Reader, RowSource, read_rows
 from trainpipes.runtime.stage import Stage
 
-__all__ = ["JoinedInput", "JoiningSource", "own_place"]
+__all__ = ["JoinedInput", "JoinedRows", "JoiningSource", "own_place"]
 
 
 class JoiningSource(Source):
@@ -82,17 +82,23 @@ class JoiningSource(Source):
     def random_access(self) -> bool:  # type: ignore[override]
         return all(_opener(chain).random_access for chain in self._chains)
 
-    def inputs(self) -> list[JoinedInput]:
-        """The rows of each pipeline, in columns that go together."""
+    def open(self) -> RowSource:
+        return self.opened([None] * len(self._chains))
+
+    def opened(self, sources: Sequence[RowSource | None]) -> RowSource:
+        """The rows of all; of pipelines whose source is open already, that one's."""
         chains: dict[int, tuple[Inputs, Sequence[Stage]]] = {}
         columns = CommonColumns(self.name, str(self), chains, self.joined)
-        found = [JoinedInput(n, chain, self.name, columns) for n, chain in enumerate(self._chains)]
+        found = [
+            JoinedInput(n, chain, source, self.name, columns)
+            for n, (chain, source) in enumerate(zip(self._chains, sources, strict=True))
+        ]
         chains.update((part.number, (part.inputs, part.inputs.chain.steps)) for part in found)
-        return found
+        return self.rows_of(found)
 
     @abstractmethod
-    def open(self) -> RowSource:
-        """The rows of all."""
+    def rows_of(self, parts: Sequence[JoinedInput]) -> JoinedRows:
+        """The rows of all pipelines, made of those of each."""
 
     def identity(self) -> dict[str, Any]:
         chains = [
@@ -128,12 +134,37 @@ def _check_chain(stages: Sequence[Stage], number: int, asker: str) -> None:
             )
 
 
+class JoinedRows(RowSource):
+    """The rows of several pipelines. Can be pickled if their sources can.
+
+    Args:
+        stage: which opens it.
+        parts: of each pipeline.
+    """
+
+    def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
+        self.stage = stage
+        self.parts = parts
+        self.joined_inputs = [part.inputs for part in parts]
+
+    def __reduce__(self) -> Any:
+        return _reopened, (self.stage, [part.source for part in self.parts])
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"sources": [part.source.fingerprint() for part in self.parts]}
+
+
+def _reopened(stage: JoiningSource, sources: Sequence[RowSource]) -> RowSource:
+    return stage.opened(sources)
+
+
 class JoinedInput:
     """The rows of one of the pipelines, in blocks, with the stages that they go through.
 
     Args:
         number: of the pipeline, from 0.
         stages: of the pipeline.
+        source: the pipeline's, if it is open already.
         asker: the name of the stage that joins them, for messages.
         columns: of the rows of all.
 
@@ -146,13 +177,17 @@ class JoinedInput:
     """
 
     def __init__(
-        self, number: int, stages: Sequence[Stage], asker: str, columns: CommonColumns
+        self,
+        number: int,
+        stages: Sequence[Stage],
+        source: RowSource | None,
+        asker: str,
+        columns: CommonColumns,
     ) -> None:
         self.number = number
         self.columns = columns
-        self.inputs = Inputs(arrange([stage.fresh() for stage in stages]))
-        source = self.inputs.source
-        if not isinstance(source, RowSource):
+        self.inputs = Inputs(arrange([stage.fresh() for stage in stages]), source)
+        if not isinstance(self.inputs.source, RowSource):
             raise ConfigError(
                 f"{asker}(...) takes sources whose rows are counted before they are read, and source "
                 f"{number}, {self.inputs.chain.stages[0]}, is a stream: "
@@ -162,7 +197,7 @@ class JoinedInput:
                     else "write its rows to files first, by write_parquet()"
                 )
             )
-        self.source = source
+        self.source = self.inputs.source
         self._asker = asker
         blocks = self.inputs.blocks
         self._starts = blocks.firsts[:-1] + blocks.begins  # each block's first row that is used

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.planning.joined_input import JoinedInput, JoiningSource
+from trainpipes.runtime.planning.joined_input import JoinedInput, JoinedRows, JoiningSource
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.payload import Payload, join_payloads, take_payload
-from trainpipes.runtime.source import LooksAhead, Place, Reader, RowSource
+from trainpipes.runtime.source import LooksAhead, Place, Reader
 from trainpipes.sources.files.row_names import file_names
 
 __all__ = ["Concat"]
@@ -48,27 +48,22 @@ class Concat(JoiningSource):
     [{'x': 1}, {'x': 2}, {'x': 3}]
     """
 
-    def open(self) -> RowSource:
-        parts = self.inputs()
+    def rows_of(self, parts: Sequence[JoinedInput]) -> JoinedRows:
         if all(isinstance(part.source, RandomAccessSource) for part in parts):
-            return JoinedByNumber(parts)
-        return Joined(parts)
+            return JoinedByNumber(self, parts)
+        return Joined(self, parts)
 
 
-class Joined(RowSource):
+class Joined(JoinedRows):
     """The blocks of several sources, one after the other.
-
-    Args:
-        parts: of each source.
 
     Attributes:
         file_of_block: the file that each block is in, numbered over all sources; a source without files
             counts as one. int64 ``[blocks]``.
     """
 
-    def __init__(self, parts: Sequence[JoinedInput]) -> None:
-        self.parts = parts
-        self.joined_inputs = [part.inputs for part in parts]
+    def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
+        super().__init__(stage, parts)
         self._first_block = np.cumsum([0, *(len(part.lengths) for part in parts)])
         self.lengths = np.concatenate([part.lengths for part in parts])
         rows = [int(part.edges[-1]) for part in parts]
@@ -107,9 +102,6 @@ class Joined(RowSource):
     def block_key(self, block: int) -> Any:
         part, own = self.where(block)
         return part.block_key(own)
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {"sources": [part.source.fingerprint() for part in self.parts]}
 
     def describe(self) -> list[tuple[str, str]]:
         lines = [("sources", f"{len(self.parts)}, one after the other")]

@@ -15,11 +15,11 @@ import pyarrow as pa
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.order import IntArray
 from trainpipes.runtime.planning.common_columns import Joined
-from trainpipes.runtime.planning.joined_input import JoinedInput, JoiningSource
+from trainpipes.runtime.planning.joined_input import JoinedInput, JoinedRows, JoiningSource
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.payload import Payload, join_payloads
 from trainpipes.runtime.rows.side_by_side import Clash, NoColumns, check_names, side_by_side
-from trainpipes.runtime.source import LooksAhead, Place, Reader, RowSource
+from trainpipes.runtime.source import LooksAhead, Place, Reader
 
 __all__ = ["Zip"]
 
@@ -33,13 +33,13 @@ class Zip(JoiningSource):
 
     In: pipelines of as many rows: features in one set of files and labels in another, a memory map beside
     Parquet files. Out: rows with the columns of all. Cursor: as of any source. Costs a reference to each
-    column; where blocks of one source end within those of another, rows of these are decoded again for a
-    shuffle, which puts blocks in another order. Blocks are those of the source for which that is least, and
-    sources that are read by number, as memory maps are, adapt to them.
+    column. Blocks are those of one source, as a rule the one with the largest. Where they end within a block
+    of another, a shuffle decodes that one for each side; sources that are read by number, such as memory
+    maps, are entered anywhere at no cost.
 
     Each pipeline has a source whose rows are counted in advance, and stages that keep all rows, such as
     ``tokenize``, ``map`` or ``select``; ``take`` and ``skip`` leave out rows in file order. What drops rows,
-    and what orders, deals or batches them stands after it, and so does not part rows from each other.
+    and what orders, deals or batches them, stands after it, where rows stay together.
 
     Columns of Arrow stay as they are. Tensors and Python objects become columns where another source gives
     columns; where all give dicts, or tuples, these are united row by row. Which part of ``split``, ``sample``
@@ -62,8 +62,7 @@ class Zip(JoiningSource):
 
     joined: ClassVar[Joined] = "side by side"
 
-    def open(self) -> RowSource:
-        parts = self.inputs()
+    def rows_of(self, parts: Sequence[JoinedInput]) -> JoinedRows:
         rows = [int(part.edges[-1]) for part in parts]
         odd = next((n for n, count in enumerate(rows) if count != rows[0]), None)
         if odd is not None:
@@ -77,26 +76,19 @@ class Zip(JoiningSource):
         kind = Zipped
         if all(isinstance(part.source, RandomAccessSource) for part in parts):
             kind = ZippedByNumber
-        return kind(parts, str(self))
+        return kind(self, parts)
 
 
-class Zipped(RowSource):
+class Zipped(JoinedRows):
     """The columns of several sources.
 
-    Args:
-        parts: of each source.
-        asker: the stage, for messages.
-
     Attributes:
-        parts: the same.
         edges: number of each block's first row, and of all rows, int64 ``[blocks + 1]``.
         schema: of all rows, where that of each source is known.
     """
 
-    def __init__(self, parts: Sequence[JoinedInput], asker: str) -> None:
-        self.parts = parts
-        self._asker = asker
-        self.joined_inputs = [part.inputs for part in parts]
+    def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
+        super().__init__(stage, parts)
         self.named_by = parts[0].inputs, parts[0].skipped
         self.edges = parts[
             _best([part.edges for part in parts], [_by_number(p) for p in parts])
@@ -148,9 +140,6 @@ class Zipped(RowSource):
             found.append(keys)
         return found
 
-    def fingerprint(self) -> dict[str, Any]:
-        return {"sources": [part.source.fingerprint() for part in self.parts]}
-
     def describe(self) -> list[tuple[str, str]]:
         count = len(self.lengths)
         lines = [("sources", f"{len(self.parts)}, side by side"), ("rows", f"{self.edges[-1]:,}")]
@@ -173,7 +162,7 @@ class Zipped(RowSource):
             raise SchemaError(
                 "zip(...) puts columns side by side, so that rows are dicts in all sources, or tuples in "
                 f"all, got {error}: make dicts with map() first",
-                stage=self._asker,
+                stage=str(self.stage),
             ) from None
 
     def _clashing(self, clash: Clash) -> ConfigError:
@@ -182,15 +171,15 @@ class Zipped(RowSource):
             f"zip(...): sources {one} and {other} both have a column {clash.name!r}: give it another name in "
             f"one of them, .rename({{{clash.name!r}: ...}}), or leave it out there, by select() or "
             "drop_columns()",
-            stage=self._asker,
+            stage=str(self.stage),
         )
 
 
 class ZippedByNumber(Zipped, RandomAccessSource):
     """Several sources whose rows can be had by number."""
 
-    def __init__(self, parts: Sequence[JoinedInput], asker: str) -> None:
-        super().__init__(parts, asker)
+    def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
+        super().__init__(stage, parts)
         sources: list[Any] = [part.source for part in parts]
         self.by_number = all(source.by_number for source in sources)
         self.holds_numbers = all(source.holds_numbers for source in sources)
