@@ -305,6 +305,48 @@ def test_a_resume_near_the_end_reads_little_more_than_what_is_left(tmp_path, cou
     assert 0 < Counted.fetched < WRITERS[name].reads * most < WRITERS[name].reads * 0.4 * len(data)
 
 
+def keep(row: dict[str, Any]) -> bool:
+    return True
+
+
+UNSHUFFLED: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
+    "one shard": lambda rows: rows,
+    "several": lambda rows: rows.sharding_filter(4),
+    "in stride": lambda rows: rows.sharding_filter(4, split="stride"),
+    "not counted": lambda rows: rows.sharding_filter(4).filter(keep),
+}
+
+
+@pytest.mark.parametrize("name", ["json lines", "json lines, zstd", "csv", "text", "tar", "arrow"])
+@pytest.mark.parametrize("kind", UNSHUFFLED)
+def test_unshuffled_a_resume_reads_what_is_left_and_a_block_for_each_shard(
+    tmp_path, counted, name, kind
+):
+    rows, total = 100, 20_000
+    data = WRITERS[name].write(table(0, total), rows)
+    counted.pipe_file(f"/d/a{WRITERS[name].suffix}", data)
+
+    def make() -> tp.Pipeline:
+        url = f"counted://d/a{WRITERS[name].suffix}"
+        options = {} if name == "arrow" else {"index": str(tmp_path / "index")}
+        return UNSHUFFLED[kind](WRITERS[name].read(url, rows, **options)).batch(25)
+
+    iterator = iter(make())
+    for _ in range(int(0.9 * total / 25) + 1):
+        next(iterator)
+    state = iterator.state_dict()
+    rest = [digest(item) for item in iterator]
+    again = iter(make())
+    again.load_state_dict(state)
+    assert again.state_dict() == state  # whatever else must be read before the first row has been
+    Counted.fetched = 0
+    assert [digest(item) for item in again] == rest
+    member = len(data) / 400 if "zstd" in name else 0  # which a block may begin in
+    shards = 1 if kind == "one shard" else 4
+    part = 0.1 + (shards + 0.5) * rows / total
+    assert 0 < Counted.fetched < 1.06 * part * len(data) + 2 * part * total / rows * member
+
+
 @every
 def test_many_files_of_few_rows_and_one_of_many(tmp_path, name):
     sizes = (*(n % 3 for n in range(120)), 4000, 1)

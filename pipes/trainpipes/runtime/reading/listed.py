@@ -72,11 +72,13 @@ class ListedLoader(WindowLoader):
         rows = len(self._cuts.places(key))
         return rows if self._keeps_rows or not rows else None
 
-    def window(self, key: WindowKey, state: dict[str, Any]) -> Window | None:
+    def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
         if not self._cuts.places(key):
             return None
         place = self._places.setdefault(key.span, _Place())
-        return Window(self.planned(key), partial(self._read, key, place))
+        if self._cuts.seed is not None or not self._keeps_rows:
+            first = 0  # which row comes out where is known when all are read
+        return Window(self.planned(key), partial(self._read, key, place, first), first=first)
 
     def close(self) -> None:
         for place in self._places.values():
@@ -84,8 +86,8 @@ class ListedLoader(WindowLoader):
                 if place.reader is not None:
                     place.reader.close()
 
-    def _read(self, key: WindowKey, place: _Place) -> tuple[Block, IntArray | None]:
-        wanted = self._cuts.stretches(key)
+    def _read(self, key: WindowKey, place: _Place, first: int) -> tuple[Block, IntArray | None]:
+        wanted = self._cuts.stretches(key, first)
         with place.lock:
             reader = self._reader(place, wanted[0][:2])
             if self._cached is not None:
@@ -94,7 +96,7 @@ class ListedLoader(WindowLoader):
                 if isinstance(reader, LooksAhead):
                     reader.expect([block for block, _, _ in wanted])
                 parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)
-                data = join_payloads(parts, len(self._cuts.places(key)))
+                data = join_payloads(parts, len(self._cuts.places(key)) - first)
                 rows = Block(data, self._cuts.ids(wanted), epoch=key.epoch)
             place.at = wanted[-1][0], wanted[-1][2]
             rows = self._before(rows)

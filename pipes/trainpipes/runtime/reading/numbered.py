@@ -110,7 +110,7 @@ class NumberedLoader(WindowLoader):
     def planned(self, key: WindowKey) -> int:
         return len(self._cuts.places(key))
 
-    def window(self, key: WindowKey, state: dict[str, Any]) -> Window | None:
+    def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
         rows = self.planned(key)
         return Window(rows, partial(self._read, key)) if rows else None
 

@@ -88,7 +88,9 @@ class ShardRows:
                 if not len(self._positions) or self._positions[-1] < self._row:
                     self._next_window({})
                     return None
-        window = self._windows.get(self._user, self._epoch, self._span, self._window, self._stream)
+        window = self._windows.get(
+            self._user, self._epoch, self._span, self._window, self._stream, self._row
+        )
         if window is None:
             self._end_epoch()
             return None

@@ -80,7 +80,7 @@ class StreamLoader(WindowLoader):
         assert current.start is not None
         return current.start
 
-    def window(self, key: WindowKey, state: dict[str, Any]) -> Window | None:
+    def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
         current = self._passes.get(key.epoch)
         if current is None or current.window > key.window:
             current = self._open(key.epoch, key.window, state)

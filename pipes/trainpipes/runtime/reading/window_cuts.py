@@ -39,12 +39,12 @@ class WindowCuts:
         first, (start, stop) = layout.span(key.span)[0], layout.window(key.span, key.window)
         return range(first + start, first + stop)
 
-    def stretches(self, key: WindowKey) -> list[tuple[int, int, int]]:
-        """The blocks that a window's rows are in, and for each of them the first row and the row after the
-        last."""
+    def stretches(self, key: WindowKey, first: int = 0) -> list[tuple[int, int, int]]:
+        """The blocks that a window's rows from ``first`` on are in, and for each of them the first row and
+        the row after the last."""
         starts, order = self.blocks.order(key.epoch, self.block_order)
         places, begins = self.places(key), self.blocks.begins
-        parts = segments(starts, order, places.start, places.stop)
+        parts = segments(starts, order, places.start + first, places.stop)
         return [(b, int(begins[b]) + low, int(begins[b]) + high) for b, low, high in parts]
 
     def ids(self, stretches: list[tuple[int, int, int]]) -> IntArray:

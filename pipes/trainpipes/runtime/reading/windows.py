@@ -68,6 +68,8 @@ class Window:
         rows: how many; None where they must be read to know.
         read: reads them.
         after: the state of what is read from at this window's end; empty if it needs none.
+        first: how many rows are left out that stand before what anybody has asked for, where they come out as
+            they stand.
 
     Attributes:
         nbytes: bytes of its rows, 0 until they are read.
@@ -75,11 +77,16 @@ class Window:
     """
 
     def __init__(
-        self, rows: int | None, read: Callable[[], Content], after: dict[str, Any] | None = None
+        self,
+        rows: int | None,
+        read: Callable[[], Content],
+        after: dict[str, Any] | None = None,
+        first: int = 0,
     ) -> None:
         self._rows = rows
         self._read = read
         self.after = after or {}
+        self.first = first
         self.nbytes = 0
         self._content: Content | None = None
         self._urgency: Urgency | None = None  # with which it is to be read, or was
@@ -126,10 +133,10 @@ class Window:
         rows, order = self.content()
         if order is not None:
             return rows.take(order[positions])
-        first, count = int(positions[0]), len(positions)
-        if count == int(positions[-1]) - first + 1:
-            return rows.slice(first, first + count)
-        return rows.take(positions)
+        start, count = int(positions[0]), len(positions)
+        if count == int(positions[-1]) - start + 1:
+            return rows.slice(start - self.first, start - self.first + count)
+        return rows.take(positions - self.first)
 
 
 def _read_if_held(window: ref[Window]) -> None:
@@ -153,9 +160,9 @@ class WindowLoader(ABC):
         """Rows in a window before it is read: 0 past the last; None where it must be read to know."""
 
     @abstractmethod
-    def window(self, key: WindowKey, state: dict[str, Any]) -> Window | None:
+    def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
         """A window; None past the last one of its span. ``state`` is where to read from, as an earlier
-        one's ``after`` said."""
+        one's ``after`` said. Rows before ``first`` may be left out, where they come out as they stand."""
 
     def start(self, epoch: int) -> dict[str, Any]:
         """The state that leads back to an epoch's start; empty where the epoch's number does."""
@@ -212,20 +219,20 @@ class Windows:
             self._move(user, WindowKey(epoch, span, window))
 
     def get(
-        self, user: int, epoch: int, span: int, window: int, state: dict[str, Any]
+        self, user: int, epoch: int, span: int, window: int, state: dict[str, Any], first: int = 0
     ) -> Window | None:
         """A window, to be read if no other user has; None past the last one.
 
         ``user`` has no more need of earlier ones. ``state`` is where to read from, as an earlier window's
-        ``after`` said.
+        ``after`` said, and ``first`` the first position in it that ``user`` needs.
         """
         key = WindowKey(epoch, span, window)
         with self._lock:
             self._move(user, key)
             found = self._held.get(key)
-            if found is None or found.failed is not None:
+            if found is None or found.failed is not None or first < found.first:
                 self._limit(span)
-                found = self._loader.window(key, state)
+                found = self._loader.window(key, state, first)
                 if found is None:
                     return None
                 self._held[key] = found

@@ -305,7 +305,8 @@ class CountedItems:
             number = layout.window_of(span, int(rows[0]) - base)
             low, high = layout.window(span, number)
             count = int(np.searchsorted(rows, base + high))
-            window = self._windows.get(user, epoch + passed, span, number, {})
+            needed = int(rows[0]) - base - low
+            window = self._windows.get(user, epoch + passed, span, number, {}, needed)
             assert window is not None
             if self._readers is not None:
                 window.read_in(self._readers)
