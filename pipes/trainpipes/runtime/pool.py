@@ -218,8 +218,19 @@ class Pool:
                 alone = self._closed or not self._alive
                 if not ticket.begun and (self._shares or alone):
                     ticket.begun = mine = True
+                elif not ticket.begun:
+                    self._put_first(ticket)
             return ticket.result(wait=not mine)
         return ticket.result()
+
+    def _put_first(self, ticket: Ticket) -> None:
+        """Have a thread do next what somebody waits for, even if it then waits itself."""
+        for tasks in self._tasks:
+            if ticket in tasks:
+                tasks.remove(ticket)
+        ticket.is_ready = None
+        self._tasks[Urgency.ITEMS].appendleft(ticket)
+        self._changed.notify()
 
     def close(self) -> None:
         """Drop what nobody has begun, and let the threads go."""

@@ -246,7 +246,9 @@ class CountedItems:
             make = partial(_made_when_taken, self._finish, group)
         light = self._shares and not self._was_at_work and self._finish.seconds < LIGHT
         if self._pool is not None and not light:
-            return group, self._pool.submit(make, is_ready=group.is_ready)
+            # Where windows are not read by the pool, they are read with the group.
+            is_ready = None if self._readers is None else group.is_ready
+            return group, self._pool.submit(make, is_ready=is_ready)
         if self._finish.has_workers:
             return group, Ticket(_submitted(self._finish, group, self._batched))
         return group, Ticket(make)

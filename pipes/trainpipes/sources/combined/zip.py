@@ -215,6 +215,8 @@ class _ZippedReader:
     def expect(self, blocks: Sequence[int]) -> None:
         """Tell each source's reader which of its blocks come next: of the first and last of ``blocks``, which
         may be needed in part only, those of sources with many small ones are asked for when they are read."""
+        if not blocks:
+            return
         edges = self._source.edges
         ends = (blocks[0], blocks[-1])
         for part, reader in zip(self._source.parts, self._readers, strict=True):
