@@ -215,7 +215,7 @@ def test_a_file_of_the_users_own_that_is_no_index_is_refused(tmp_path):
     write(tmp_path / "d" / "a.jsonl", 10)
     mine = tmp_path / "mine.arrow"
     mine.write_bytes(b"something of value")
-    with pytest.raises(tp.ConfigError, match="no index of blocks"):
+    with pytest.raises(tp.ConfigError, match="not an index of blocks"):
         len(tp.read_json(tmp_path / "d", index=mine))
     assert mine.read_bytes() == b"something of value"
 

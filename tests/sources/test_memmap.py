@@ -808,7 +808,7 @@ def test_bad_bare_files_and_options_are_refused(tmp_path):
     with pytest.raises(tp.UnreadableError, match="3 bytes, which is no whole number of uint16"):
         tp.read_memmap(tmp_path / "odd.bin", dtype="uint16", length=4)
     tp.write_memmap(tmp_path / "x", np.arange(3))
-    with pytest.raises(tp.UnreadableError, match="no file of bare numbers"):
+    with pytest.raises(tp.UnreadableError, match="not a file of bare numbers"):
         tp.read_memmap(tmp_path / "x", dtype="uint16", length=4)
     for options in (
         {"dtype": "uint16"}, {"length": 4}, {"labels": True}, {"dtype": "float32", "length": 4},
@@ -905,7 +905,7 @@ def test_a_file_of_an_older_release_is_refused_with_the_call_that_converts_it(tm
         eval(call.group(), {"trainpipes": tp})
     with pytest.raises(tp.ConfigError, match="is not a memory map that could be replaced"):
         tp.write_memmap(old, np.arange(3), overwrite=True)
-    with pytest.raises(tp.UnreadableError, match="no file of bare numbers"):
+    with pytest.raises(tp.UnreadableError, match="not a file of bare numbers"):
         tp.read_memmap(old, dtype="uint16", length=4)
 
 
