@@ -139,6 +139,14 @@ def test_threads_leave_what_is_not_ready_to_others_or_to_who_waits(pool: Pool) -
     assert pool.result(late) != threading.get_ident()
 
 
+def test_what_somebody_waits_for_is_done_whether_it_is_ready_or_not() -> None:
+    alone = Pool(1, shares=False)
+    before = alone.submit(threading.get_ident, is_ready=lambda: False)
+    ticket = alone.submit(threading.get_ident, is_ready=lambda: False)
+    assert alone.result(ticket) == alone.result(before) != threading.get_ident()
+    alone.join()
+
+
 def test_others_work_while_a_task_waits_for_a_server(pool: Pool) -> None:
     answer, most = threading.Event(), threading.Semaphore(0)
 

@@ -102,3 +102,52 @@ def test_a_folder_says_which_files_are_looked_for_and_that_it_is_empty(tmp_path:
         "no file that ends in .jsonl, .json or .ndjson, compressed or not, in the folder "
         f"'{tmp_path}' or below it; it is empty"
     )
+
+
+LARGE = 2**64 - 59  # and the one after it are the same float64
+
+
+@pytest.mark.parametrize(
+    ("reader", "name", "content", "line"),
+    [
+        ("read_json", "a.jsonl", f'{{"id": 1}}\n{{"id": {LARGE}}}\n', 2),
+        ("read_json", "a.json", f'[{{"id": {LARGE}}},\n {{"id": 1}}]', 1),
+        ("read_json", "a.jsonl", f'{{"a": {{"id": [0.5, {2**53 + 1}]}}}}\n', 1),
+        ("read_csv", "a.csv", f"id\n1\n{LARGE}\n", 3),
+    ],
+)
+def test_an_integer_that_a_float_does_not_hold_is_refused_unless_the_type_is_given(
+    tmp_path: Path, reader: str, name: str, content: str, line: int
+) -> None:
+    path = tmp_path / name
+    with pytest.raises(
+        tp.UnreadableError, match=rf"line {line}: .* floats would round; say its type"
+    ):
+        read(path, content.encode(), reader)
+    with pytest.raises(tp.UnreadableError, match="floats would round"):
+        read(path, content.encode(), reader, infer="all")
+
+
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.float64()])
+@pytest.mark.parametrize(("reader", "name"), [("read_json", "a.jsonl"), ("read_csv", "a.csv")])
+def test_with_its_type_a_large_integer_is_what_the_type_makes_of_it(
+    tmp_path: Path, reader: str, name: str, kind: pa.DataType
+) -> None:
+    content = f'{{"id": {LARGE}}}\n' if reader == "read_json" else f"id\n{LARGE}\n"
+    rows = read(tmp_path / name, content.encode(), reader, schema=pa.schema([("id", kind)]))
+    assert rows == [{"id": LARGE if kind == pa.uint64() else float(LARGE)}]
+
+
+def test_large_floats_and_texts_of_digits_are_no_such_integers(tmp_path: Path) -> None:
+    content = b'{"v": 1e300, "t": "90071992547409939007"}\n{"v": 9007199254740992, "t": "x"}\n'
+    rows = read(tmp_path / "a.jsonl", content, "read_json")
+    assert [row["v"] for row in rows] == [1e300, 2.0**53]
+    content = b"v,t\n1e300,90071992547409939007x\n9007199254740992,\n"
+    assert [row["v"] for row in read(tmp_path / "a.csv", content, "read_csv")] == [1e300, 2.0**53]
+
+
+def test_csv_with_carriage_returns_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tp.UnreadableError, match="its lines end with a carriage return alone"):
+        read(tmp_path / "a.csv", b"a,b\r1,2\r3,4\r", "read_csv")
+    with pytest.raises(tp.UnreadableError, match="the line has 2 rows"):
+        read(tmp_path / "b.csv", b"1,2\r3,4\r", "read_csv", column_names=["a", "b"])

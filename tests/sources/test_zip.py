@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -447,3 +448,34 @@ def test_json_beside_parquet(files: Any, tmp_path: Path) -> None:
     pipe = tp.read_json(tmp_path / "x.jsonl", block_rows=13).zip(files("a", 10))
     assert together(pipe.sharding_filter(3).shuffle(30, seed=4), "j", "a")
     check_resume(pipe.sharding_filter(3).shuffle(30, seed=4).batch(7), processes=0, every=5)
+
+
+def test_a_zip_within_a_zip_of_other_cuts_is_that_of_all_three(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": range(300)}), tmp_path / "a.parquet", row_group_size=7)
+    pq.write_table(pa.table({"c": range(300)}), tmp_path / "c.parquet", row_group_size=33)
+    a = tp.read_parquet(tmp_path / "a.parquet").skip(17).take(200)
+    b = tp.from_tensors(b=torch.arange(300)).skip(17).take(200)
+    c = tp.read_parquet(tmp_path / "c.parquet").take(200)
+    nested = list(a.zip(b).zip(c).shuffle(10, seed=3))
+    assert sorted(row["c"] for row in nested) == list(range(200))
+    assert all(row["a"] == row["b"] == row["c"] + 17 for row in nested)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_go_on_where_functions_are_called_to_read_a_window(threads: int) -> None:
+    def pipe() -> tp.Pipeline:
+        b = tp.from_tensors(b=torch.arange(301)).map(lambda row: dict(row), version="1")
+        return tp.from_arrow(pa.table({"a": range(301)})).zip(b).shuffle(1000, seed=3).batch(4)
+
+    expected = list(pipe())
+    saved = pipe()
+    batches = iter(saved)
+    for _ in range(40):
+        next(batches)
+    loader = tp.Loader(pipe(), threads=threads)
+    loader.load_state_dict(saved.state_dict())
+    found: list[list[object]] = []
+    thread = threading.Thread(target=lambda: found.append(list(loader)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert found == [expected[40:]]

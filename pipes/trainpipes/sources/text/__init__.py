@@ -1,20 +1,21 @@
 """Files of text, in blocks of whole rows.
 
-utf8_bytes    whether bytes are UTF-8
-format        what a format tells of itself: where a row ends, and what a row is
-lines         lines, paragraphs, documents
-json_rows     JSON
-csv_rows      CSV
-block_scan    cuts a file into pieces of whole rows
-block_table   what is kept of files for later runs
-block_index   the blocks of all files
-row_errors    what is wrong with a row, with file and line
-piece_reader  reads pieces, and parses them
-block_schema  columns and types
-block_reader  rows of blocks in order
-blocks        the rows of all files: what the stages open
-text_reader   what the stages share
-read_csv      the stage for CSV
-read_json     the stage for JSON
-read_text     the stage for text
+utf8_bytes      whether bytes are UTF-8
+exact_integers  integers that floats would round
+format          what a format tells of itself: where a row ends, and what a row is
+lines           lines, paragraphs, documents
+json_rows       JSON
+csv_rows        CSV
+block_scan      cuts a file into pieces of whole rows
+block_table     what is kept of files for later runs
+block_index     the blocks of all files
+row_errors      what is wrong with a row, with file and line
+piece_reader    reads pieces, and parses them
+block_schema    columns and types
+block_reader    rows of blocks in order
+blocks          the rows of all files: what the stages open
+text_reader     what the stages share
+read_csv        the stage for CSV
+read_json       the stage for JSON
+read_text       the stage for text
 """

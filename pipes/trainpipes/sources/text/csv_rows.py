@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow.csv as pcsv
 from trainpipes.order import IntArray
 from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.text.exact_integers import refuse_rounded_cells
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
 from trainpipes.sources.text.utf8_bytes import BOM
 
@@ -128,6 +130,7 @@ class Csv(TextFormat):
         quote: what cells are quoted by; None for nothing.
         names: names of columns, of files without a line of them; None to take each file's first line.
         nulls: cells that are null where they are not quoted.
+        exact: whether integers that floats would round are refused.
     """
 
     name: ClassVar[str] = "CSV"
@@ -141,6 +144,7 @@ class Csv(TextFormat):
     quote: str | None = '"'
     names: tuple[str, ...] | None = None
     nulls: tuple[str, ...] = ("",)
+    exact: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -194,6 +198,11 @@ class Csv(TextFormat):
             names = tuple(next(cells))
         except csv.Error as error:
             raise BadFileError(f"its first line does not name columns: {error}") from error
+        if next(cells, None) is not None:
+            raise BadFileError(
+                "its lines end with a carriage return alone, got no line feed: write line feeds, as by "
+                "tr '\\r' '\\n'"
+            )
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BadFileError(
@@ -209,9 +218,16 @@ class Csv(TextFormat):
         self, data: bytes, start: Start, path: str, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
         try:
-            return self._parsed(data, start, path, schema, PARSED_BYTES)
+            found = self._parsed(data, start, path, schema, PARSED_BYTES)
         except pa.ArrowInvalid:  # a row may be longer; what else is wrong is said once more
-            return self._parsed(data, start, path, schema, max(64, len(data) + 1))
+            found = self._parsed(data, start, path, schema, max(64, len(data) + 1))
+        if self.exact:
+            refuse_rounded_cells(found, partial(self._as_text, data, start, path))
+        return found
+
+    def _as_text(self, data: bytes, start: Start, path: str, names: list[str]) -> pa.Table:
+        texts = pa.schema([(name, pa.string()) for name in names])
+        return self._parsed(data, start, path, texts, max(64, len(data) + 1))
 
     def _parsed(
         self, data: bytes, start: Start, path: str, schema: pa.Schema | None, block_size: int

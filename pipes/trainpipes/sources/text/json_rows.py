@@ -16,6 +16,7 @@ import pyarrow.json as pj
 from trainpipes.order import IntArray
 from trainpipes.shown import cut
 from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.text.exact_integers import refuse_rounded_values
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
 from trainpipes.sources.text.lines import LineCutter
 from trainpipes.sources.text.utf8_bytes import BOM
@@ -120,12 +121,18 @@ _NONE = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class Json(TextFormat):
-    """JSON lines, or an array of objects."""
+    """JSON lines, or an array of objects.
+
+    Args:
+        exact: whether integers that floats would round are refused.
+    """
 
     name: ClassVar[str] = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
     suffixes: ClassVar[tuple[str, ...]] = with_endings((".jsonl", ".json", ".ndjson"))
+
+    exact: bool = False
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0
@@ -156,6 +163,8 @@ class Json(TextFormat):
             pj.ReadOptions(use_threads=False, block_size=max(64, len(data) + 1)),
             pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
         )
+        if self.exact:
+            refuse_rounded_values(found, data)
         return found if kinds is None or kinds.equals(schema) else found.cast(schema)
 
     def infer(self, data: bytes, start: Start, path: str) -> tuple[pa.Schema, list[float]]:

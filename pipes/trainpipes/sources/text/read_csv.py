@@ -99,7 +99,9 @@ class ReadCsv(TextReader):
     @property
     def form(self) -> Csv:
         names = None if self.column_names is None else tuple(self.column_names)
-        return Csv(self.delimiter, self.quote, names, tuple(self.null_values))
+        return Csv(
+            self.delimiter, self.quote, names, tuple(self.null_values), exact=self.schema is None
+        )
 
 
 def _is_mark(value: Any) -> bool:

@@ -66,4 +66,4 @@ class ReadJson(TextReader):
 
     @property
     def form(self) -> Json:
-        return Json()
+        return Json(exact=self.schema is None)

@@ -1,0 +1,105 @@
+"""Integers that a column of floats would round: refused where the column's type was found, not given.
+
+Arrow takes integers from 2^63 on, and those beside fractions, for float64: ids that differ may become
+equal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["refuse_rounded_cells", "refuse_rounded_values"]
+
+#: Up to here each integer is a float of its own.
+LARGEST = float(1 << 53)
+INTEGER = re.compile(rb"\d{16,}")
+CELL = re.compile(r"\s*([+-]?\d{16,})\s*")
+
+
+def refuse_rounded_values(table: pa.Table, lines: bytes) -> None:
+    """Raise where JSON has an integer that a float column does not hold.
+
+    Args:
+        table: the rows.
+        lines: what they were parsed from, an object on each line.
+
+    Raises:
+        pyarrow.ArrowInvalid: it has; names the column and the integer.
+    """
+    kinds = {f.name: f.type for f in table.schema if _has_large_floats(table.column(f.name))}
+    if not kinds:
+        return
+    for line in lines.split(b"\n"):
+        if not INTEGER.search(line):
+            continue
+        row = json.loads(line)
+        for name, kind in kinds.items():
+            _refuse(name, _rounded(row.get(name), kind))
+
+
+def refuse_rounded_cells(table: pa.Table, as_text: Callable[[list[str]], pa.Table]) -> None:
+    """The same of CSV.
+
+    Args:
+        table: the rows.
+        as_text: gives some of their columns as they are written.
+    """
+    names = [f.name for f in table.schema if _has_large_floats(table.column(f.name))]
+    if not names:
+        return
+    texts = as_text(names)
+    for name in names:
+        for cell in texts.column(name).to_pylist():
+            written = CELL.fullmatch(cell or "")
+            if written:
+                _refuse(name, _rounded(int(written[1]), table.schema.field(name).type))
+
+
+def _refuse(name: str, odd: int | None) -> None:
+    if odd is not None:
+        raise pa.ArrowInvalid(
+            f"column {name!r} has the integer {odd}, which a column of floats would round; say its type by "
+            "schema=, such as uint64, or float64 to have it rounded"
+        )
+
+
+def _has_large_floats(column: Any) -> bool:
+    kind = column.type
+    types = pa.types
+    if types.is_floating(kind):
+        ends = pc.min_max(column).as_py()
+        return any(end is not None and abs(end) >= LARGEST for end in ends.values())
+    if types.is_struct(kind):
+        parts = column.flatten()
+        return any(_has_large_floats(part) for part in parts)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _has_large_floats(pc.list_flatten(column))
+    return False
+
+
+def _rounded(value: Any, kind: pa.DataType) -> int | None:
+    """An integer within a value that its type would round; None if there is none."""
+    types = pa.types
+    if types.is_floating(kind):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return value if whole and _as_float(value) != value else None
+    parts: list[tuple[Any, pa.DataType]] = []
+    if types.is_struct(kind) and isinstance(value, dict):
+        parts = [(value.get(field.name), field.type) for field in kind]
+    elif isinstance(value, list) and hasattr(kind, "value_type"):
+        parts = [(item, kind.value_type) for item in value]
+    found = (_rounded(part, own) for part, own in parts)
+    return next((odd for odd in found if odd is not None), None)
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
