@@ -123,7 +123,7 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
         assert isinstance(layout, Layout)
         spans = layout.num_spans
     with clock.phase("order of row groups"):
-        starts, order = plan.inputs.blocks.order((0,), lambda: plan.layouts.block_order(0))
+        starts, order = plan.inputs.blocks.order(0, plan.layouts.block_order)
         assert order is not None
     topology = Topology(ranks // 3, ranks)
     with clock.phase("state of a rank"):
