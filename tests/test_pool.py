@@ -342,7 +342,7 @@ def test_tokenizers_are_told_how_many_threads_there_are_and_only_by_those_who_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[int] = []
-    monkeypatch.setattr("trainpipes.stages.tokenize.take_turns", told.append)
+    monkeypatch.setattr("trainpipes.stages.tokenizing.take_turns", told.append)
     rows = tp.from_arrow(pa.table({"text": ["a"] * 90})).tokenize("bytes").batch(4)
     loader = tp.Loader(rows, threads=2)
     batches = iter(loader)

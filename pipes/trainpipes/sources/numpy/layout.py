@@ -203,4 +203,5 @@ def _checked(name: str, array: StoredArray) -> StoredArray:
 
 def loaded(content: bytes) -> Any:
     """A decompressed array."""
-    return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    with _parsing:
+        return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
