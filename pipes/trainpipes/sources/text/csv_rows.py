@@ -222,7 +222,7 @@ class Csv(TextFormat):
         except pa.ArrowInvalid:  # a row may be longer; what else is wrong is said once more
             found = self._parsed(data, start, path, schema, max(64, len(data) + 1))
         if self.exact:
-            refuse_rounded_cells(found, partial(self._as_text, data, start, path))
+            refuse_rounded_cells(found, data, partial(self._as_text, data, start, path))
         return found
 
     def _as_text(self, data: bytes, start: Start, path: str, names: list[str]) -> pa.Table:

@@ -18,7 +18,8 @@ __all__ = ["refuse_rounded_cells", "refuse_rounded_values"]
 
 #: Up to here each integer is a float of its own.
 LARGEST = float(1 << 53)
-INTEGER = re.compile(rb"\d{16,}")
+#: A long integer, which is no part of a fraction or of what has an exponent.
+INTEGER = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
 CELL = re.compile(r"\s*([+-]?\d{16,})\s*")
 
 
@@ -33,7 +34,7 @@ def refuse_rounded_values(table: pa.Table, lines: bytes) -> None:
         pyarrow.ArrowInvalid: it has; names the column and the integer.
     """
     kinds = {f.name: f.type for f in table.schema if _has_large_floats(table.column(f.name))}
-    if not kinds:
+    if not kinds or not INTEGER.search(lines):
         return
     for line in lines.split(b"\n"):
         if not INTEGER.search(line):
@@ -43,15 +44,18 @@ def refuse_rounded_values(table: pa.Table, lines: bytes) -> None:
             _refuse(name, _rounded(row.get(name), kind))
 
 
-def refuse_rounded_cells(table: pa.Table, as_text: Callable[[list[str]], pa.Table]) -> None:
+def refuse_rounded_cells(
+    table: pa.Table, data: bytes, as_text: Callable[[list[str]], pa.Table]
+) -> None:
     """The same of CSV.
 
     Args:
         table: the rows.
+        data: what they were parsed from.
         as_text: gives some of their columns as they are written.
     """
     names = [f.name for f in table.schema if _has_large_floats(table.column(f.name))]
-    if not names:
+    if not names or not INTEGER.search(data):
         return
     texts = as_text(names)
     for name in names:
