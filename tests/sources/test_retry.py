@@ -475,10 +475,13 @@ def test_the_option_is_shown_and_no_part_of_a_state(folder: Path) -> None:
 # Ends
 
 ENDS = """
-import signal, sys, threading
+import signal, sys, threading, time
 import trainpipes as tp
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
+# Another thread gets the signal, so that it ends no wait of the main thread: as one that comes just before.
+threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 url, phase, threads = sys.argv[1], sys.argv[2], None if sys.argv[3] == "None" else int(sys.argv[3])
 pipe = tp.list_files([f"{url}/{n}.parquet" for n in range(4)], retry_seconds=3600).read_parquet()

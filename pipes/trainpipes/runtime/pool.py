@@ -20,6 +20,7 @@ from typing import Any
 from weakref import WeakSet
 
 from trainpipes.errors import ConfigError
+from trainpipes.runtime.interrupts import wait_for
 from trainpipes.shown import shown
 
 __all__ = ["Pool", "Ticket", "Urgency", "default_threads", "waits", "waits_for_server"]
@@ -99,7 +100,7 @@ class Ticket:
     def result(self, wait: bool = False) -> Any:
         """What came of it, done here and now unless another thread has begun; raises what it raised."""
         if wait:
-            self._done.wait()
+            wait_for(self._done)
         else:
             self.run()
         if self.error is not None:

@@ -33,6 +33,7 @@ from trainpipes.runtime.calling.process_worker import (
     work,
 )
 from trainpipes.runtime.calling.row_call import Answer, RowCall, Words
+from trainpipes.runtime.interrupts import get
 from trainpipes.runtime.pool import waits
 
 __all__ = ["ProcessMap"]
@@ -120,7 +121,7 @@ class ProcessMap:
 
         def wait() -> Answer:
             with waits():
-                return answer.get()
+                return get(answer)
 
         return wait
 

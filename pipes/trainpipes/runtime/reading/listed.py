@@ -6,7 +6,6 @@ windows are read by one thread at a time.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from trainpipes.order import IntArray
 from trainpipes.runtime.caching.block_cache import BlockCache
+from trainpipes.runtime.interrupts import InterruptibleLock
 from trainpipes.runtime.reading.window_cuts import WindowCuts
 from trainpipes.runtime.reading.windows import Window, WindowKey, WindowLoader
 from trainpipes.runtime.rows.block import Block
@@ -37,7 +37,7 @@ class _Place:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = InterruptibleLock()
         self.reader: Reader | None = None
         self.at = -1, 0
 

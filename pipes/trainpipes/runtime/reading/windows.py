@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from trainpipes.order import IntArray
+from trainpipes.runtime.interrupts import InterruptibleLock
 from trainpipes.runtime.pool import Pool, Urgency
 from trainpipes.runtime.rows.block import Block
 
@@ -91,7 +92,7 @@ class Window:
         self._content: Content | None = None
         self._urgency: Urgency | None = None  # with which it is to be read, or was
         self.failed: Exception | None = None
-        self._lock = threading.Lock()
+        self._lock = InterruptibleLock()
 
     def __len__(self) -> int:
         if self._rows is None:

@@ -17,6 +17,7 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.naming import reader_of
+from trainpipes.runtime.interrupts import result_of
 from trainpipes.runtime.progress import Progress
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests, Stopped
@@ -77,8 +78,9 @@ def in_threads(
         return
     with ThreadPoolExecutor(threads, "trainpipes-files") as pool:
         try:
-            for _ in pool.map(several, range(0, count, share)):
-                pass
+            parts = [pool.submit(several, start) for start in range(0, count, share)]
+            for part in parts:
+                result_of(part)
         except BaseException:
             requests.stop()  # nobody waits for what is under way
             pool.shutdown(wait=False, cancel_futures=True)

@@ -16,6 +16,7 @@ import numpy as np
 from trainpipes.checks import several
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.order import IntArray
+from trainpipes.runtime.interrupts import result_of
 from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.source import Place, RowSource
@@ -205,7 +206,8 @@ class ListFiles(Source):
         each = partial(expand, suffixes=suffixes, requests=requests)
         with ThreadPoolExecutor(min(16, len(opened))) as pool:
             try:
-                found = list(pool.map(each, urls, opened))
+                parts = [pool.submit(each, *one) for one in zip(urls, opened, strict=True)]
+                found = [result_of(part) for part in parts]
             except BaseException:
                 requests.stop()  # nobody waits for what is under way
                 raise

@@ -1,0 +1,58 @@
+"""Waits that Ctrl-C ends.
+
+Python calls a signal's handler between two instructions of the main thread. A signal that comes just before
+an instruction that waits in C, without a limit, is seen only when that wait ends. So what may take long is
+waited for a little at a time.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+__all__ = ["InterruptibleLock", "get", "result_of", "wait_for"]
+
+T = TypeVar("T")
+
+#: Seconds until a signal is seen that came just before a wait.
+TICK = 0.1
+
+
+class InterruptibleLock(_thread.RLock):  # type: ignore[misc]  # its end, in C, cannot be interrupted
+    """A lock for a ``with`` statement, held once by a thread. It is never left locked by Ctrl-C."""
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        try:
+            while not self.acquire(timeout=TICK):
+                pass
+        except BaseException:
+            with suppress(RuntimeError):  # it was not acquired
+                self.release()
+            raise
+        return True
+
+
+def wait_for(event: threading.Event) -> None:
+    """Wait until an event is set."""
+    while not event.wait(TICK):
+        pass
+
+
+def result_of(future: Future[T]) -> T:
+    """Wait for what comes of a future."""
+    while not future.done():
+        wait([future], TICK)
+    return future.result()
+
+
+def get(queue: SimpleQueue[T]) -> T:
+    """Wait for the next item of a queue."""
+    while True:
+        try:
+            return queue.get(timeout=TICK)
+        except Empty:
+            pass
