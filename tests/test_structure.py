@@ -58,6 +58,7 @@ FLOORS = {
 }
 #: The same within ``runtime``.
 ROOMS = {
+    "interrupts": 0,
     "pool": 0,
     "empty_epoch_guard": 0,
     "progress": 0,

@@ -1,5 +1,6 @@
 """How a chain of stages is run: what all have in common, then room by room from the bottom up.
 
+interrupts         waits that Ctrl-C ends
 pool               a few threads that work ahead
 empty_epoch_guard  epochs under repeat() that give nothing
 progress           a line that says how far a long job is
