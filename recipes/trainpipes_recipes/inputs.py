@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import trainpipes as tp
+from trainpipes.sources.combined.mix import Mix
 
-__all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "Input", "with_context"]
+__all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "Input", "shuffled", "with_context"]
 
 log = logging.getLogger("trainpipes")
 
@@ -203,6 +204,23 @@ class Input:
                 f"{self.recipe}(trainpipes.read_json(...), ...)"
             )
         return found[0]
+
+
+def shuffled(rows: tp.Pipeline, buffer_size: int, *, seed: int, num_shards: int) -> tp.Pipeline:
+    """Rows in another order every epoch, dealt to ranks and workers:
+    ``rows.sharding_filter(num_shards).shuffle(buffer_size, seed=seed)``, but for what the rows are given
+    with. Rows that are shuffled or sampled already keep their order, and so do those of a mix, whose
+    sources are shuffled each by itself.
+
+    >>> shuffled(tp.from_dataset([1, 2, 3]), 2, seed=0, num_shards=1).stages[1:]
+    (sharding_filter(1), shuffle(2))
+    """
+    roles = {stage.role for stage in rows.stages}
+    if "shard" not in roles:
+        rows = rows.sharding_filter(num_shards)
+    if not roles & {"shuffle", "draw"} and not isinstance(rows.stages[0], Mix):
+        rows = rows.shuffle(buffer_size, seed=seed)
+    return rows
 
 
 def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from trainpipes import Pipeline
 from trainpipes.recipes import renamed
-from trainpipes_recipes.inputs import TEXTS, Input
+from trainpipes_recipes.inputs import TEXTS, Input, shuffled
 
 __all__ = ["pretrain"]
 
@@ -75,8 +75,7 @@ def pretrain(
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (
-        rows.sharding_filter(num_shards)
-        .shuffle(buffer_size, seed=seed)
+        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
         .repeat(epochs)
         .pack(max_length, method=method, window=window, seed=seed)
         .batch(batch_size)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes import Pipeline, from_arrow
-from trainpipes_recipes.inputs import PAIRS, Input
+from trainpipes_recipes.inputs import PAIRS, Input, shuffled
 
 __all__ = ["seq2seq"]
 
@@ -85,8 +85,7 @@ def seq2seq(
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (
-        rows.sharding_filter(num_shards)
-        .shuffle(buffer_size, seed=seed)
+        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
         .batch(batch_size, drop_last=drop_last)
         .pad_collate(mask={"input_ids": mask})
     )

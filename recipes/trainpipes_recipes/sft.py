@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes_recipes.inputs import PAIRS, Input, with_context
+from trainpipes_recipes.inputs import PAIRS, Input, shuffled, with_context
 
 __all__ = ["sft"]
 
@@ -79,8 +79,7 @@ def sft(
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (
-        rows.sharding_filter(num_shards)
-        .shuffle(buffer_size, seed=seed)
+        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
         .batch(batch_size, drop_last=drop_last)
         .pad_collate()
     )
