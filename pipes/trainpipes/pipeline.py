@@ -21,6 +21,7 @@ from trainpipes.naming import nearest_reader
 from trainpipes.order import slots_before
 from trainpipes.resharding import reading_ranks
 from trainpipes.runtime.forecast.estimate import cuts_by_length, estimated_items
+from trainpipes.runtime.forecast.names import column_names
 from trainpipes.runtime.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.session import Session
@@ -345,6 +346,18 @@ class Pipeline(IterableDataset[Any]):
         if plan.chain.endless or plan.inputs.epoch_rows is None:
             raise TypeError(f"the length of this pipeline cannot be estimated: {self._no_length()}")
         return estimated_items(plan) * (plan.chain.times or 1) // self._data_parallel()[1]
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns of the rows, before they are batched. None where rows have no names, or where
+        there is no row. Found from files' footers or headers where they have them, else from the first row in
+        file order, for which functions of the pipeline are called.
+
+        >>> import trainpipes as tp
+        >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).column_names
+        ['x', 'label']
+        """
+        return column_names(self._session.plan)
 
     def peek(self) -> Any:
         """The first item that the next iteration will give, without starting one."""

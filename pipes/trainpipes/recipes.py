@@ -39,8 +39,10 @@ def recipe(name: str, /, **options: Any) -> Pipeline:
             options.
 
     >>> import trainpipes as tp
-    >>> tp.recipe("sft", files="chat/*.parquet", tokenizer="bytes", batch_size=4).stages[0]
-    list_files('chat/*.parquet')
+    >>> sums = tp.from_dataset([{"question": "1 + 1?", "answer": "2"}] * 8)
+    >>> batch, *_ = tp.recipe("sft", files=sums, tokenizer="bytes", batch_size=4)
+    >>> batch["input_ids"].shape
+    torch.Size([4, 8])
     """
     build = _load(_find(name))
     _check(name, inspect.signature(build), options)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trainpipes import Pipeline, list_files
+from trainpipes import Pipeline
 from trainpipes.recipes import renamed
+from trainpipes_recipes.inputs import TEXTS, Input, shuffled
 
 __all__ = ["pretrain"]
 
@@ -16,7 +17,8 @@ def pretrain(
     files: Any,
     tokenizer: Any,
     *,
-    text: str = "text",
+    text: str | None = None,
+    eos: bool | str | int = True,
     max_length: int = 2048,
     method: Literal["concat", "first_fit", "best_fit"] = "best_fit",
     window: int = 1024,
@@ -48,9 +50,12 @@ def pretrain(
     Not for a few hundred documents with 24 shards: each packs its own, and its last row is not full.
 
     Args:
-        files: Parquet files: path, folder, glob, any fsspec URL, or a list of these.
+        files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
+            glob, any fsspec URL, or a list of these; or a pipeline of rows.
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
-        text: column of the documents.
+        text: column of the documents. Left out, the first of text, content, document and body that is there.
+        eos: what ends each document: True for the tokenizer's end token, a token, its id, or False for
+            nothing.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         window: documents that are packed together.
@@ -64,16 +69,13 @@ def pretrain(
             first run then waits until a whole buffer is tokenized. Batches and states are the same.
         storage_options: for the file system, as fsspec takes them.
     """
-    rows = (
-        list_files(files, storage_options=storage_options)
-        .read_parquet([text])
-        .tokenize(tokenizer, text, eos=True)
-    )
+    given = Input("pretrain", files, storage_options)
+    (text,) = given.find({"text": text}, TEXTS)
+    rows = given.rows([text]).tokenize(tokenizer, text, eos=eos)
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (
-        rows.sharding_filter(num_shards)
-        .shuffle(buffer_size, seed=seed)
+        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
         .repeat(epochs)
         .pack(max_length, method=method, window=window, seed=seed)
         .batch(batch_size)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes import Pipeline, from_arrow, list_files
+from trainpipes import Pipeline, from_arrow
+from trainpipes_recipes.inputs import PAIRS, Input, shuffled
 
 __all__ = ["seq2seq"]
 
@@ -16,14 +17,15 @@ def seq2seq(
     files: Any,
     tokenizer: Any,
     *,
-    prompt: str = "prompt",
-    response: str = "response",
+    prompt: str | None = None,
+    response: str | None = None,
     max_length: int = 512,
     batch_size: int = 32,
     buffer_size: int = 40_960,
     seed: int = 0,
     num_shards: int = 24,
     drop_last: bool = False,
+    hf_names: bool = False,
     keep_in_memory: bool = False,
     cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -36,15 +38,19 @@ def seq2seq(
         input_mask   [B, L]   1 where input_ids holds a token, 0 where it holds padding
         target_ids   [B, M]   the response's tokens, end-of-text, then padding; M the longest response
 
-    For the loss, set the padding of ``target_ids`` to -100 or mask it: padding is the tokenizer's own
-    token, which other text may hold too.
+    With ``hf_names=True`` they are "input_ids", "attention_mask" and "labels", and the padding of labels is
+    -100. Else, for the loss, set the padding of ``target_ids`` to -100 or mask it: padding is the
+    tokenizer's own token, which other text may hold too.
 
     Not for decoder-only models, which read prompt and response as one sequence: that is ``sft``.
 
     Args:
-        files: Parquet files: path, folder, glob, any fsspec URL, or a list of these.
+        files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
+            glob, any fsspec URL, or a list of these; or a pipeline of rows.
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
-        prompt: column of what the encoder reads.
+        prompt: column of what the encoder reads. Left out, it and ``response`` are the first of these that
+            are there: prompt + response, prompt + completion, instruction + output, question + answer
+            and a few more (``trainpipes_recipes.inputs.PAIRS``); which is logged.
         response: column of what the decoder is to write.
         max_length: tokens of a prompt, and of a response, at most, end-of-text included.
         batch_size: rows in a batch.
@@ -52,6 +58,8 @@ def seq2seq(
         seed: of the order.
         num_shards: a multiple of every number of ranks to train on.
         drop_last: leave out the short batch at the end of an epoch.
+        hf_names: name the tensors as transformers' encoder-decoder models take them: "input_ids",
+            "attention_mask", and "labels" with -100 on padding.
         keep_in_memory: read both columns once and keep them, rather than again in every epoch. The
             batches are made the same way of the same rows; their order is another one, since a table
             in memory has no row groups to shuffle, and states fit only what saved them.
@@ -60,22 +68,24 @@ def seq2seq(
             first run then waits until a whole buffer is tokenized. Batches and states are the same.
         storage_options: for the file system, as fsspec takes them.
     """
-    rows = list_files(files, storage_options=storage_options).read_parquet([prompt, response])
+    given = Input("seq2seq", files, storage_options)
+    prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
+    rows = given.rows([prompt, response])
+    mask, target = ("attention_mask", "labels") if hf_names else ("input_mask", "target_ids")
     if keep_in_memory:
         # Every rank reads all rows, and keeps them; what it trains on is dealt below.
         pieces = rows.distributed(rank=0, world_size=1).batch(8192).collate(format="arrow")
         rows = from_arrow(pa.concat_tables(pieces))
     rows = rows.tokenize(
         tokenizer,
-        {prompt: "input_ids", response: "target_ids"},
+        {prompt: "input_ids", response: target},
         max_length=max_length,
         eos=True,
     )
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (
-        rows.sharding_filter(num_shards)
-        .shuffle(buffer_size, seed=seed)
+        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
         .batch(batch_size, drop_last=drop_last)
-        .pad_collate(mask={"input_ids": "input_mask"})
+        .pad_collate(mask={"input_ids": mask})
     )

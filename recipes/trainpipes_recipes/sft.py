@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainpipes import Pipeline, list_files
+from trainpipes import Pipeline
+from trainpipes_recipes.inputs import PAIRS, Input, shuffled, with_context
 
 __all__ = ["sft"]
 
@@ -14,8 +15,9 @@ def sft(
     files: Any,
     tokenizer: Any,
     *,
-    prompt: str = "prompt",
-    response: str = "response",
+    prompt: str | None = None,
+    response: str | None = None,
+    context: str | None = None,
     max_length: int = 1024,
     batch_size: int = 8,
     buffer_size: int = 40_960,
@@ -43,10 +45,15 @@ def sft(
     it, nothing at all: choose ``max_length`` so that few are.
 
     Args:
-        files: Parquet files: path, folder, glob, any fsspec URL, or a list of these.
+        files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
+            glob, any fsspec URL, or a list of these; or a pipeline of rows.
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
-        prompt: column of what is given to the model.
+        prompt: column of what is given to the model. Left out, it and ``response`` are the first of these
+            that are there: prompt + response, prompt + completion, instruction + output, question + answer
+            and a few more (``trainpipes_recipes.inputs.PAIRS``); which is logged.
         response: column of what it is to learn.
+        context: column that is added to the prompt, after an empty line, where it holds text. Left out,
+            "input" beside instruction + output, as Alpaca's rows have it.
         max_length: tokens of a row at most, end-of-text included.
         batch_size: rows in a batch.
         buffer_size: rows that are mixed with each other, at least.
@@ -58,16 +65,21 @@ def sft(
             first run then waits until a whole buffer is tokenized. Batches and states are the same.
         storage_options: for the file system, as fsspec takes them.
     """
-    rows = (
-        list_files(files, storage_options=storage_options)
-        .read_parquet([prompt, response])
-        .tokenize(tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response)
+    given = Input("sft", files, storage_options)
+    prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
+    if context is None and (prompt, response) == ("instruction", "output"):
+        context = "input" if "input" in given.columns else None
+    if context is None:
+        rows = given.rows([prompt, response])
+    else:
+        rows = with_context(given.rows([prompt, response, context]), prompt, context)
+    rows = rows.tokenize(
+        tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response
     )
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (
-        rows.sharding_filter(num_shards)
-        .shuffle(buffer_size, seed=seed)
+        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
         .batch(batch_size, drop_last=drop_last)
         .pad_collate()
     )

@@ -209,9 +209,9 @@ def test_a_recipe_resumes_exactly(recipe: Any, tmp_path: Path) -> None:
     check_resume(recipe(tmp_path, "bytes", batch_size=8, buffer_size=20), epochs=2, processes=0)
 
 
-def test_recipes_are_found_by_name(tmp_path: Path) -> None:
-    assert tp.recipe("sft", files=tmp_path, tokenizer="bytes") == sft(tmp_path, "bytes")
-    assert tp.recipe("seq2seq", files=tmp_path, tokenizer="bytes") == seq2seq(tmp_path, "bytes")
+def test_recipes_are_found_by_name(files: Path) -> None:
+    assert tp.recipe("sft", files=files, tokenizer="bytes") == sft(files, "bytes")
+    assert tp.recipe("seq2seq", files=files, tokenizer="bytes") == seq2seq(files, "bytes")
 
 
 def test_every_recipe_of_the_package_is_offered() -> None:

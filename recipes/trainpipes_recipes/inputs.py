@@ -1,0 +1,257 @@
+"""What a recipe is given: files of any format, or a pipeline of rows; and which columns it takes of it.
+
+``Input`` is public, for recipes of your own:
+
+>>> import trainpipes as tp
+>>> sums = tp.from_dataset([{"question": "1 + 1?", "answer": "2", "id": 7}])
+>>> given = Input("mine", sums)
+>>> question, answer = given.find({"prompt": None, "response": None}, PAIRS)
+>>> list(given.rows([question, answer]))
+[{'question': '1 + 1?', 'answer': '2'}]
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import trainpipes as tp
+from trainpipes.sources.combined.mix import Mix
+
+__all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "Input", "shuffled", "with_context"]
+
+log = logging.getLogger("trainpipes")
+
+#: Common names of columns, the first that are there are taken.
+PAIRS = (
+    ("prompt", "response"),
+    ("prompt", "completion"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+    ("query", "response"),
+    ("input", "output"),
+    ("source", "target"),
+)
+TEXTS = (("text",), ("content",), ("document",), ("body",))
+CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
+
+#: What reads files, by the ends of their names.
+READERS = {
+    "read_parquet": (".parquet", ".pq"),
+    "read_json": (".jsonl", ".ndjson", ".json"),
+    "read_csv": (".csv", ".tsv"),
+    "read_arrow": (".arrow", ".arrows", ".feather", ".ipc"),
+    "read_text": (".txt", ".text", ".md"),
+    "read_webdataset": (".tar", ".tgz"),
+    "read_numpy": (".npy", ".npz"),
+}
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+
+
+class Input:
+    """Files of any format, or a pipeline of rows.
+
+    Files are read as their names say: Parquet (``.parquet``, ``.pq``), JSON lines (``.jsonl``, ``.ndjson``,
+    ``.json``), CSV (``.csv``, ``.tsv``), Arrow (``.arrow``, ``.feather``, ``.ipc``, and folders that
+    ``save_to_disk`` of Hugging Face's datasets wrote), text (``.txt``, ``.md``: a row each line), tar
+    archives, NumPy, and folders that ``write_memmap`` wrote. Nothing is read before columns are asked for,
+    and then no more than the first row, or what a file's footer says.
+
+    Args:
+        recipe: who asks, for messages.
+        data: a path, folder, glob, URL, or a list of them; or a ``Pipeline`` of rows that are not batched.
+        storage_options: for the file system, as fsspec takes them.
+
+    Raises:
+        ConfigError: it is neither, the pipeline batches, or files' names do not say how to read them.
+    """
+
+    def __init__(
+        self, recipe: str, data: Any, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.recipe = recipe
+        self._data = data
+        self._storage_options = storage_options
+        if isinstance(data, tp.Pipeline):
+            if any(stage.role == "batch" for stage in data.stages):
+                raise tp.ConfigError(
+                    f"{recipe} takes a pipeline of rows and batches them itself, got one that batches: "
+                    "leave out its batch() and what follows"
+                )
+        elif not _is_path(data) and not (
+            isinstance(data, Sequence) and data and all(map(_is_path, data))
+        ):
+            raise tp.ConfigError(
+                f"{recipe} takes files (a path, folder, glob, URL, or a list of them) or a pipeline of "
+                f"rows, got {type(data).__name__}: trainpipes.from_hf, from_dataset, from_arrow and others "
+                "make a pipeline of data in memory"
+            )
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of the columns that are there."""
+        return self._all_rows().column_names
+
+    def rows(self, columns: Sequence[str] | None = None) -> tp.Pipeline:
+        """The rows, with these columns only, or all.
+
+        Args:
+            columns: their names. Of files that can be read by column, no others are read.
+        """
+        if columns is None:
+            return self._all_rows()
+        wanted = list(dict.fromkeys(columns))
+        if isinstance(self._data, tp.Pipeline):
+            return self._data.select(*wanted)
+        if self._is_memmap or self._reader == "read_text":
+            return self._all_rows().select(*wanted)
+        return self._read(wanted)
+
+    def find(
+        self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
+    ) -> tuple[str, ...]:
+        """Which columns to take. Where one is not given, the first of ``known`` that are all there; what
+        is chosen is logged by "trainpipes", at level INFO.
+
+        Args:
+            options: what the user gave for each, None for nothing, in the order of ``known``'s.
+            known: names that are common for them, the more common ones first.
+
+        Raises:
+            SchemaError: none of them are there; says which are.
+        """
+        given = list(options.values())
+        if None not in given:
+            return tuple(name for name in given if name is not None)
+        for names in known:
+            fits = all(own in (None, name) for own, name in zip(given, names, strict=True))
+            if fits and set(names) <= set(self.columns):
+                break
+        else:
+            names = self._one_by_one(options, known)
+        said = ", ".join(
+            f"{option} from column {name!r}"
+            for (option, own), name in zip(options.items(), names, strict=True)
+            if own is None
+        )
+        log.info("%s takes %s", self.recipe, said)
+        return tuple(names)
+
+    def _one_by_one(
+        self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
+    ) -> list[str]:
+        """Columns of which some are given by names that are not common."""
+        found: list[str] = []
+        for place, (option, own) in enumerate(options.items()):
+            common = [names[place] for names in known]
+            usual = own or next((name for name in common if name in self.columns), None)
+            # Half of a pair says little: it is taken only where the user has named the other half.
+            if usual is None or (own is None and set(options.values()) == {None}):
+                tried = ", ".join(" + ".join(names) for names in known)
+                lines = ", ".join(f"{name}=..." for name, value in options.items() if value is None)
+                raise tp.SchemaError(
+                    f"{self.recipe}: no column is known to hold the {option.replace('_', ' ')}; there are "
+                    f"{self.columns}, and looked for were {tried}: say which by {lines}",
+                    stage=self.recipe,
+                )
+            found.append(usual)
+        return found
+
+    # Reading
+
+    def _all_rows(self) -> tp.Pipeline:
+        if isinstance(self._data, tp.Pipeline):
+            return self._data
+        if self._is_memmap:
+            return tp.from_memmap(self._data)
+        return self._read(None)
+
+    def _read(self, columns: Sequence[str] | None) -> tp.Pipeline:
+        files = tp.list_files(self._data, storage_options=self._storage_options)
+        read = getattr(files, self._reader)
+        rows: tp.Pipeline = read() if columns is None else read(columns)
+        return rows
+
+    @cached_property
+    def _is_memmap(self) -> bool:
+        return _is_path(self._data) and (Path(self._data) / "manifest.json").is_file()
+
+    @cached_property
+    def _reader(self) -> str:
+        """The method that reads the files."""
+        given = [self._data] if _is_path(self._data) else self._data
+        named = [_reader_of(os.fspath(path)) for path in given]
+        if "" in named:  # folders, or globs without an end
+            ends = [end for several in READERS.values() for end in several]
+            ends += [end + more for end in ends for more in COMPRESSED]
+            listed = tp.list_files(self._data, suffix=ends, storage_options=self._storage_options)
+            named = [_reader_of(path) for path in listed.distributed(rank=0, world_size=1)]
+        found = sorted(set(named))
+        if found == [""] or len(found) != 1:
+            kinds = ", ".join(reader or "others" for reader in found)
+            raise tp.ConfigError(
+                f"{self.recipe}: the names of {self._data!r} do not say one way to read them ({kinds}): read "
+                f"them with one of trainpipes' readers, and pass the pipeline, as in "
+                f"{self.recipe}(trainpipes.read_json(...), ...)"
+            )
+        return found[0]
+
+
+def shuffled(rows: tp.Pipeline, buffer_size: int, *, seed: int, num_shards: int) -> tp.Pipeline:
+    """Rows in another order every epoch, dealt to ranks and workers:
+    ``rows.sharding_filter(num_shards).shuffle(buffer_size, seed=seed)``, but for what the rows are given
+    with. Rows that are shuffled or sampled already keep their order, and so do those of a mix, whose
+    sources are shuffled each by itself.
+
+    >>> shuffled(tp.from_dataset([1, 2, 3]), 2, seed=0, num_shards=1).stages[1:]
+    (sharding_filter(1), shuffle(2))
+    """
+    roles = {stage.role for stage in rows.stages}
+    if "shard" not in roles:
+        rows = rows.sharding_filter(num_shards)
+    if not roles & {"shuffle", "draw"} and not isinstance(rows.stages[0], Mix):
+        rows = rows.shuffle(buffer_size, seed=seed)
+    return rows
+
+
+def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:
+    """Rows whose prompt goes on with another column, after an empty line, where that holds text.
+
+    >>> rows = tp.from_dataset([{"ask": "Add:", "of": "1 + 1"}, {"ask": "Sing!", "of": ""}])
+    >>> list(with_context(rows, "ask", "of"))
+    [{'ask': 'Add:\\n\\n1 + 1'}, {'ask': 'Sing!'}]
+    """
+    joined = rows.with_columns(_Joined(prompt, context), format="arrow")
+    return joined.drop_columns(context)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    prompt: str
+    context: str
+
+    def __call__(self, table: pa.Table) -> dict[str, Any]:
+        texts, more = table[self.prompt], table[self.context].fill_null("")
+        both = pc.binary_join_element_wise(texts, more, "\n\n")
+        return {self.prompt: pc.if_else(pc.equal(pc.binary_length(more), 0), texts, both)}
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def _reader_of(path: str) -> str:
+    """The reader of a file by its name; "" where that does not say."""
+    name = path.split("?")[0].lower()
+    for end in COMPRESSED:
+        name = name.removesuffix(end)
+    return next((reader for reader, ends in READERS.items() if name.endswith(ends)), "")

@@ -1,0 +1,194 @@
+"""What recipes take: files of any format or a pipeline of rows, and the columns that they find."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import trainpipes as tp
+from trainpipes.testing import check_resume, digest
+from trainpipes_recipes import pretrain, seq2seq, sft
+from trainpipes_recipes.inputs import PAIRS, TEXTS, Input, with_context
+
+ROWS = pa.table(
+    {
+        "question": [f"{k} + {k}?" for k in range(40)],
+        "answer": [f"= {2 * k}" for k in range(40)],
+        "id": list(range(40)),
+    }
+)
+
+
+def write_json(table: pa.Table, path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+WRITERS: dict[str, Callable[[pa.Table, Path], Any]] = {
+    ".parquet": pq.write_table,
+    ".jsonl": write_json,
+    ".csv": pa.csv.write_csv,
+    ".arrow": lambda table, path: pa.feather.write_feather(table, path, compression="lz4"),
+}
+PIPELINES: dict[str, Callable[[], tp.Pipeline]] = {
+    "from_arrow": lambda: tp.from_arrow(ROWS),
+    "from_dataset": lambda: tp.from_dataset(ROWS.to_pylist()),
+    "from_iterable": lambda: tp.from_iterable(ROWS.to_pylist()),
+    "filter": lambda: tp.from_arrow(ROWS).filter(lambda row: row["id"] % 4 != 0),
+    "mix": lambda: tp.mix(
+        {"a": tp.from_arrow(ROWS.slice(0, 20)), "b": tp.from_arrow(ROWS.slice(20))},
+        weights={"a": 1, "b": 2},
+    ),
+}  # fmt: skip
+OPTIONS: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 2}
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+@pytest.mark.parametrize("form", ["file", "folder", "glob", "list"])
+def test_files_are_read_as_their_names_say(ending: str, form: str, tmp_path: Path) -> None:
+    path = tmp_path / f"rows{ending}"
+    WRITERS[ending](ROWS, path)
+    given = {"file": path, "folder": tmp_path, "glob": f"{tmp_path}/row*", "list": [path]}[form]
+    found = Input("mine", given).rows(["question", "answer"])
+    assert list(found) == ROWS.select(["question", "answer"]).to_pylist()
+    batches = [digest(batch) for batch in sft(given, "bytes", **OPTIONS)]
+    same = sft(tp.from_arrow(ROWS).select("question", "answer"), "bytes", **OPTIONS)
+    assert len(batches) == len(list(same)) == 10
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst"])
+def test_compressed_files_count_by_the_name_before_that(ending: str, tmp_path: Path) -> None:
+    tp.from_arrow(ROWS).write_json(tmp_path, compression="gzip" if "gz" in ending else "zstd")
+    assert Input("mine", tmp_path).columns == ["question", "answer", "id"]
+
+
+@pytest.mark.parametrize("recipe", [sft, seq2seq, pretrain])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_any_pipeline_of_rows_stands_in_the_place_of_files(name: str, recipe: Any) -> None:
+    options = dict(OPTIONS)
+    if recipe is pretrain:
+        options |= {"text": "question", "max_length": 32, "epochs": 1}
+    check_resume(lambda: recipe(PIPELINES[name](), "bytes", **options))
+
+
+def test_memory_mapped_rows_and_text_files_are_known(tmp_path: Path) -> None:
+    tp.write_memmap(tmp_path / "mm", ({"x": torch.tensor([k])} for k in range(5)))
+    assert Input("mine", tmp_path / "mm").columns == ["x"]
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    assert list(Input("mine", tmp_path / "a.txt").rows(["text"])) == [
+        {"text": "one"},
+        {"text": "two"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        (["prompt", "response", "question", "answer"], ("prompt", "response")),
+        (["answer", "question"], ("question", "answer")),
+        (["instruction", "input", "output"], ("instruction", "output")),
+        (["prompt", "completion"], ("prompt", "completion")),
+    ],
+)
+def test_common_names_are_found_and_told(
+    columns: list[str], found: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = tp.from_arrow(pa.table({name: ["x"] for name in columns}))
+    with caplog.at_level(logging.INFO, "trainpipes"):
+        assert Input("sft", rows).find({"prompt": None, "response": None}, PAIRS) == found
+    assert caplog.messages == [
+        f"sft takes prompt from column '{found[0]}', response from column '{found[1]}'"
+    ]
+
+
+def test_a_column_that_is_given_is_taken_and_the_other_one_found() -> None:
+    given = Input("sft", tp.from_arrow(ROWS))
+    assert given.find({"prompt": "id", "response": None}, PAIRS) == ("id", "answer")
+    assert given.find({"prompt": None, "response": "id"}, PAIRS) == ("question", "id")
+
+
+def test_nothing_is_read_where_all_is_given(tmp_path: Path) -> None:
+    pipe = sft(tmp_path / "not-yet.parquet", "bytes", prompt="a", response="b")
+    with pytest.raises(tp.MissingFilesError):
+        next(iter(pipe))
+
+
+def test_the_context_of_alpacas_rows_is_joined_where_there_is_one() -> None:
+    rows = {
+        "instruction": ["Add:", "Sing!", "Hum!"],
+        "input": ["1 + 1", "", None],
+        "output": ["2", "la", "mm"],
+    }
+    data = tp.from_arrow(pa.table(rows))
+    joined = with_context(data, "instruction", "input")
+    assert [row["instruction"] for row in joined] == ["Add:\n\n1 + 1", "Sing!", "Hum!"]
+    pipe = sft(data, "bytes", batch_size=1, drop_last=False, num_shards=1)
+    texts = sorted(bytes(i for i in b["input_ids"][0].tolist() if i < 256).decode() for b in pipe)
+    assert texts == ["Add:\n\n1 + 12", "Hum!mm", "Sing!la"]
+    assert pipe == sft(data, "bytes", batch_size=1, drop_last=False, num_shards=1)
+    check_resume(lambda: sft(data, "bytes", batch_size=1, num_shards=1))
+
+
+def test_names_of_hugging_face() -> None:
+    ours = list(seq2seq(tp.from_arrow(ROWS), "bytes", **OPTIONS))
+    theirs = list(seq2seq(tp.from_arrow(ROWS), "bytes", hf_names=True, **OPTIONS))
+    for one, other in zip(ours, theirs, strict=True):
+        assert sorted(other) == ["attention_mask", "input_ids", "labels"]
+        assert torch.equal(one["input_ids"], other["input_ids"])
+        assert torch.equal(one["input_mask"], other["attention_mask"])
+        padding = one["target_ids"] == 257
+        assert torch.equal(one["target_ids"].masked_fill(padding, -100), other["labels"])
+
+
+def test_pretrain_ends_documents_as_it_is_told() -> None:
+    for eos, end, count in [(True, 256, 40), (7, 7, 40), (False, 256, 0)]:
+        pipe = pretrain(
+            tp.from_arrow(ROWS), "bytes", text="question", eos=eos, max_length=16, batch_size=2,
+            epochs=1, num_shards=1,
+        )  # fmt: skip
+        ids = torch.cat([batch["input_ids"].flatten() for batch in pipe])
+        assert int((ids == end).sum()) == count
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "said"),
+    [
+        (ROWS, tp.ConfigError, "takes files .* or a pipeline of rows, got Table: .*from_arrow"),
+        ([], tp.ConfigError, "got list"),
+        (tp.from_arrow(ROWS).batch(2), tp.ConfigError, "got one that batches: leave out its batch"),
+        (tp.from_arrow(ROWS).select("id"), tp.SchemaError,
+         r"no column is known to hold the prompt; there are \['id'\], and looked for were prompt \+ "
+         r"response, .*: say which by prompt=..., response=..."),
+        ("nowhere", tp.MissingFilesError, "no file or folder 'nowhere'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_input_is_refused(data: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        sft(data, "bytes")
+
+
+def test_files_of_two_formats_are_refused(tmp_path: Path) -> None:
+    pq.write_table(ROWS, tmp_path / "a.parquet")
+    write_json(ROWS, tmp_path / "b.jsonl")
+    with pytest.raises(tp.ConfigError, match=r"do not say one way.*\(read_json, read_parquet\)"):
+        sft(tmp_path, "bytes")
+
+
+def test_a_misspelt_column_names_the_near_one() -> None:
+    pipe = sft(tp.from_arrow(ROWS), "bytes", prompt="questoin", response="answer")
+    with pytest.raises(tp.SchemaError, match="did you mean 'question'"):
+        next(iter(pipe))
+
+
+def test_text_of_other_names() -> None:
+    rows = tp.from_arrow(pa.table({"content": ["a"], "id": [1]}))
+    assert Input("pretrain", rows).find({"text": None}, TEXTS) == ("content",)
