@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainpipes import Pipeline
-from trainpipes.recipes import renamed
+from trainpipes.recipe_registry import renamed
 from trainpipes_recipes.inputs import TEXTS, Input, shuffled
 
 __all__ = ["pretrain"]

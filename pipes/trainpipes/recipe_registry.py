@@ -1,4 +1,4 @@
-"""``recipe``: prebuilt pipelines by name.
+"""``recipe``: prebuilt pipelines by name; ``recipes``: which there are.
 
 A recipe is a function that returns a ``Pipeline``. Packages offer theirs as entry points of the group
 ``trainpipes.recipes``; so does the one that comes with this library, which imports none of them
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ParamSpec
@@ -16,12 +17,16 @@ from typing import Any, ParamSpec
 from trainpipes.errors import ConfigError
 from trainpipes.naming import nearest
 from trainpipes.pipeline import Pipeline
+from trainpipes.recipe_table import RecipeSummary, RecipeTable
 from trainpipes.runtime.options import spelt
 from trainpipes.shown import shown
 
-__all__ = ["GROUP", "recipe", "renamed"]
+__all__ = ["GROUP", "recipe", "recipes", "renamed"]
 
 P = ParamSpec("P")
+
+#: Kinds of parameters that can be given by name.
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 #: The entry point group in which packages offer recipes.
 GROUP = "trainpipes.recipes"
@@ -55,6 +60,30 @@ def recipe(name: str, /, **options: Any) -> Pipeline:
     return pipeline
 
 
+def recipes() -> RecipeTable:
+    """The recipes that are installed: name, the first line of what it does, its options. Imports them all.
+
+    >>> import trainpipes as tp
+    >>> [recipe.name for recipe in tp.recipes() if recipe.name in ("seq2seq", "sft")]
+    ['seq2seq', 'sft']
+    """
+    return RecipeTable(_summary(name, points) for name, points in _installed().items())
+
+
+class RecipeDoc(str):
+    """``recipe``'s docstring, with the recipes that are installed when it is shown: reading all of
+    theirs takes longer than importing this package."""
+
+    __slots__ = ()
+
+    def expandtabs(self, tabsize: Any = 8) -> str:  # with which inspect.getdoc starts
+        listed = textwrap.indent(repr(recipes()), "    ")
+        return f"{self}\n\n    Installed are:\n\n{listed}\n".expandtabs(tabsize)
+
+
+recipe.__doc__ = RecipeDoc(recipe.__doc__)
+
+
 def renamed(**names: str) -> Callable[[Callable[P, Pipeline]], Callable[P, Pipeline]]:
     """Have a recipe know older names of its options, which are warned about.
 
@@ -83,6 +112,10 @@ def _check(name: str, signature: inspect.Signature, options: dict[str, Any]) -> 
                     f"recipe {name!r} has no option {option!r}{nearest(option, list(parameters))}; it "
                     f"is {shown}"
                 )
+    needed = [p.name for p in plain if p.default is p.empty and p.kind in BY_NAME]
+    missing = [option for option in needed if option not in options]
+    if missing:
+        raise ConfigError(f"recipe {name!r} needs {' and '.join(missing)}; it is {shown}")
     try:
         signature.bind(**options)
     except TypeError as error:
@@ -96,6 +129,20 @@ def _installed() -> dict[str, list[EntryPoint]]:
         # A source tree and an installed copy of it may both be on the path.
         found.setdefault(point.name, {}).setdefault(point.value, point)
     return {name: list(found[name].values()) for name in sorted(found)}
+
+
+def _summary(name: str, points: list[EntryPoint]) -> RecipeSummary:
+    if len(points) > 1:
+        places = " and ".join(point.value for point in points)
+        return RecipeSummary(name, f"offered more than once, as {places}", ())
+    try:
+        build = _load(points[0])
+    except ConfigError as error:
+        return RecipeSummary(name, str(error), ())
+    first = (inspect.getdoc(build) or points[0].value).splitlines()[0]
+    parameters = inspect.signature(build).parameters.values()
+    options = tuple(str(p.replace(annotation=p.empty)) for p in parameters)
+    return RecipeSummary(name, first, options)
 
 
 def _find(name: str) -> EntryPoint:
