@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import trainpipes as tp
 from trainpipes.sources.combined.mix import Mix
 
-__all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "Input", "shuffled", "with_context"]
+__all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "TOKENS", "Input", "shuffled", "with_context"]
 
 log = logging.getLogger("trainpipes")
 
@@ -41,6 +41,7 @@ PAIRS = (
     ("input", "output"),
     ("source", "target"),
 )
+TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
 CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
 
