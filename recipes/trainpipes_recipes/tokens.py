@@ -95,6 +95,11 @@ def tokens(
             .collate()
             .map(with_labels)
         )
+    if str(files).endswith(".bin"):
+        raise ConfigError(
+            f"tokens({str(files)!r}): a .bin file holds nothing but ids, and does not say of which kind: add "
+            "dtype='uint16', or the one it was written with"
+        )
     given = Input("tokens", files, storage_options)
     (column,) = given.find({"column": column}, TOKENS)
     labels = ["labels"] if "labels" in given.columns else []

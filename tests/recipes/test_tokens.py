@@ -94,7 +94,7 @@ def test_labels_of_the_rows_are_kept() -> None:
     [
         ("a.bin", {"dtype": "uint16", "column": "ids"}, "got dtype='uint16' and column='ids'"),
         (tp.from_dataset([1]), {"dtype": "uint16"}, "got dtype='uint16' and a pipeline"),
-        ("a.bin", {}, "no file or folder 'a.bin'"),
+        ("a.parquet", {}, "no file or folder 'a.parquet'"),
         (tp.from_dataset([{"x": [1]}]), {}, r"no column .* hold the column; there are \['x'\]"),
         (tp.from_dataset([{"ids": "text"}]), {}, "ids"),
     ],
@@ -104,7 +104,7 @@ def test_bad_input_is_refused_in_words(data: object, options: dict[str, str], sa
         next(iter(tokens(data, num_shards=1, **options)))  # type: ignore[arg-type]
 
 
-def test_a_file_that_is_no_list_of_ids_says_so(tmp_path: Path) -> None:
+def test_a_file_of_ids_needs_its_dtype(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(b"\0" * 100)
-    with pytest.raises(tp.TrainpipesError, match=r"train\.bin"):
-        next(iter(tokens(tmp_path / "train.bin")))
+    with pytest.raises(tp.ConfigError, match=r"train\.bin'\): .* add dtype='uint16'"):
+        tokens(tmp_path / "train.bin")
