@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from trainpipes import ConfigError, Pipeline, from_memmap
+from trainpipes.shown import shown
 from trainpipes_recipes.inputs import TOKENS, Input, shuffled
 
 __all__ = ["tokens"]
@@ -95,9 +96,10 @@ def tokens(
             .collate()
             .map(with_labels)
         )
-    if str(files).endswith(".bin"):
+    paths = files if isinstance(files, list | tuple) else [files]
+    if any(str(path).endswith(".bin") for path in paths):
         raise ConfigError(
-            f"tokens({str(files)!r}): a .bin file holds nothing but ids, and does not say of which kind: add "
+            f"tokens({shown(files)}): a .bin file holds nothing but ids, and does not say of which kind: add "
             "dtype='uint16', or the one it was written with"
         )
     given = Input("tokens", files, storage_options)

@@ -106,5 +106,5 @@ def test_bad_input_is_refused_in_words(data: object, options: dict[str, str], sa
 
 def test_a_file_of_ids_needs_its_dtype(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(b"\0" * 100)
-    with pytest.raises(tp.ConfigError, match=r"train\.bin'\): .* add dtype='uint16'"):
+    with pytest.raises(tp.ConfigError, match=r"train\.bin'\)\): .* add dtype='uint16'"):
         tokens(tmp_path / "train.bin")
