@@ -28,7 +28,9 @@ def test_all_that_the_text_names_is_there(folder: Path) -> None:
 
 
 def test_conversations_have_turns_that_the_tokenizers_template_writes(folder: Path) -> None:
-    chats = [json.loads(line)["messages"] for line in (folder / "chats.jsonl").open()]
+    chats = [
+        json.loads(line)["messages"] for line in (folder / "chats.jsonl").read_text().splitlines()
+    ]
     assert all(chat[-1]["role"] == "assistant" for chat in chats)
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     for chat in chats[:5]:
@@ -54,4 +56,5 @@ def test_pictures_are_pictures(folder: Path) -> None:
     for shape in samples.SHAPES:
         paths = sorted((folder / "pictures" / shape).iterdir())
         assert len(paths) == samples.PICTURES
-        assert image.open(paths[0]).size == (samples.SIDE, samples.SIDE)
+        with image.open(paths[0]) as opened:
+            assert opened.size == (samples.SIDE, samples.SIDE)
