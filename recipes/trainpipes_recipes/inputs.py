@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import trainpipes as tp
 from trainpipes.sources.combined.mix import Mix
 
-__all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "Input", "shuffled", "with_context"]
+__all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "TOKENS", "Input", "shuffled", "with_context"]
 
 log = logging.getLogger("trainpipes")
 
@@ -41,6 +41,7 @@ PAIRS = (
     ("input", "output"),
     ("source", "target"),
 )
+TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
 CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
 
@@ -50,7 +51,7 @@ READERS = {
     "read_json": (".jsonl", ".ndjson", ".json"),
     "read_csv": (".csv", ".tsv"),
     "read_arrow": (".arrow", ".arrows", ".feather", ".ipc"),
-    "read_text": (".txt", ".text", ".md"),
+    "read_text": (".txt", ".text"),
     "read_webdataset": (".tar", ".tgz"),
     "read_numpy": (".npy", ".npz"),
 }
@@ -62,7 +63,7 @@ class Input:
 
     Files are read as their names say: Parquet (``.parquet``, ``.pq``), JSON lines (``.jsonl``, ``.ndjson``,
     ``.json``), CSV (``.csv``, ``.tsv``), Arrow (``.arrow``, ``.feather``, ``.ipc``, and folders that
-    ``save_to_disk`` of Hugging Face's datasets wrote), text (``.txt``, ``.md``: a row each line), tar
+    ``save_to_disk`` of Hugging Face's datasets wrote), text (``.txt``: a row each line), tar
     archives, NumPy, and folders that ``write_memmap`` wrote. Nothing is read before columns are asked for,
     and then no more than the first row, or what a file's footer says.
 
