@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import trainpipes as tp
+import trainpipes_recipes
 from trainpipes_recipes import train_sft, training
 from trainpipes_recipes.demo.corpus import train_tokenizer
 from trainpipes_recipes.training.log import read_log
@@ -80,6 +82,8 @@ class TestTrainSft:
             train(sums, "--steps", "2", "--tokenizer", "tiktoken:gpt2")
 
 
+SCRIPTS = sorted(Path(trainpipes_recipes.__file__).parent.glob("train_*.py"))
+
 ALONE = Rank(0, 1, torch.device("cpu"))
 
 
@@ -90,6 +94,22 @@ def arguments(folder: Path, **changed: Any) -> argparse.Namespace:
 
 def loader_of(rows: int) -> tp.Loader:
     return tp.Loader(tp.from_dataset(list(range(rows))).batch(2).map(lambda b: {"x": b}))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_fits_on_a_screen_and_says_what_it_trains(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert path.stem.removeprefix("train_") in trainpipes_recipes.__all__
+    assert len(path.read_text().splitlines()) <= 80
+    script = importlib.import_module(f"trainpipes_recipes.{path.stem}")
+    with pytest.raises(SystemExit) as ended:
+        script.main(["--help"])
+    assert ended.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.startswith(f"usage: python -m trainpipes_recipes.{path.stem} ")
+    assert script.__doc__.splitlines()[0] in told
+    assert "--checkpoint-dir" in told
 
 
 class TestCheckpoints:

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pairs = list(function_pairs(progress.show, args.every))
     paths = write_parquet(pairs, output / "data")
     progress.show("training a tokenizer")
-    train_tokenizer(pairs, output / "tokenizer.json")
+    train_tokenizer(pairs, output / "tokenizer.json", vocabulary=1024)
     progress.say(
         f"{len(pairs):,} functions of Python's standard library (signature + docstring -> body) in "
         f"{len(paths)} Parquet files"
