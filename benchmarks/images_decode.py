@@ -2,11 +2,12 @@
 
     python -m benchmarks.images_decode [--images 350] [--workers 2] [--repeats 7]
 
-Makes its own JPEG files of 224 x 224 pixels. Each image is decoded to uint8 ``[3, 224, 224]``, in another order
-every epoch; batches of 32 are stacked. The ``DataLoader`` has a ``Dataset`` that opens and decodes a file, as
-one writes it; once it starts its workers in every epoch, as it does by default, and once it keeps them
-(``persistent_workers``). All run in this process, in turn; seconds of the clock, since processes are compared
-with threads; medians. Needs pillow: pip install pillow. Prints a Markdown table.
+Makes its own JPEG files of 224 x 224 pixels. Each image is decoded to uint8 ``[3, 224, 224]``, in another
+order every epoch; batches of 32 are stacked. The ``DataLoader`` has a ``Dataset`` that opens and decodes a
+file, as one writes it; once it starts its workers in every epoch, as it does by default, and once it keeps
+them (``persistent_workers``). All run in this process, in turn; seconds of the clock, since processes are
+compared with threads; medians. torch copies with one thread, as DataLoader's workers do. Needs pillow: pip
+install pillow. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
@@ -36,6 +38,7 @@ def drained(batches: Iterable[Any]) -> Callable[[], int]:
 
 def rates_of(count: int, workers: int, repeats: int) -> dict[str, float]:
     """Images a second of each, medians."""
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         paths = make_images(Path(name), count)
         files: Any = Images(paths)
