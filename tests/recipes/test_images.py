@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import torch
 from PIL import Image
 
 import trainpipes as tp
+from recipes.trained import check_training, short_and_long
 from trainpipes.testing import check_resume, digest
-from trainpipes_recipes import images
+from trainpipes_recipes import images, train_images, training
+from trainpipes_recipes.training.log import read_log
 
 SIDE, COUNT = 16, 24
 PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 3, SIDE, SIDE), dtype=np.uint8)
@@ -260,40 +262,56 @@ def test_what_is_no_use_is_refused(given: Any, options: Any, error: Any, said: s
 # A model
 
 
-def losses(pipe: tp.Pipeline, stop_at: int | None) -> list[float]:
-    """60 steps of a small model; interrupted and resumed in fresh objects, if it says where."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3, stride=2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.LazyLinear(3)
-    )  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    loader, found = tp.Loader(pipe), []
-    while len(found) < 60:
-        for batch in loader:
-            loss = torch.nn.functional.cross_entropy(model(batch["images"]), batch["labels"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
-            if len(found) == stop_at:
-                state, loader = loader.state_dict(), tp.Loader(learnable())
-                loader.load_state_dict(state)
-                break
-            if len(found) == 60:
-                break
-    return found
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """Training sets torch's seed and its deterministic mode."""
+    state, deterministic = torch.get_rng_state(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.set_rng_state(state)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
-def learnable() -> tp.Pipeline:
-    """Made pictures, whose class is their brightest channel."""
+def learnable(folder: Path) -> Path:
+    """Files of made pictures, whose class is their brightest channel."""
     bright = PIXELS // 3
     for n, label in enumerate(LABELS):
         bright[n, label] += 150
-    made = [{"image": png(pixels), "label": LABELS[n]} for n, pixels in enumerate(bright)]
-    return images(tp.from_dataset(made), size=12, batch_size=8, num_shards=2)
+    table = pa.table({"image": [png(pixels) for pixels in bright], "label": LABELS})
+    pq.write_table(table, folder / "bright.parquet", row_group_size=7)
+    return folder / "bright.parquet"
 
 
-def test_a_small_model_learns_and_resumes_with_the_same_losses() -> None:
-    whole = losses(learnable(), None)
-    assert sum(whole[-5:]) < 0.5 * sum(whole[:5])
-    assert losses(learnable(), 25) == whole
+@short_and_long
+def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: Path) -> None:
+    files = learnable(tmp_path)
+    check_training(
+        lambda: images(files, size=12, batch_size=8, num_shards=2),
+        lambda: train_images.network(3, 4),
+        lambda model, batch: training.class_loss(model(batch["images"]), batch["labels"]),
+        tmp_path,
+        steps=steps,
+        below=below,
+        num_workers=1,
+    )
+
+
+@pytest.mark.usefixtures("as_before")
+def test_the_script_trains_and_goes_on(tmp_path: Path) -> None:
+    def train(*options: str) -> None:
+        train_images.main(
+            [
+                *("--files", str(learnable(tmp_path)), "--classes", "3", "--size", "12"),
+                *("--width", "4", "--batch-size", "8", "--device", "cpu", "--lr", "0.003"),
+                *("--checkpoint-dir", str(tmp_path / "run"), "--checkpoint-every", "4", *options),
+            ]
+        )
+
+    log = tmp_path / "run" / "log.jsonl"
+    train("--steps", "30")
+    whole = read_log(log)
+    train("--steps", "7", "--resume", "never")
+    train("--steps", "30")
+    assert read_log(log) == whole
+    assert whole[-1].loss < whole[0].loss
