@@ -7,7 +7,9 @@ import io
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -198,6 +200,61 @@ def test_decoding_and_all_else_is_the_same_in_any_thread(tmp_path: Path) -> None
     assert len(set(plain)) == 10
     for threads in (0, 1, 3):
         assert [digest(batch) for batch in tp.Loader(pipe(), threads=threads)] == plain
+
+
+def threads_that_decode(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
+    """The threads that open pictures, each of which waits until another one does, for a moment."""
+    seen = set()
+    together = threading.Barrier(2)
+    plain = Image.open
+
+    def note(*args: Any, **options: Any) -> Any:
+        seen.add(threading.current_thread())
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.2 if len(seen) < 2 else 0)
+        return plain(*args, **options)
+
+    monkeypatch.setattr(Image, "open", note)
+    assert len(list(pipe)) == 10
+    return seen
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_threads_decode_also_beside_a_function_of_the_users(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINPIPES_THREADS", "2")
+    callers = set()
+
+    def function(row: Any) -> Any:
+        callers.add(threading.current_thread())
+        return row
+
+    rows = tp.from_arrow(pa.table({"bytes": [file_of(RGB)] * 40})).decode_image()
+    rows = rows.map(function) if own else rows
+    seen = threads_that_decode(rows.batch(4).collate(), monkeypatch)
+    assert len(seen - {threading.current_thread()}) >= 1
+    assert len(seen) >= 2
+    assert callers <= {threading.current_thread()}
+
+
+def test_without_threads_the_one_that_iterates_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tp.from_arrow(pa.table({"bytes": [file_of(RGB)] * 40})).decode_image()
+    loader = tp.Loader(rows.map(dict).batch(4).collate(), threads=0)
+    assert threads_that_decode(loader, monkeypatch) == {threading.current_thread()}
+
+
+def test_errors_come_in_order_also_from_threads() -> None:
+    files = [file_of(RGB)] * 40
+    files[17] = files[21] = b"no"
+    pipe = tp.from_arrow(pa.table({"bytes": files})).decode_image().map(dict).batch(8).collate()
+    batches = iter(pipe)
+    assert [len(next(batches)["image"]) for _ in range(2)] == [8, 8]
+    with pytest.raises(tp.errors.UnreadableError) as caught:
+        next(batches)
+    assert caught.value.row == 17
+    kept = tp.from_arrow(pa.table({"bytes": files})).decode_image(on_error="skip").map(dict)
+    assert len(list(kept)) == 38
 
 
 # torchvision is not needed, and taken where it is asked for
@@ -458,8 +515,6 @@ def test_a_transform_resumes_exactly_also_in_processes() -> None:
 
 
 def test_a_transform_is_called_by_the_thread_that_iterates() -> None:
-    import threading
-
     seen = set()
 
     def note(image: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import Any, Literal
+from weakref import finalize
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from trainpipes.naming import need_columns
 from trainpipes.runtime.blame import blame
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.images.pixels import Mode, NoPicture, Pixels, by_pillow, by_torchvision
@@ -24,6 +27,8 @@ from trainpipes.stages.ragged_column import taken
 __all__ = ["DecodeImage"]
 
 PILLOW = "trainpipes[images]"
+#: Parts of a run for each thread. More even out pictures of unequal size.
+CHUNKS = 2
 
 
 class DecodeImage(RunStage):
@@ -97,30 +102,73 @@ class DecodeImage(RunStage):
     def keeps_rows(self) -> bool:  # type: ignore[override]
         return self.on_error == "error"
 
+    # Where the thread that iterates calls functions of the user's, and so makes the batches, other threads
+    # decode for it.
+
+    _threads = 0
+
+    def settle(self, threads: int) -> None:
+        vars(self)["_threads"] = threads
+
+    @property
+    def has_workers(self) -> bool:
+        return self._threads > 0
+
+    @made_once
+    def _pool(self) -> Pool:
+        pool = Pool(self._threads, within=True)
+        finalize(self, pool.close).atexit = False
+        return pool
+
+    def submit_run(self, run: Run) -> Callable[[], Run] | None:
+        if not self.has_workers:
+            return None
+        rows, pool = self._rows(run), self._pool
+        size = -(-len(rows) // (CHUNKS * self._threads)) or 1
+        tickets = [
+            pool.submit(partial(self._each, rows[n : n + size])) for n in range(0, len(rows), size)
+        ]
+        return lambda: self._with(run, rows, [one for t in tickets for one in pool.result(t)])
+
     def process(self, run: Run) -> Run:
+        rows = self._rows(run)
+        return self._with(run, rows, self._each(rows))
+
+    def _rows(self, run: Run) -> list[Any]:
         if run.items is not None or (run.bounds is not None and not self.keeps_rows):
             raise ConfigError(f"{self} decodes the image of each row: put it before batch()")
-        rows = run.block.rows()
-        found: list[Any] = []
-        lost = np.zeros(len(rows), dtype=np.int64)
-        for place, row in enumerate(rows):
+        return run.block.rows()
+
+    def _each(self, rows: Sequence[Any]) -> list[dict[str, Any] | Exception]:
+        """Rows with their images, or why they have none; up to the first error that is to be raised."""
+        found: list[dict[str, Any] | Exception] = []
+        for row in rows:
             try:
                 found.append(self._decoded(row))
-            except NoPicture as error:
-                if not self.keeps_rows:
-                    found.append(None)
-                    lost[place] = max(1, len(bytes_of(row[self.column]) or b""))
-                    continue
-                refused = UnreadableError(
-                    f"{self}: column {self.column!r} holds no picture that can be decoded: {error}; mend it, "
+            except Exception as error:
+                found.append(error)
+                if self.keeps_rows or not isinstance(error, NoPicture):
+                    break
+        return found
+
+    def _with(self, run: Run, rows: Sequence[Any], found: list[Any]) -> Run:
+        """The run with its images, without those that are to be left out."""
+        lost = np.zeros(len(rows), dtype=np.int64)
+        for place, row in enumerate(found):
+            if not isinstance(row, Exception):
+                continue
+            error = row
+            if isinstance(row, NoPicture) and not self.keeps_rows:
+                lost[place] = max(1, len(bytes_of(rows[place][self.column]) or b""))
+                continue
+            if isinstance(row, NoPicture):
+                error = UnreadableError(
+                    f"{self}: column {self.column!r} holds no picture that can be decoded: {row}; mend it, "
                     'or leave such rows out with on_error="skip"',
                     stage=str(self),
                 )
-                blame(refused, self, int(run.block.ids[place]))
-                raise refused from error
-            except Exception as error:
-                blame(error, self, int(run.block.ids[place]))
-                raise
+            blame(error, self, int(run.block.ids[place]))
+            raise error
         run = run.with_block(run.block.with_data(found))
         if self.keeps_rows:
             return run
