@@ -71,9 +71,6 @@ def small_pictures() -> tp.Pipeline:
 EVERY: dict[str, Make] = {
     "images": lambda f: images(pictures(f), size=8, **SMALL),
     "images / rows": lambda f: images(small_pictures(), size=8, padding=1, **SMALL),
-    "images / evaluation": lambda f: images(
-        pictures(f), size=8, train=False, batch_size=4, num_shards=12
-    ),
     "sft": lambda f: sft(text_files(f), "bytes", **SMALL),
     "sft / rows": lambda f: sft(tp.from_dataset(list(pairs())), "bytes", **SMALL),
     "seq2seq": lambda f: seq2seq(text_files(f), "bytes", **SMALL),
