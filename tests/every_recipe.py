@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import trainpipes as tp
-from trainpipes_recipes import masked_lm, pretrain, seq2seq, sft, tokens
+from every_stage import pictures
+from trainpipes_recipes import images, masked_lm, pretrain, seq2seq, sft, tokens
 
 Make = Callable[[Path], tp.Pipeline]
 
@@ -62,7 +63,14 @@ def token_rows() -> tp.Pipeline:
     )
 
 
+def small_pictures() -> tp.Pipeline:
+    pixels = np.random.default_rng(5).integers(0, 256, (97, 3, 9, 9), dtype=np.uint8)
+    return tp.from_tensors(image=pixels, label=np.arange(97) % 7)
+
+
 EVERY: dict[str, Make] = {
+    "images": lambda f: images(pictures(f), size=8, **SMALL),
+    "images / rows": lambda f: images(small_pictures(), size=8, padding=1, **SMALL),
     "sft": lambda f: sft(text_files(f), "bytes", **SMALL),
     "sft / rows": lambda f: sft(tp.from_dataset(list(pairs())), "bytes", **SMALL),
     "seq2seq": lambda f: seq2seq(text_files(f), "bytes", **SMALL),

@@ -62,19 +62,31 @@ from trainpipes.stages import (
     truncate,
     with_columns,
 )
+from trainpipes.stages.images import (
+    crop,
+    decode_image,
+    flip,
+    image_transform,
+    normalize,
+    random_resized_crop,
+    resize,
+)
 
 AddLabels = node_of(add_labels.AddLabels)
 Batch = node_of(batch.Batch)
 BucketByLength = node_of(bucket_by_length.BucketByLength)
 Cache = node_of(cache.Cache)
+CenterCrop = node_of(crop.CenterCrop)
 ChatTemplate = node_of(chat_template.ChatTemplate)
 Collate = node_of(collate.Collate)
 Concat = start_of(concat.Concat)
+DecodeImage = node_of(decode_image.DecodeImage)
 Draw = node_of(draw.Draw)
 DropColumns = node_of(drop_columns.DropColumns)
 Enumerate = node_of(enumerate.Enumerate)
 Filter = node_of(filter.Filter)
 FlatMap = node_of(flat_map.FlatMap)
+Flip = node_of(flip.Flip)
 FromArrow = start_of(from_arrow.FromArrow)
 FromDataset = start_of(from_dataset.FromDataset)
 FromHf = start_of(from_hf.FromHf)
@@ -82,14 +94,18 @@ FromIterable = start_of(from_iterable.FromIterable)
 FromMemmap = start_of(from_memmap.FromMemmap)
 FromTensors = start_of(from_tensors.FromTensors)
 FromTorchdata = start_of(from_torchdata.FromTorchdata)
+ImageTransform = node_of(image_transform.ImageTransform)
 ListFiles = start_of(list_files.ListFiles)
 Map = node_of(map.Map)
 MapBatches = node_of(map_batches.MapBatches)
 MaskTokens = node_of(mask_tokens.MaskTokens)
 Mix = start_of(mix.Mix)
+Normalize = node_of(normalize.Normalize)
 Pack = node_of(pack.Pack)
 PadCollate = node_of(pad_collate.PadCollate)
 Pin = node_of(pin.Pin)
+RandomCrop = node_of(crop.RandomCrop)
+RandomResizedCrop = node_of(random_resized_crop.RandomResizedCrop)
 ReadArrow = node_of(read_arrow.ReadArrow)
 ReadBytes = node_of(read_bytes.ReadBytes)
 ReadCsv = node_of(read_csv.ReadCsv)
@@ -102,6 +118,7 @@ ReadText = node_of(read_text.ReadText)
 ReadWebdataset = node_of(read_webdataset.ReadWebdataset)
 Rename = node_of(columns.Rename)
 Repeat = node_of(repeat.Repeat)
+Resize = node_of(resize.Resize)
 Sample = node_of(sample.Sample)
 Select = node_of(columns.Select)
 ShardingFilter = node_of(sharding_filter.ShardingFilter)

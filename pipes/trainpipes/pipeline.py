@@ -53,6 +53,13 @@ from trainpipes.stages.drop_columns import DropColumns
 from trainpipes.stages.enumerate import Enumerate
 from trainpipes.stages.filter import Filter
 from trainpipes.stages.flat_map import FlatMap, Unbatch
+from trainpipes.stages.images.crop import CenterCrop, RandomCrop
+from trainpipes.stages.images.decode_image import DecodeImage
+from trainpipes.stages.images.flip import Flip
+from trainpipes.stages.images.image_transform import ImageTransform
+from trainpipes.stages.images.normalize import Normalize
+from trainpipes.stages.images.random_resized_crop import RandomResizedCrop
+from trainpipes.stages.images.resize import Resize
 from trainpipes.stages.map import Map
 from trainpipes.stages.map_batches import MapBatches
 from trainpipes.stages.mask_tokens import MaskTokens
@@ -221,6 +228,14 @@ class Pipeline(IterableDataset[Any]):
     truncate = Method(Truncate)
     add_labels = Method(AddLabels)
     mask_tokens = Method(MaskTokens)
+    decode_image = Method(DecodeImage)
+    resize = Method(Resize)
+    center_crop = Method(CenterCrop)
+    random_crop = Method(RandomCrop)
+    random_resized_crop = Method(RandomResizedCrop)
+    flip = Method(Flip)
+    normalize = Method(Normalize)
+    image_transform = Method(ImageTransform)
     cache = Method(Cache)
     pack = Method(Pack)
     batch = Method(Batch)

@@ -54,7 +54,10 @@ READERS = {
     "read_text": (".txt", ".text"),
     "read_webdataset": (".tar", ".tgz"),
     "read_numpy": (".npy", ".npz"),
+    "read_images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"),
 }
+#: Those that have no choice of columns.
+WHOLE = ("read_text", "read_images")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 
 
@@ -63,9 +66,9 @@ class Input:
 
     Files are read as their names say: Parquet (``.parquet``, ``.pq``), JSON lines (``.jsonl``, ``.ndjson``,
     ``.json``), CSV (``.csv``, ``.tsv``), Arrow (``.arrow``, ``.feather``, ``.ipc``, and folders that
-    ``save_to_disk`` of Hugging Face's datasets wrote), text (``.txt``: a row each line), tar
-    archives, NumPy, and folders that ``write_memmap`` wrote. Nothing is read before columns are asked for,
-    and then no more than the first row, or what a file's footer says.
+    ``save_to_disk`` of Hugging Face's datasets wrote), text (``.txt``: a row each line), tar archives, NumPy,
+    pictures (in a folder for each class), and folders that ``write_memmap`` wrote. Nothing is read before
+    columns are asked for, and then no more than the first row, or what a file's footer says.
 
     Args:
         recipe: who asks, for messages.
@@ -113,7 +116,7 @@ class Input:
         wanted = list(dict.fromkeys(columns))
         if isinstance(self._data, tp.Pipeline):
             return self._data.select(*wanted)
-        if self._is_memmap or self._reader == "read_text":
+        if self._is_memmap or self._reader in WHOLE:
             return self._all_rows().select(*wanted)
         return self._read(wanted)
 

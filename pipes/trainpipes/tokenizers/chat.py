@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.extra import need
 from trainpipes.shown import shown
 from trainpipes.tokenizers.content import digest
-from trainpipes.tokenizers.extra import need
 
 __all__ = ["Chat"]
 

@@ -71,6 +71,10 @@ class JoiningSource(Source):
         return any(stage.runs_user_code for chain in self._chains for stage in chain)
 
     @property
+    def in_caller(self) -> bool:  # type: ignore[override]
+        return any(stage.in_caller for chain in self._chains for stage in chain)
+
+    @property
     def makes_objects(self) -> bool:  # type: ignore[override]
         return all(map(gives_objects, self._chains))
 

@@ -31,10 +31,13 @@ class Finishing:
 
     def __init__(self, on_rows: Sequence[Any], on_items: Sequence[Any]) -> None:
         self._on_rows, self._on_items = list(on_rows), list(on_items)
-        #: Whether workers of a stage can be given a run before its turn.
-        self.has_workers = any(stage.has_workers for stage in (*on_rows, *on_items))
         #: Seconds that the last run took.
         self.seconds = math.inf
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers of a stage can be given a run before its turn."""
+        return any(stage.has_workers for stage in (*self._on_rows, *self._on_items))
 
     def __call__(self, run: Run) -> Run:
         """What becomes of a run."""

@@ -9,14 +9,19 @@ from trainpipes.errors import MissingExtraError
 __all__ = ["need"]
 
 
-def need(package: str, what: str) -> None:
+def need(package: str, what: str, install: str | None = None) -> None:
     """Raise unless a package is installed; nothing is imported.
 
+    Args:
+        package: the name that it is imported by.
+        what: needs it.
+        install: what pip is to install; by default the extra of the package's name.
+
     Raises:
-        MissingExtraError: it is not; the extra has the package's name.
+        MissingExtraError: it is not.
     """
     if find_spec(package) is None:
         raise MissingExtraError(
             f"{what} needs the package {package}, which is not installed: "
-            f"pip install trainpipes[{package}]"
+            f"pip install {install or f'trainpipes[{package}]'}"
         )
