@@ -42,6 +42,7 @@ from trainpipes.stages import (
     columns,
     draw,
     drop_columns,
+    encode_labels,
     enumerate,
     filter,
     flat_map,
@@ -72,6 +73,7 @@ Collate = node_of(collate.Collate)
 Concat = start_of(concat.Concat)
 Draw = node_of(draw.Draw)
 DropColumns = node_of(drop_columns.DropColumns)
+EncodeLabels = node_of(encode_labels.EncodeLabels)
 Enumerate = node_of(enumerate.Enumerate)
 Filter = node_of(filter.Filter)
 FlatMap = node_of(flat_map.FlatMap)
