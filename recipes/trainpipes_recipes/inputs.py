@@ -26,7 +26,9 @@ import pyarrow.compute as pc
 import trainpipes as tp
 from trainpipes.sources.combined.mix import Mix
 
-__all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "Input", "shuffled", "with_context"]
+__all__ = [
+    "CONVERSATIONS", "LABELS", "PAIRS", "TEXTS", "TEXT_PAIRS", "Input", "shuffled", "with_context",
+]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
 
@@ -43,6 +45,18 @@ PAIRS = (
 )
 TEXTS = (("text",), ("content",), ("document",), ("body",))
 CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
+
+TEXT_PAIRS = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text", "text_pair"),
+    ("text1", "text2"),
+)
+LABELS = tuple((name,) for name in (
+    "label", "labels", "class", "category", "target", "sentiment", "intent", "topic",
+))  # fmt: skip
 
 #: What reads files, by the ends of their names.
 READERS = {
