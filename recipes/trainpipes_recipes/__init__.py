@@ -1,8 +1,9 @@
 """Prebuilt pipelines, each one readable file of public stages: copy one to change it."""
 
 from trainpipes_recipes.classification import classification
+from trainpipes_recipes.evaluation import evaluation
 from trainpipes_recipes.pretrain import pretrain
 from trainpipes_recipes.seq2seq import seq2seq
 from trainpipes_recipes.sft import sft
 
-__all__ = ["classification", "pretrain", "seq2seq", "sft"]
+__all__ = ["classification", "evaluation", "pretrain", "seq2seq", "sft"]
