@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
-from trainpipes import BatchStage, ConfigError, DataError, Pipeline
+from trainpipes import BatchStage, ConfigError, Pipeline
 from trainpipes_recipes.inputs import LABELS, TEXT_PAIRS, TEXTS, Input, shuffled, with_context
+from trainpipes_recipes.labels import found_classes, number_of
 
 __all__ = ["MultiHot", "classification"]
-
-log = logging.getLogger("trainpipes")
 
 
 def classification(
@@ -107,7 +105,7 @@ def classification(
     labels = given.rows([label])
     counts = None
     if classes is None:
-        classes, counts = _found_classes(labels, label)
+        classes, counts = found_classes("classification", labels, label)
     rows = given.rows([*texts, label]).encode_labels(label, classes=classes, counts=counts)
 
     if text_pair is None:
@@ -127,7 +125,7 @@ def classification(
         )
     pipe = rows.pad_collate()
     if _holds_lists(labels, label):
-        pipe = pipe.then(MultiHot(_number_of(classes)))
+        pipe = pipe.then(MultiHot(number_of(classes)))
     if class_weights:
         pipe.class_weights()  # which keeps what it counts
     return pipe
@@ -147,58 +145,6 @@ class MultiHot(BatchStage):
         hot = torch.zeros(len(labels), self.num_classes)
         hot[there.nonzero()[:, 0], labels[there]] = 1
         return {**batch, "labels": hot}
-
-
-def _found_classes(rows: Pipeline, label: str) -> tuple[int | list[str | int], list[int]]:
-    """The classes of the data, and the rows of each."""
-    counts = rows.value_counts(label)
-    numbers = [value for value in counts if isinstance(value, int)]
-    names = list(counts)
-    if not counts:
-        raise DataError(f"classification: column {label!r} holds no label: there are no rows")
-    if numbers and len(numbers) < len(counts):
-        raise DataError(
-            f"classification: column {label!r} holds texts and integers, {names[0]!r} and {names[-1]!r} "
-            "among them: say by classes={label: class} what is what"
-        )
-    if numbers:
-        classes: Any = _class_names(rows, label) or max(numbers) + 1
-        if min(numbers) < 0 or max(numbers) >= _number_of(classes):
-            rows.encode_labels(
-                label, classes=classes
-            ).class_weights()  # raises, and says in which row
-        if _number_of(classes) > max(1000, 10 * len(numbers)):
-            raise DataError(
-                f"classification: column {label!r} holds integers up to {max(numbers):,}, and only "
-                f"{len(numbers):,} different ones; integers are classes as they are: pass "
-                f"classes=list(rows.value_counts({label!r})) to number them, or name another column"
-            )
-        return classes, [counts.get(number, 0) for number in range(_number_of(classes))]
-    alike: dict[str, str | int] = {}
-    for name in counts:
-        other = alike.setdefault(str(name).strip().casefold(), name)
-        if other != name:
-            log.warning(
-                "classification: labels %r and %r of column %r are two classes: pass classes={label: class} "
-                "to make one of them", other, name, label,
-            )  # fmt: skip
-    if len(counts) == 1:
-        log.warning("classification: column %r holds one class only, %r", label, names[0])
-    return names, list(counts.values())
-
-
-def _number_of(classes: int | Sequence[Any] | Mapping[Any, int]) -> int:
-    if isinstance(classes, Mapping):
-        return max(classes.values()) + 1
-    return classes if isinstance(classes, int) else len(classes)
-
-
-def _class_names(rows: Pipeline, label: str) -> list[str | int] | None:
-    """The names that a dataset of Hugging Face gives to classes; None where it gives none."""
-    dataset: Any = getattr(rows.stages[0], "chosen", None)
-    feature = (getattr(dataset, "features", None) or {}).get(label)
-    names = getattr(getattr(feature, "feature", feature), "names", None)  # of lists, those inside
-    return list(names) if names else None
 
 
 def _holds_lists(rows: Pipeline, label: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from trainpipes import ConfigError, Pipeline
 from trainpipes_recipes.inputs import PAIRS, TEXTS, Input
 
-__all__ = ["evaluation"]
+__all__ = ["evaluation", "numbered"]
 
 
 def evaluation(
@@ -94,17 +94,7 @@ def evaluation(
     kept = [keep] if isinstance(keep, str) else list(keep)
     columns = list(dict.fromkeys([*texts, *kept]))
     rows = given.rows() if isinstance(files, Pipeline) else given.rows(columns)
-    for stage in rows.stages:
-        if stage.role in ("shuffle", "shard", "repeat") or stage.name == "mix":
-            raise ConfigError(
-                f"evaluation gives every row once, in file order, and deals them to ranks itself; got rows of "
-                f"{stage.name}(): leave it out, or evaluate the sources of a mix one by one"
-            )
-    if not any(
-        stage.name == "enumerate" and stage.options["column"] == "row" for stage in rows.stages
-    ):
-        rows = rows.enumerate(column="row")
-    rows = rows.select("row", *columns)
+    rows = numbered("evaluation", rows).select("row", *columns)
     rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
     rows = rows.tokenize(
         tokenizer,
@@ -118,3 +108,25 @@ def evaluation(
     made = ["input_ids"] if response is None else ["input_ids", "labels"]
     rows = rows.select("row", *dict.fromkeys(kept), *made)
     return rows.batch(batch_size).pad_collate(padding_side=padding_side)
+
+
+def numbered(recipe: str, rows: Pipeline) -> Pipeline:
+    """Rows in file order, each with its number in the column "row".
+
+    Args:
+        recipe: who asks, for messages.
+        rows: of files, or a pipeline; one that numbers its rows in "row" already is left as it is.
+
+    Raises:
+        ConfigError: they come in another order, are dealt to ranks already, or have no end.
+    """
+    for stage in rows.stages:
+        if stage.role in ("shuffle", "shard", "repeat") or stage.name == "mix":
+            raise ConfigError(
+                f"{recipe} gives every row once, in file order, and deals them to ranks itself; got rows of "
+                f"{stage.name}(): leave it out, or evaluate the sources of a mix one by one"
+            )
+    own = [stage for stage in rows.stages if stage.name == "enumerate"]
+    if any(stage.options["column"] == "row" for stage in own):
+        return rows
+    return rows.enumerate(column="row")
