@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-from trainpipes_recipes import demo, train_sft
-from trainpipes_recipes.comparison import Step, compare, read_log
-from trainpipes_recipes.corpus import function_pairs, train_tokenizer, write_parquet
-from trainpipes_recipes.progress import Progress
+from trainpipes_recipes.demo import __main__ as demo
+from trainpipes_recipes.demo.comparison import compare
+from trainpipes_recipes.demo.corpus import function_pairs, write_parquet
+from trainpipes_recipes.training.log import Step, read_log
+from trainpipes_recipes.training.progress import Progress
 
 LOG = [Step(n, f"hash-{n}", 5.0 - n / 100) for n in range(1, 101)]
 
@@ -135,99 +135,6 @@ def test_the_demo_fails_when_a_batch_is_lost(
     assert "99 batches compared: 1 lost (first at 41)" in said
     assert "FAILED" in said
     assert "All" not in said
-
-
-@pytest.fixture
-def sums(tmp_path: Path) -> Path:
-    table = pa.table(
-        {"q": [f"{i} + {i} =" for i in range(64)], "a": [f" {2 * i}" for i in range(64)]}
-    )
-    pq.write_table(table, tmp_path / "sums.parquet")
-    return tmp_path
-
-
-def train(folder: Path, *options: str) -> None:
-    train_sft.main(
-        [
-            *("--files", str(folder / "sums.parquet"), "--prompt", "q", "--response", "a"),
-            *("--width", "16", "--layers", "1", "--heads", "2", "--max-length", "32"),
-            *("--checkpoint-dir", str(folder / "run"), "--device", "cpu", *options),
-        ]
-    )
-
-
-@pytest.fixture
-def as_before() -> object:
-    """Training sets torch's seed and its deterministic mode."""
-    state, deterministic = torch.get_rng_state(), torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.set_rng_state(state)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
-
-
-@pytest.mark.usefixtures("as_before")
-class TestTrainSft:
-    def test_goes_on_by_itself_where_it_was_stopped(self, sums: Path) -> None:
-        train(sums, "--steps", "20", "--checkpoint-every", "4")
-        whole = read_log(sums / "run" / "log.jsonl")
-        train(sums, "--steps", "7", "--checkpoint-every", "4", "--resume", "never")
-        train(sums, "--steps", "20", "--checkpoint-every", "4")
-        assert read_log(sums / "run" / "log.jsonl") == whole
-        assert whole[-1].loss < whole[0].loss
-
-    def test_steps_after_the_last_checkpoint_are_forgotten(self, sums: Path) -> None:
-        train(sums, "--steps", "5")
-        log = sums / "run" / "log.jsonl"
-        with open(log, "a") as file:
-            file.write('{"step": 6, "batch": "x", "loss": 1.0}\n{"step": 7, "ba')
-        train(sums, "--steps", "8")
-        steps = read_log(log)
-        assert [step.number for step in steps] == list(range(1, 9))
-        assert "x" not in {step.batch for step in steps}
-
-    def test_a_run_that_is_done_does_nothing(self, sums: Path) -> None:
-        train(sums, "--steps", "3")
-        before = (sums / "run" / "log.jsonl").read_text()
-        train(sums, "--steps", "3")
-        assert (sums / "run" / "log.jsonl").read_text() == before
-
-    def test_a_resume_with_another_model_is_refused(self, sums: Path) -> None:
-        train(sums, "--steps", "2")
-        with pytest.raises(SystemExit, match="--width 16, this one has 32"):
-            train(sums, "--steps", "4", "--width", "32")
-
-    def test_a_resume_without_a_checkpoint_is_refused_where_one_must_be(self, sums: Path) -> None:
-        with pytest.raises(SystemExit, match="there is no"):
-            train(sums, "--resume", "must")
-
-    def test_a_tokenizer_of_a_file_says_its_size(self, sums: Path) -> None:
-        train_tokenizer([("a b", "c d")], sums / "tokenizer.json", vocabulary=300)
-        train(sums, "--steps", "2", "--tokenizer", str(sums / "tokenizer.json"))
-        with pytest.raises(SystemExit, match="--vocabulary-size"):
-            train(sums, "--steps", "2", "--tokenizer", "tiktoken:gpt2")
-
-
-def test_padding_and_prompts_do_not_change_the_loss() -> None:
-    torch.manual_seed(0)
-    model = train_sft.CausalTransformer(50, 12, 16, 2, 2)
-    ids = torch.randint(0, 50, (2, 8))
-    labels = ids.clone()
-    labels[:, :3] = -100
-    padded = torch.nn.functional.pad(ids, (0, 4), value=49)
-    unlearnt = torch.nn.functional.pad(labels, (0, 4), value=-100)
-    short = train_sft.response_loss(model, ids, labels)
-    torch.testing.assert_close(train_sft.response_loss(model, padded, unlearnt), short)
-    logits = model(ids)[:, :-1] @ model.tokens.weight.T
-    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
-    torch.testing.assert_close(short, wanted)
-
-
-def test_a_batch_without_labels_has_no_loss() -> None:
-    model = train_sft.CausalTransformer(50, 12, 16, 1, 2)
-    ids = torch.zeros(2, 8, dtype=torch.int64)
-    assert train_sft.response_loss(model, ids, torch.full_like(ids, -100)) == 0
 
 
 class Terminal:

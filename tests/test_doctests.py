@@ -14,7 +14,7 @@ def modules():
     for package in (trainpipes, trainpipes_recipes):
         yield package.__name__
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            if module.name.rsplit(".", 1)[-1] not in ("demo", "train_sft", "__main__"):
+            if module.name.rsplit(".", 1)[-1] != "__main__":
                 yield module.name
 
 

@@ -60,7 +60,7 @@ class PackedList(Sequence[Any]):
 def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """A copy in memory that processes share."""
     found = torch.empty(len(array), dtype=torch.from_numpy(array[:0]).dtype)
-    found.share_memory_()  # type: ignore[no-untyped-call]
+    found.share_memory_()
     found.numpy()[:] = array
     return found
 

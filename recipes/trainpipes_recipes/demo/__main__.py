@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainpipes_recipes.comparison import Comparison, Step, compare, read_log
-from trainpipes_recipes.corpus import function_pairs, train_tokenizer, write_parquet
-from trainpipes_recipes.progress import Progress
+from trainpipes_recipes.demo.comparison import Comparison, compare
+from trainpipes_recipes.demo.corpus import function_pairs, train_tokenizer, write_parquet
+from trainpipes_recipes.training.log import Step, read_log
+from trainpipes_recipes.training.progress import Progress
 
 __all__ = ["main"]
 
@@ -67,7 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     trainer = Trainer(output, args.steps, args.checkpoint_every, args.batch_size, progress)
     trainer.run("uninterrupted", [Leg(workers=0)])
-    first, second = (round(args.steps * part) + args.checkpoint_every // 2 for part in (0.35, 0.85))
+    first, second = (
+        min(round(args.steps * part) + args.checkpoint_every // 2, args.steps - 1)
+        for part in (0.35, 0.85)
+    )
     killed = trainer.run("interrupted", [Leg(0, first), Leg(2, second), Leg(1)])
 
     reference = read_log(output / "uninterrupted" / "log.jsonl")

@@ -1,33 +1,18 @@
 """Whether two training runs saw the same batches and had the same losses.
 
-Reads the logs that ``train_sft`` writes: one JSON line a step, with its number, a hash of its batch
-and its loss.
+Compares the logs that training scripts write: a line a step, with its number, a hash of its batch and
+its loss.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-__all__ = ["Comparison", "Step", "compare", "read_log"]
+from trainpipes_recipes.training.log import Step
 
-
-@dataclass(frozen=True)
-class Step:
-    """One line of a log.
-
-    Args:
-        number: of the step, from 1.
-        batch: hash of all tensors of its batch.
-        loss: before the step.
-    """
-
-    number: int
-    batch: str
-    loss: float
+__all__ = ["Comparison", "compare"]
 
 
 @dataclass(frozen=True)
@@ -74,16 +59,6 @@ class Comparison:
             if places or number < 3:
                 parts.append(f"{len(places)} {what}{where}")
         return f"{self.compared} batches compared: " + ", ".join(parts)
-
-
-def read_log(path: Path) -> list[Step]:
-    """The steps of a log; a last line that was cut short is left out."""
-    steps = []
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            content = json.loads(line)
-            steps.append(Step(content["step"], content["batch"], content["loss"]))
-    return steps
 
 
 def compare(reference: Sequence[Step], other: Sequence[Step]) -> Comparison:

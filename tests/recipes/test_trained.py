@@ -1,0 +1,122 @@
+"""Models learn from the batches of the first recipes, and a resumed training is the same one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from torch import Tensor, nn
+
+import trainpipes as tp
+from recipes.trained import BYTES, check_training, real_text, short_and_long
+from trainpipes_recipes import pretrain, seq2seq, sft, training
+from trainpipes_recipes.demo.corpus import write_parquet
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_parquet(real_text(), tmp_path_factory.mktemp("functions"))
+
+
+def small() -> training.Transformer:
+    return training.Transformer(BYTES, 128, 48, 2, 4)
+
+
+@short_and_long
+def test_sft(functions: Any, steps: int, below: float, tmp_path: Path) -> None:
+    check_training(
+        lambda: sft(functions, "bytes", max_length=128, batch_size=8, buffer_size=100),
+        small,
+        lambda model, batch: training.next_token_loss(model(batch["input_ids"]), batch["labels"]),
+        tmp_path,
+        steps=steps,
+        below=below,
+        num_workers=1,
+    )
+
+
+@short_and_long
+def test_seq2seq(functions: Any, steps: int, below: float, tmp_path: Path) -> None:
+    def loss(model: Any, batch: Any) -> Tensor:
+        target, prompt = batch["target_ids"], batch["input_ids"]
+        scores = model(prompt, batch["input_mask"], target)
+        return training.token_loss(scores, target.masked_fill(target == BYTES - 1, -100))
+
+    check_training(
+        lambda: seq2seq(functions, "bytes", max_length=128, batch_size=8, buffer_size=100),
+        lambda: training.EncoderDecoder(BYTES, 128, 48, 1, 4),
+        loss,
+        tmp_path,
+        steps=steps,
+        below=below,
+    )
+
+
+@short_and_long
+def test_pretrain(steps: int, below: float, tmp_path: Path) -> None:
+    texts = pa.table({"text": ["".join(pair) for pair in real_text()]})
+    pq.write_table(texts, tmp_path / "texts.parquet", row_group_size=50)
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        scores = model(batch["input_ids"], batch["segment_ids"], batch["position_ids"])
+        return training.next_token_loss(scores, batch["labels"])
+
+    check_training(
+        lambda: pretrain(
+            tmp_path / "texts.parquet", "bytes", max_length=128, batch_size=8, num_shards=2,
+            buffer_size=100, window=64,
+        ),
+        small,
+        loss,
+        tmp_path,
+        steps=steps,
+        below=below,
+        num_workers=1,
+    )  # fmt: skip
+
+
+class TestTheCheckItself:
+    """It sees what it is there for."""
+
+    @staticmethod
+    def rows(noise: Any = None) -> tp.Pipeline:
+        rows = [{"x": float(i % 7)} for i in range(64)]
+        pipe = tp.from_dataset(rows).shuffle(64, seed=0).batch(4).collate()
+        return pipe if noise is None else pipe.map(noise)
+
+    @staticmethod
+    def loss(model: Any, batch: Any) -> Tensor:
+        x = batch["x"].float()[:, None]
+        return ((model(x) - 2 * x) ** 2).mean()
+
+    def test_a_sound_run_passes_and_its_losses_are_given(self, tmp_path: Path) -> None:
+        found = check_training(self.rows, lambda: nn.Linear(1, 1), self.loss, tmp_path, steps=30)
+        assert len(found) == 30
+
+    def test_batches_that_depend_on_the_run_are_seen(self, tmp_path: Path) -> None:
+        calls = iter(range(10_000))
+
+        def noisy(batch: Any) -> Any:
+            return {"x": batch["x"] + next(calls)}
+
+        with pytest.raises(AssertionError):
+            check_training(
+                lambda: self.rows(noisy), lambda: nn.Linear(1, 1), self.loss, tmp_path, steps=30
+            )
+
+    def test_a_model_that_does_not_start_again_where_it_stood_is_seen(self, tmp_path: Path) -> None:
+        class Forgetful(nn.Linear):
+            def load_state_dict(self, *args: Any, **options: Any) -> Any:
+                return None
+
+        with pytest.raises(AssertionError, match="after a resume at step"):
+            check_training(self.rows, lambda: Forgetful(1, 1), self.loss, tmp_path, steps=30)
+
+    def test_a_loss_that_does_not_fall_is_seen(self, tmp_path: Path) -> None:
+        with pytest.raises(AssertionError, match="the loss went from"):
+            check_training(
+                self.rows, lambda: nn.Linear(1, 1), self.loss, tmp_path, steps=30, lr=0.0
+            )
