@@ -5,5 +5,6 @@ from trainpipes_recipes.evaluation import evaluation
 from trainpipes_recipes.pretrain import pretrain
 from trainpipes_recipes.seq2seq import seq2seq
 from trainpipes_recipes.sft import sft
+from trainpipes_recipes.tabular import tabular
 
-__all__ = ["classification", "evaluation", "pretrain", "seq2seq", "sft"]
+__all__ = ["classification", "evaluation", "pretrain", "seq2seq", "sft", "tabular"]

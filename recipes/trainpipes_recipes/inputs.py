@@ -27,7 +27,8 @@ import trainpipes as tp
 from trainpipes.sources.combined.mix import Mix
 
 __all__ = [
-    "CONVERSATIONS", "LABELS", "PAIRS", "TEXTS", "TEXT_PAIRS", "Input", "shuffled", "with_context",
+    "CONVERSATIONS", "LABELS", "PAIRS", "TEXTS", "TEXT_PAIRS", "Input", "in_file_order", "shuffled",
+    "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
@@ -235,6 +236,21 @@ def shuffled(rows: tp.Pipeline, buffer_size: int, *, seed: int, num_shards: int)
     if not roles & {"shuffle", "draw"} and not isinstance(rows.stages[0], Mix):
         rows = rows.shuffle(buffer_size, seed=seed)
     return rows
+
+
+def in_file_order(rows: tp.Pipeline) -> list[tp.Pipeline]:
+    """The rows of each source once, as one rank reads them, whatever order, shards or weights of a mix they
+    are given with: to count or to fit something over all of them.
+
+    >>> rows = tp.from_dataset([{"x": 1}, {"x": 2}]).shuffle(2).repeat()
+    >>> [list(part) for part in in_file_order(rows)]
+    [[{'x': 1}, {'x': 2}]]
+    """
+    first, *above = (s for s in rows.stages if s.role not in ("shuffle", "shard", "repeat"))
+    if isinstance(first, Mix):
+        parts = (tp.Pipeline([*part.stages, *above]) for part in first.sources.values())
+        return [found for part in parts for found in in_file_order(part)]
+    return [tp.Pipeline([first, *above]).distributed(rank=0, world_size=1)]
 
 
 def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:
