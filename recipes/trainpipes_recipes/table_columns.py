@@ -69,7 +69,13 @@ def categories_of(table: pa.Table, name: str) -> Any:
         return column.cast(pa.large_string())
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind):
         column = column.cast(pa.uint8()) if pa.types.is_boolean(kind) else column
-        return column.cast(pa.int64())
+        try:
+            return column.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"categorical column {name!r} holds integers of more than 63 bits ({error}): make texts of "
+                "them by map()"
+            ) from error
     if pa.types.is_floating(kind):  # as pandas writes integers of which some are missing
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
         whole = pc.equal(pc.round(column), column)

@@ -124,6 +124,10 @@ class TableFit:
         Raises:
             DataError: a number is infinite, or a column is not what it is said to be; names the row.
         """
+        if isinstance(min_count, bool) or not isinstance(min_count, int) or min_count < 1:
+            raise ConfigError(
+                f"min_count is how many rows a category has at least, 1 or more, got {min_count!r}"
+            )
         columns = list(dict.fromkeys([*numeric, *categorical]))
         moments = [_Moments(name) for name in numeric]
         counts = [Counter[str | int]() for _ in categorical]
@@ -176,13 +180,21 @@ class TableFit:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, which is whole or not there; ranks that write the same one do no harm."""
         beside = Path(f"{os.fspath(path)}.{os.getpid()}.new")
+        beside.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(self.to_json(), encoding="utf-8")
         os.replace(beside, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TableFit:
-        """The fit in a file."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        """The fit in a file.
+
+        Raises:
+            ConfigError: it holds none.
+        """
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except ConfigError as error:
+            raise ConfigError(f"{os.fspath(path)}: {error}") from error
 
     def fingerprint(self) -> dict[str, Any]:
         """What a state knows it by: the exact numbers, and the vocabularies; of large ones a digest."""
@@ -229,7 +241,8 @@ class _Moments:
         mean = float(there.mean())
         count = self._count + len(there)
         away = mean - self._mean
-        self._squares += float(np.square(there - mean).sum())
+        with np.errstate(over="ignore", invalid="ignore"):  # which is looked for at the end
+            self._squares += float(np.square(there - mean).sum())
         self._squares += away * away * self._count * len(there) / count
         self._mean += away * len(there) / count
         self._count = count

@@ -99,6 +99,8 @@ def tabular(
     given = Input("tabular", files, storage_options)
     if label is None and any(name in given.columns for (name,) in LABELS):
         (label,) = given.find({"label": None}, LABELS)
+    if not isinstance(fit, TableFit | str | os.PathLike | None):
+        raise ConfigError(f"tabular(fit) is a TableFit, or a path of its JSON, got {fit!r}")
     if isinstance(fit, str | os.PathLike) and Path(fit).exists():
         fitted: TableFit | None = TableFit.load(fit)
     else:
@@ -185,9 +187,8 @@ class ApplyFit(TableStage):
             raise ConfigError(f"apply_fit(fit) is a TableFit, got {type(self.fit).__name__}")
 
     def apply(self, table: pa.Table) -> pa.Table:
-        used = {column.name for column in (*self.fit.numeric, *self.fit.categorical)} | {
-            self.number
-        }
+        fit = self.fit
+        used = {self.number, *(c.name for c in fit.numeric), *(c.name for c in fit.categorical)}
         found = {name: table[name] for name in table.column_names if name not in used}
         if self.fit.numeric:
             numbers = [numbers_of(table, column.name) for column in self.fit.numeric]
