@@ -27,8 +27,8 @@ import trainpipes as tp
 from trainpipes.sources.combined.mix import Mix
 
 __all__ = [
-    "CONVERSATIONS", "LABELS", "PAIRS", "TEXTS", "TEXT_PAIRS", "Input", "in_file_order", "shuffled",
-    "with_context",
+    "CONVERSATIONS", "LABELS", "PAIRS", "TEXTS", "TEXT_PAIRS", "TOKENS", "Input",
+    "in_file_order", "shuffled", "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
@@ -44,6 +44,7 @@ PAIRS = (
     ("input", "output"),
     ("source", "target"),
 )
+TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
 CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
 
@@ -65,7 +66,7 @@ READERS = {
     "read_json": (".jsonl", ".ndjson", ".json"),
     "read_csv": (".csv", ".tsv"),
     "read_arrow": (".arrow", ".arrows", ".feather", ".ipc"),
-    "read_text": (".txt", ".text", ".md"),
+    "read_text": (".txt", ".text"),
     "read_webdataset": (".tar", ".tgz"),
     "read_numpy": (".npy", ".npz"),
 }
@@ -77,7 +78,7 @@ class Input:
 
     Files are read as their names say: Parquet (``.parquet``, ``.pq``), JSON lines (``.jsonl``, ``.ndjson``,
     ``.json``), CSV (``.csv``, ``.tsv``), Arrow (``.arrow``, ``.feather``, ``.ipc``, and folders that
-    ``save_to_disk`` of Hugging Face's datasets wrote), text (``.txt``, ``.md``: a row each line), tar
+    ``save_to_disk`` of Hugging Face's datasets wrote), text (``.txt``: a row each line), tar
     archives, NumPy, and folders that ``write_memmap`` wrote. Nothing is read before columns are asked for,
     and then no more than the first row, or what a file's footer says.
 

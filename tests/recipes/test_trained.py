@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
 import trainpipes as tp
 from recipes.trained import BYTES, check_training, real_text, short_and_long
-from trainpipes_recipes import pretrain, seq2seq, sft, training
+from trainpipes_recipes import masked_lm, pretrain, seq2seq, sft, tokens, training
 from trainpipes_recipes.demo.corpus import write_parquet
 
 
@@ -76,6 +78,46 @@ def test_pretrain(steps: int, below: float, tmp_path: Path) -> None:
         below=below,
         num_workers=1,
     )  # fmt: skip
+
+
+@short_and_long
+def test_masked_lm(functions: Any, steps: int, below: float, tmp_path: Path) -> None:
+    learnt = Tokenizer(models.BPE(unk_token="[UNK]"))
+    learnt.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = ["[MASK]", "[UNK]"]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    learnt.train_from_iterator((pair[0] for pair in real_text()), trainer)
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        scores = model(batch["input_ids"], batch["attention_mask"])
+        return training.token_loss(scores, batch["labels"])
+
+    check_training(
+        lambda: masked_lm(
+            functions, learnt, text="prompt", max_length=64, probability=0.3, batch_size=16,
+            buffer_size=100,
+        ),
+        lambda: training.Transformer(300, 64, 48, 2, 4, causal=False),
+        loss,
+        tmp_path,
+        steps=steps,
+        below=below,
+    )  # fmt: skip
+
+
+@short_and_long
+def test_tokens(steps: int, below: float, tmp_path: Path) -> None:
+    text = "".join("".join(pair) for pair in real_text()).encode()
+    np.frombuffer(text, np.uint8).astype(np.uint16).tofile(tmp_path / "train.bin")
+    check_training(
+        lambda: tokens(tmp_path / "train.bin", dtype="uint16", max_length=128),
+        small,
+        lambda model, batch: training.next_token_loss(model(batch["input_ids"]), batch["labels"]),
+        tmp_path,
+        steps=steps,
+        below=below,
+        num_workers=1,
+    )
 
 
 class TestTheCheckItself:

@@ -1,0 +1,83 @@
+"""Masked language modelling of an encoder: plain text, some of whose tokens are hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainpipes import Pipeline
+from trainpipes_recipes.inputs import TEXTS, Input, shuffled
+
+__all__ = ["masked_lm"]
+
+
+def masked_lm(
+    files: Any,
+    tokenizer: Any,
+    *,
+    text: str | None = None,
+    max_length: int = 512,
+    probability: float = 0.15,
+    whole_words: bool = False,
+    batch_size: int = 32,
+    buffer_size: int = 40_960,
+    seed: int = 0,
+    num_shards: int = 24,
+    drop_last: bool = False,
+    cache: bool | str = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Batches for masked language modelling, as BERT is trained.
+
+    Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
+
+        input_ids        the text's tokens, with the tokenizer's special tokens around them, then padding;
+                         of the tokens that are chosen, 80 % are the mask token, 10 % a random one, and 10 %
+                         as they were
+        attention_mask   1 where input_ids holds a token, 0 where it holds padding
+        labels           the ids of the tokens that are chosen, as they were; -100 elsewhere
+
+    Another choice is made in every epoch; after a resume, and on any number of ranks, it is the same. Special
+    tokens are never chosen. Labels stand where the model predicts them: no shift.
+
+    Not for causal models (``pretrain``), and not for documents that are much longer than a row: what is
+    beyond ``max_length`` is left out. Cut such documents into rows of some paragraphs first.
+
+    Args:
+        files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
+            glob, any fsspec URL, or a list of these; or a pipeline of rows.
+        tokenizer: whatever ``tokenize`` takes, with a mask token: path of a ``tokenizer.json``, an object.
+        text: column of the texts. Left out, the first of text, content, document and body that is there.
+        max_length: tokens of a row at most, special tokens included.
+        probability: that a token, or a word, is chosen.
+        whole_words: choose words, all of whose tokens are hidden then.
+        batch_size: rows in a batch.
+        buffer_size: rows that are mixed with each other, at least.
+        seed: of the order, and of what is chosen.
+        num_shards: a multiple of every number of ranks to train on.
+        drop_last: leave out the short batch at the end of an epoch.
+        cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
+            held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
+            first run then waits until a whole buffer is tokenized. Batches and states are the same.
+        storage_options: for the file system, as fsspec takes them.
+
+    >>> import trainpipes as tp
+    >>> from tokenizers import Tokenizer, models
+    >>> words = Tokenizer(models.WordLevel({"[MASK]": 0, "a": 1, "b": 2, "c": 3, "d": 4}, "[MASK]"))
+    >>> _ = words.add_special_tokens(["[MASK]"])
+    >>> rows = tp.from_dataset([{"text": word} for word in "abcd"])
+    >>> batch = masked_lm(rows, words, probability=0.5, batch_size=4, num_shards=1, seed=3).peek()
+    >>> batch["input_ids"].T, batch["labels"].T
+    (tensor([[1, 0, 4, 2]]), tensor([[-100,    3, -100, -100]]))
+    """
+    given = Input("masked_lm", files, storage_options)
+    (text,) = given.find({"text": text}, TEXTS)
+    rows = given.rows([text]).tokenize(tokenizer, text, max_length=max_length)
+    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
+        rows = rows.cache(None if cache is True else cache)
+    return (
+        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
+        .mask_tokens(probability, whole_words=whole_words, seed=seed)
+        .batch(batch_size, drop_last=drop_last)
+        .pad_collate()
+    )

@@ -1,0 +1,119 @@
+"""Pretraining of a causal language model on token ids: pretokenised files, or memory-mapped ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from trainpipes import ConfigError, Pipeline, from_memmap
+from trainpipes.shown import shown
+from trainpipes_recipes.inputs import TOKENS, Input, shuffled
+
+__all__ = ["tokens"]
+
+
+def tokens(
+    files: Any,
+    *,
+    dtype: str | None = None,
+    column: str | None = None,
+    max_length: int = 2048,
+    method: Literal["concat", "first_fit", "best_fit"] = "best_fit",
+    window: int = 1024,
+    pad_id: int = 0,
+    batch_size: int = 8,
+    epochs: int | None = None,
+    buffer_size: int = 40_960,
+    seed: int = 0,
+    num_shards: int = 24,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Batches for pretraining of a causal language model on text that is tokenized already, without an end
+    unless ``epochs`` says so.
+
+    With ``dtype``, files are nothing but token ids one after the other, as nanoGPT's ``train.bin``. They are
+    mapped into memory and cut into rows of ``max_length``; all rows of all files are shuffled with each
+    other. Each batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``max_length``:
+
+        input_ids        ids as they stand in the file, across the ends of documents
+        labels           the same
+
+    Else rows are documents, with a column of lists of ids, and are packed. Each batch is then, as that of
+    ``pretrain``:
+
+        input_ids        documents one after the other; a little padding
+        labels           input_ids, or the rows' own column "labels"; -100 on the first token of each document
+                         and on padding
+        position_ids     from 0 in each document
+        segment_ids      1, 2, … on the documents of a row, 0 on padding
+
+    and ``cu_seqlens`` (int32 ``[sequences + 1]``) and ``max_seqlen`` (int) for attention over sequences of
+    variable length. Labels stand at the place of the token they are, in both: the logits of position t are
+    compared with the label of t + 1.
+
+    Not for texts, which ``pretrain`` tokenizes on the way. Nothing is added to the ids: what ends a document
+    must be in them.
+
+    Args:
+        files: with ``dtype``, a file or a list of files. Else files of any format that ``Input`` knows
+            (Parquet, JSON lines, Arrow, a folder that ``write_memmap`` wrote, ...): path, folder, glob, any
+            fsspec URL, or a list of these; or a pipeline of rows.
+        dtype: of the ids in files that hold nothing else: "uint16" or "uint32", or any NumPy integer.
+        column: of the lists of ids. Left out, the first of input_ids, tokens, token_ids and ids that is
+            there.
+        max_length: L, tokens of a row.
+        method: how documents share rows: see ``pack``.
+        window: documents that are packed together.
+        pad_id: what rows of documents are filled up with.
+        batch_size: rows in a batch.
+        epochs: epochs in a pass; None for no end.
+        buffer_size: documents that are mixed with each other, at least.
+        seed: of the order.
+        num_shards: a multiple of every number of ranks to train on.
+        storage_options: for the file system, as fsspec takes them.
+
+    >>> import trainpipes as tp
+    >>> rows = tp.from_dataset([{"tokens": [5, 6, 7, 1]}, {"tokens": [8, 1]}])
+    >>> batch = tokens(rows, max_length=8, batch_size=1, epochs=1, num_shards=1).peek()
+    >>> batch["input_ids"], batch["segment_ids"]
+    (tensor([[5, 6, 7, 1, 8, 1, 0, 0]]), tensor([[1, 1, 1, 1, 2, 2, 0, 0]]))
+    """
+    if dtype is not None:
+        if column is not None or isinstance(files, Pipeline):
+            got = f"column={column!r}" if column is not None else "a pipeline"
+            raise ConfigError(
+                f"tokens(dtype) is for files that hold nothing but ids, got dtype={dtype!r} and {got}: leave "
+                "out one of them"
+            )
+        return (
+            from_memmap(files, dtype=dtype, length=max_length)
+            .sharding_filter(num_shards)
+            .shuffle(scope="global", seed=seed)
+            .repeat(epochs)
+            .batch(batch_size, drop_last=True)
+            .collate()
+            .map(with_labels)
+        )
+    paths = files if isinstance(files, list | tuple) else [files]
+    if any(str(path).endswith(".bin") for path in paths):
+        raise ConfigError(
+            f"tokens({shown(files)}): a .bin file holds nothing but ids, and does not say of which kind: add "
+            "dtype='uint16', or the one it was written with"
+        )
+    given = Input("tokens", files, storage_options)
+    (column,) = given.find({"column": column}, TOKENS)
+    labels = ["labels"] if "labels" in given.columns else []
+    return (
+        shuffled(given.rows([column, *labels]), buffer_size, seed=seed, num_shards=num_shards)
+        .repeat(epochs)
+        .pack(max_length, method=method, column=column, window=window, pad_id=pad_id, seed=seed)
+        .batch(batch_size)
+        .pad_collate()
+    )
+
+
+def with_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch whose labels are its ids."""
+    return {**batch, "labels": batch["input_ids"].clone()}

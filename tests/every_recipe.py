@@ -1,0 +1,83 @@
+"""A small pipeline of each recipe. Tests of resuming and of elasticity go through all of them, and fail for
+a recipe that is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import trainpipes as tp
+from trainpipes_recipes import masked_lm, pretrain, seq2seq, sft, tokens
+
+Make = Callable[[Path], tp.Pipeline]
+
+#: Options of all.
+SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}
+
+
+def pairs() -> Iterator[dict[str, Any]]:
+    """Made rows: questions and answers of several lengths."""
+    for k in range(97):
+        yield {"prompt": f"{k} + {k} =" + " hm" * (k % 5), "response": f" {2 * k}" * (k % 4)}
+
+
+@cache
+def text_files(folder: Path) -> str:
+    rows = pa.Table.from_pylist(list(pairs()))
+    rows = rows.append_column("text", rows["prompt"])
+    for number, (start, stop) in enumerate([(0, 40), (40, 41), (41, 97)]):
+        part = rows.slice(start, stop - start)
+        pq.write_table(part, folder / f"text-{number}.parquet", row_group_size=13)
+    return str(folder / "text-*.parquet")
+
+
+@cache
+def token_file(folder: Path) -> str:
+    np.arange(1000, dtype=np.uint16).tofile(folder / "train.bin")
+    return str(folder / "train.bin")
+
+
+@cache
+def words() -> Tokenizer:
+    """A tokenizer of pieces of words, with a mask token."""
+    digits = [str(digit) for digit in range(10)]
+    known = ["[MASK]", "[UNK]", "+", "=", "hm", *digits, *(f"##{digit}" for digit in digits)]
+    pieces = {piece: n for n, piece in enumerate(known)}
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["[MASK]"])
+    return tokenizer
+
+
+def token_rows() -> tp.Pipeline:
+    return tp.from_dataset(
+        [{"input_ids": list(range(k % 11)), "labels": [7] * (k % 11)} for k in range(97)]
+    )
+
+
+EVERY: dict[str, Make] = {
+    "sft": lambda f: sft(text_files(f), "bytes", **SMALL),
+    "sft / rows": lambda f: sft(tp.from_dataset(list(pairs())), "bytes", **SMALL),
+    "seq2seq": lambda f: seq2seq(text_files(f), "bytes", **SMALL),
+    "seq2seq / names of HF": lambda f: seq2seq(text_files(f), "bytes", hf_names=True, **SMALL),
+    "pretrain": lambda f: pretrain(
+        text_files(f), "bytes", max_length=64, window=8, epochs=1, **SMALL
+    ),
+    "pretrain / endless": lambda f: pretrain(
+        text_files(f), "bytes", max_length=64, window=8, **SMALL
+    ),
+    "masked_lm": lambda f: masked_lm(text_files(f), words(), **SMALL),
+    "masked_lm / words": lambda f: masked_lm(text_files(f), words(), whole_words=True, **SMALL),
+    "tokens": lambda f: tokens(token_rows(), max_length=16, window=8, epochs=1, **SMALL),
+    "tokens / mapped": lambda f: tokens(
+        token_file(f), dtype="uint16", max_length=16, epochs=2, **SMALL
+    ),
+    "tokens / endless": lambda f: tokens(token_file(f), dtype="uint16", max_length=16, **SMALL),
+}

@@ -1,0 +1,48 @@
+"""Every recipe resumes exactly, on any topology, and stands in all places where recipes are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import trainpipes_recipes
+from elastic.laws import assert_ranks_agree, assert_resumes_elsewhere
+from every_recipe import EVERY
+from trainpipes.testing import check_resume
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = sorted(trainpipes_recipes.__all__)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_resume_is_exact(name: str, folder: Path) -> None:
+    pipe = EVERY[name](folder)
+    endless = pipe._session.plan.chain.endless
+    check_resume(pipe, limit=20 if endless else None, epochs=1 if endless else 3)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_ranks_together_give_the_sequence_of_one(name: str, folder: Path) -> None:
+    assert_ranks_agree(EVERY[name](folder))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_run_saved_on_some_ranks_goes_on_on_others(name: str, folder: Path) -> None:
+    assert_resumes_elsewhere(EVERY[name](folder))
+
+
+def test_no_recipe_is_missing_here() -> None:
+    assert {name.split(" / ")[0] for name in EVERY} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_docs_tell_of_it(name: str) -> None:
+    told = (ROOT / "docs" / "recipes.md").read_text()
+    assert f"\n## {name}\n" in told
+    assert f"trainpipes_recipes/{name}.py" in told
