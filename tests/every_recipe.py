@@ -14,7 +14,16 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import trainpipes as tp
-from trainpipes_recipes import masked_lm, pretrain, seq2seq, sft, tokens
+from trainpipes_recipes import (
+    classification,
+    evaluation,
+    masked_lm,
+    pretrain,
+    seq2seq,
+    sft,
+    tabular,
+    tokens,
+)
 
 Make = Callable[[Path], tp.Pipeline]
 
@@ -63,6 +72,26 @@ def token_rows() -> tp.Pipeline:
 
 
 EVERY: dict[str, Make] = {
+    "classification": lambda f: classification(text_files(f), "bytes", label="response", **SMALL),
+    "classification / rows": lambda f: classification(
+        tp.from_dataset(list(pairs())),
+        "bytes",
+        text="prompt",
+        label="response",
+        num_buckets=None,
+        **SMALL,
+    ),
+    # Of as many batches as any of these numbers of ranks divides, since they need not end together.
+    "evaluation": lambda f: evaluation(
+        tp.from_dataset(list(pairs())[:96]), "bytes", batch_size=4, num_shards=12
+    ),
+    "evaluation / files": lambda f: evaluation(
+        text_files(f), "bytes", text="text", batch_size=9, num_shards=12
+    ),
+    "tabular": lambda f: tabular(
+        tp.from_dataset([{"x": k / 7, "y": None if k % 5 == 0 else f"{k % 3}"} for k in range(97)]),
+        **SMALL,
+    ),
     "sft": lambda f: sft(text_files(f), "bytes", **SMALL),
     "sft / rows": lambda f: sft(tp.from_dataset(list(pairs())), "bytes", **SMALL),
     "seq2seq": lambda f: seq2seq(text_files(f), "bytes", **SMALL),

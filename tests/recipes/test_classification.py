@@ -125,10 +125,9 @@ def test_each_kind_of_source_gives_every_row_and_resumes(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("num_buckets", [None, 8])
 def test_any_number_of_ranks_gives_one_sequence(num_buckets: int | None) -> None:
-    pipe = classification(tp.from_dataset(ROWS * 30), "bytes", num_buckets=num_buckets,
-                          **SMALL | {"batch_size": 32})  # fmt: skip
-    assert_ranks_agree(pipe)
-    assert_resumes_elsewhere(pipe)
+    rows, options = tp.from_dataset(ROWS * 30), {**SMALL, "batch_size": 32}
+    assert_ranks_agree(classification(rows, "bytes", num_buckets=num_buckets, **options))
+    assert_resumes_elsewhere(classification(rows, "bytes", num_buckets=num_buckets, **options))
 
 
 def test_buckets_spare_padding_and_none_counts_batches() -> None:
