@@ -56,7 +56,8 @@ def evaluation(
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
             glob, any fsspec URL, or a list of these; or a pipeline of rows in file order. One that has an
-            ``enumerate(column="row")`` keeps its numbers; so put that before a filter.
+            ``enumerate(column="row")`` keeps its numbers: put that before a filter. The rows that a filter
+            leaves come once each, too, but not in file order.
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
         prompt: column of what is given to the model. Left out, it and ``response`` are the first pair of
             ``trainpipes_recipes.inputs.PAIRS`` that is there; which is logged.
