@@ -15,7 +15,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import trainpipes as tp
 from every_stage import pictures
-from trainpipes_recipes import images, masked_lm, pretrain, seq2seq, sft, tokens
+from trainpipes_recipes import (
+    classification,
+    evaluation,
+    images,
+    masked_lm,
+    pretrain,
+    seq2seq,
+    sft,
+    tabular,
+    tokens,
+)
 
 Make = Callable[[Path], tp.Pipeline]
 
@@ -71,6 +81,26 @@ def small_pictures() -> tp.Pipeline:
 EVERY: dict[str, Make] = {
     "images": lambda f: images(pictures(f), size=8, **SMALL),
     "images / rows": lambda f: images(small_pictures(), size=8, padding=1, **SMALL),
+    "classification": lambda f: classification(text_files(f), "bytes", label="response", **SMALL),
+    "classification / rows": lambda f: classification(
+        tp.from_dataset(list(pairs())),
+        "bytes",
+        text="prompt",
+        label="response",
+        num_buckets=None,
+        **SMALL,
+    ),
+    # Of as many batches as any of these numbers of ranks divides, since they need not end together.
+    "evaluation": lambda f: evaluation(
+        tp.from_dataset(list(pairs())[:96]), "bytes", batch_size=4, num_shards=12
+    ),
+    "evaluation / files": lambda f: evaluation(
+        text_files(f), "bytes", text="text", batch_size=9, num_shards=12
+    ),
+    "tabular": lambda f: tabular(
+        tp.from_dataset([{"x": k / 7, "y": None if k % 5 == 0 else f"{k % 3}"} for k in range(97)]),
+        **SMALL,
+    ),
     "sft": lambda f: sft(text_files(f), "bytes", **SMALL),
     "sft / rows": lambda f: sft(tp.from_dataset(list(pairs())), "bytes", **SMALL),
     "seq2seq": lambda f: seq2seq(text_files(f), "bytes", **SMALL),

@@ -587,6 +587,9 @@ FINITE: dict[str, Make] = {
     "chat_template": lambda f: (
         sharded(f).map(conversation).chat_template(chat_tokenizer(), max_length=60).batch(4).pad_collate()
     ),
+    "encode_labels": lambda f: (
+        sharded(f).encode_labels("answer", classes=[f"a{i}" for i in range(97)]).batch(4).pad_collate()
+    ),
     "mask_tokens": lambda f: (
         sharded(f).tokenize("bytes").mask_tokens(0.3, mask_id=258, vocab_size=256).batch(4).pad_collate()
     ),

@@ -94,6 +94,10 @@ OPTIONS: dict[str, Make] = {
     "with_columns": lambda f: rows(f).with_columns(every_stage.lengths, format="numpy"),
     "with_columns / version": lambda f: rows(f).with_columns(lambda t: t, version="6"),
     "drop_columns": lambda f: rows(f).drop_columns("text", "x"),
+    "encode_labels": lambda f: rows(f).encode_labels("x", classes={"a": 1, "b": 0}, to="y"),
+    "encode_labels / many": lambda f: rows(f).encode_labels(
+        "answer", classes=[f"a{i}" for i in range(500)], counts=[1] * 500
+    ),
     "mask_tokens": lambda f: rows(f).mask_tokens(
         0.2,
         column="tokens",

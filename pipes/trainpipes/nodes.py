@@ -42,6 +42,7 @@ from trainpipes.stages import (
     columns,
     draw,
     drop_columns,
+    encode_labels,
     enumerate,
     filter,
     flat_map,
@@ -83,6 +84,7 @@ Concat = start_of(concat.Concat)
 DecodeImage = node_of(decode_image.DecodeImage)
 Draw = node_of(draw.Draw)
 DropColumns = node_of(drop_columns.DropColumns)
+EncodeLabels = node_of(encode_labels.EncodeLabels)
 Enumerate = node_of(enumerate.Enumerate)
 Filter = node_of(filter.Filter)
 FlatMap = node_of(flat_map.FlatMap)

@@ -26,7 +26,10 @@ import pyarrow.compute as pc
 import trainpipes as tp
 from trainpipes.sources.combined.mix import Mix
 
-__all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "TOKENS", "Input", "shuffled", "with_context"]
+__all__ = [
+    "CONVERSATIONS", "LABELS", "PAIRS", "TEXTS", "TEXT_PAIRS", "TOKENS", "Input",
+    "in_file_order", "shuffled", "with_context",
+]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
 
@@ -44,6 +47,18 @@ PAIRS = (
 TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
 CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
+
+TEXT_PAIRS = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text", "text_pair"),
+    ("text1", "text2"),
+)
+LABELS = tuple((name,) for name in (
+    "label", "labels", "class", "category", "target", "sentiment", "intent", "topic",
+))  # fmt: skip
 
 #: What reads files, by the ends of their names.
 READERS = {
@@ -225,6 +240,21 @@ def shuffled(rows: tp.Pipeline, buffer_size: int, *, seed: int, num_shards: int)
     if not roles & {"shuffle", "draw"} and not isinstance(rows.stages[0], Mix):
         rows = rows.shuffle(buffer_size, seed=seed)
     return rows
+
+
+def in_file_order(rows: tp.Pipeline) -> list[tp.Pipeline]:
+    """The rows of each source once, as one rank reads them, whatever order, shards or weights of a mix they
+    are given with: to count or to fit something over all of them.
+
+    >>> rows = tp.from_dataset([{"x": 1}, {"x": 2}]).shuffle(2).repeat()
+    >>> [list(part) for part in in_file_order(rows)]
+    [[{'x': 1}, {'x': 2}]]
+    """
+    first, *above = (s for s in rows.stages if s.role not in ("shuffle", "shard", "repeat"))
+    if isinstance(first, Mix):
+        parts = (tp.Pipeline([*part.stages, *above]) for part in first.sources.values())
+        return [found for part in parts for found in in_file_order(part)]
+    return [tp.Pipeline([first, *above]).distributed(rank=0, world_size=1)]
 
 
 def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:

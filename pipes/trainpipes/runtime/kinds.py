@@ -115,6 +115,21 @@ class TableStage(RunStage):
     def _function(self) -> Callable[[pa.Table, Rows], pa.Table]:
         return self.open()
 
+    def _culprit(self, table: pa.Table, rows: Rows) -> int | None:
+        """The first row that it fails on: rows up to ``good`` are well, those up to ``bad`` are not."""
+        good, bad = 0, len(table)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            part = slice(good, middle)
+            try:
+                self._function(
+                    table.slice(good, middle - good), Rows(rows.ids[part], rows.epochs[part])
+                )
+                good = middle
+            except Exception:
+                bad = middle
+        return int(rows.ids[good]) if len(table) else None
+
     def process(self, run: Run) -> Run:
         if run.items is not None:
             raise ConfigError(
@@ -126,7 +141,7 @@ class TableStage(RunStage):
         try:
             found = self._function(table, Rows(block.ids, epochs))
         except Exception as error:
-            blame(error, self, int(block.ids[0]) if len(block) else None)
+            blame(error, self, self._culprit(table, Rows(block.ids, epochs)))
             raise
         if not isinstance(found, pa.Table) or len(found) != len(table):
             got = f"{len(found)} rows" if isinstance(found, pa.Table) else type(found).__name__
