@@ -77,7 +77,6 @@ ROOMS = {
     "reading": 4,
     "planning": 5,
     "shards": 6,
-    "mixing": 7,
     "iterating": 7,
     "forecast": 8,
 }

@@ -22,7 +22,6 @@ caching            what a cache() keeps
 reading            the rows of an epoch, read once in a process and shared by its shards
 planning           from a chain of stages to what will happen, before anything is read
 shards             the items of one consumer's shards, made in order
-mixing             rows of several pipelines, side by side
 iterating          what users iterate, with a state before and after every item
 forecast           what an epoch will be, without iterating it
 """

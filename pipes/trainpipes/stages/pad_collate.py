@@ -20,7 +20,6 @@ from trainpipes.runtime.blame import blame
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.rows.block import Part
-from trainpipes.runtime.rows.by_table import ByTable
 from trainpipes.runtime.rows.lazy_batches import LazyBatches
 from trainpipes.runtime.rows.payload import take_payload
 from trainpipes.runtime.rows.row_types import as_array
@@ -28,6 +27,7 @@ from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage, option
 from trainpipes.shown import shown
+from trainpipes.stages.by_table import ByTable
 from trainpipes.stages.column_writers import (
     EvenWriter,
     ObjectWriter,

@@ -13,8 +13,5 @@ value_column  Python values as an Arrow array of a type
 row_types     the Arrow types of Python values
 utf8          text that is not UTF-8
 content       digests of tables and tensors
-same_columns  rows of several sources that must have the same columns
-side_by_side  rows of several sources with the columns of all
-by_table      what was made of a table, for as long as it is there
 bad_cell      a value in a column that a stage cannot use
 """

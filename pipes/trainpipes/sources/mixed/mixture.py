@@ -15,14 +15,14 @@ import numpy as np
 
 from trainpipes.cursor import is_count
 from trainpipes.order import IntArray
-from trainpipes.runtime.mixing.mix_rules import MixRules
-from trainpipes.runtime.mixing.mix_runs import MixRuns
-from trainpipes.runtime.mixing.mix_source import MixSource, is_place
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.source import MixedWindows, Place, RowMixture, RowSource, RowStream
+from trainpipes.sources.mixed.mix_rules import MixRules
+from trainpipes.sources.mixed.mix_runs import MixRuns
+from trainpipes.sources.mixed.mix_source import MixSource, is_place
 
 __all__ = ["MixedIds", "Mixture"]
 

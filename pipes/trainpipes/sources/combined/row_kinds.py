@@ -18,9 +18,9 @@ from trainpipes.runtime.planning.first_rows import first_rows
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.same_columns import OBJECTS, columns_of
 from trainpipes.runtime.source import RowSource
 from trainpipes.runtime.stage import Stage
+from trainpipes.sources.combined.same_columns import OBJECTS, columns_of
 
 __all__ = ["ONCE", "is_python", "kind_of", "known_columns"]
 
