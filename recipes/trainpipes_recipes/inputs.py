@@ -22,9 +22,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from trainpipes.sources.combined.mix import Mix
 
 import trainpipes as tp
+from trainpipes.sources.mixed.mix import Mix
 
 __all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "TOKENS", "Input", "shuffled", "with_context"]
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from trainpipes.errors import SchemaError
-from trainpipes.runtime.planning.as_columns import gives_objects
+from trainpipes.runtime.planning.as_columns import gives_objects, known_columns
 from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.schemas import searching
@@ -30,7 +30,7 @@ from trainpipes.runtime.rows.row_schema import UnfitRow, table_of_rows
 from trainpipes.runtime.rows.row_types import NoColumn, unite
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.stage import Stage
-from trainpipes.sources.combined.row_kinds import ONCE, is_python, kind_of, known_columns
+from trainpipes.sources.combined.row_kinds import ONCE, is_python, kind_of
 from trainpipes.sources.combined.same_columns import (
     OBJECTS,
     columns_of,
