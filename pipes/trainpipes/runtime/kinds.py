@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,16 +25,19 @@ from trainpipes.runtime.run import Run, RunSource, round_of
 from trainpipes.runtime.source import RowSource, RowStream
 from trainpipes.runtime.stage import Role, Stage
 
+if TYPE_CHECKING:
+    from trainpipes.runtime.planning.inputs import Inputs
+
 __all__ = [
     "BatchStage",
     "BatchingStage",
     "CacheStage",
     "CutStage",
     "DealStage",
+    "MixingSource",
     "OpenBelow",
     "OrderStage",
     "PlaceStage",
-    "PlanStage",
     "RepeatStage",
     "RowStage",
     "Rows",
@@ -259,11 +262,10 @@ class CacheStage(RunStage):
         return run
 
 
-class PlanStage(Stage):
-    """A stage that is carried out by the plan of the whole chain: it orders, deals, repeats or keeps rows."""
+# Those that the plan of the whole chain carries out
 
 
-class OrderStage(PlanStage):
+class OrderStage(Stage):
     """A stage that orders rows.
 
     Attributes:
@@ -283,7 +285,7 @@ class OrderStage(PlanStage):
         return None
 
 
-class DealStage(PlanStage):
+class DealStage(Stage):
     """A stage that deals rows to shards; its options are those of ``sharding_filter``."""
 
     role: ClassVar[Role] = "shard"
@@ -293,7 +295,7 @@ class DealStage(PlanStage):
     tail = "even"
 
 
-class RepeatStage(PlanStage):
+class RepeatStage(Stage):
     """A stage that goes on with the next epoch."""
 
     role: ClassVar[Role] = "repeat"
@@ -336,7 +338,6 @@ class Source(Stage):
         orders_rows: whether the rows come in an order that a shuffle would undo.
         makes_batches: whether an item is a micro-batch already.
         read_once: whether rows can be read only once.
-        mixes: whether it mixes the rows of pipelines.
         endless: whether an epoch has no end.
         one_consumer: why several ranks or workers cannot share it, in words; "" where they can.
     """
@@ -347,7 +348,6 @@ class Source(Stage):
     orders_rows = False
     makes_batches = False
     read_once = False
-    mixes = False
     endless = False
     one_consumer: ClassVar[str] = ""
 
@@ -366,6 +366,16 @@ class Source(Stage):
     def late(self) -> Stage | None:
         """What turns the source's keys into rows, as late as it can: after they are dealt."""
         return None
+
+
+class MixingSource(Source):
+    """A stage that mixes the rows of pipelines."""
+
+    asks_inputs = True
+
+    @abstractmethod
+    def parts(self, mixed: Inputs) -> dict[str, Inputs]:
+        """The inputs of each pipeline, dealt to the shards of the mix."""
 
 
 def open_stage(stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:

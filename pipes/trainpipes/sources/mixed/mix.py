@@ -22,11 +22,11 @@ from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError, DataError, TrainpipesError
 from trainpipes.fair_queue import common_total, whole_weights
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.kinds import MixingSource, RunStage
 from trainpipes.runtime.options import identify, show
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.as_columns import gives_objects
-from trainpipes.runtime.planning.inputs import Inputs, MixingSource
+from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.rows.block import Block
