@@ -35,6 +35,7 @@ FLOORS = {
     "rectangles": 0,
     "padding": 0,
     "progress": 0,
+    "values": 0,
     "runtime": 1,
     "resharding": 1,
     "tokenizers": 2,
@@ -151,7 +152,7 @@ def rooms_of(room: str) -> list[str]:
 SOURCE_ROOMS = ["sources", *rooms_of("sources")]
 
 
-@pytest.mark.parametrize("room", [*SOURCE_ROOMS, *rooms_of("runtime"), "forecast"])
+@pytest.mark.parametrize("room", [*SOURCE_ROOMS, *rooms_of("runtime"), "forecast", "values"])
 def test_rooms_tell_what_is_in_them(room):
     there = {path.stem for path in (ROOT / room).iterdir()} - {"__pycache__", "__init__"}
     assert sorted(lines_of(room)) == sorted(there)
@@ -221,8 +222,8 @@ def test_all_stages_can_be_had_as_nodes():
 #: pandas there.
 PYTHON_ROWS = {
     "runtime/rows/columns.py",
-    "runtime/rows/value_column.py",
-    "runtime/rows/row_types.py",
+    "values/value_column.py",
+    "values/row_types.py",
     "sources/parquet/filter.py",
     "stages/row_hash.py",
 }

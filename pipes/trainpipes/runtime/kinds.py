@@ -19,8 +19,8 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.blame import blame, each
 from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.rows.bad_text import naming_bad_text
 from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Run, RunSource, round_of
 from trainpipes.runtime.source import RowSource, RowStream
 from trainpipes.runtime.stage import Role, Stage

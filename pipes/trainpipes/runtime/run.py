@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainpipes.order import IntArray
+from trainpipes.runtime.rows.bad_text import naming_bad_text
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.utf8 import naming_bad_text
 
 __all__ = ["Cursors", "Positions", "Run", "RunSource", "innermost", "round_of"]
 

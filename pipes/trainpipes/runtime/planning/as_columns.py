@@ -16,11 +16,11 @@ from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.row_schema import UnfitRow, table_of_rows
-from trainpipes.runtime.rows.row_types import written
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import RowSource
 from trainpipes.runtime.stage import Stage
+from trainpipes.values.row_schema import UnfitRow, table_of_rows
+from trainpipes.values.row_types import written
 
 __all__ = ["AsColumns", "gives_objects", "known_columns", "with_columns"]
 

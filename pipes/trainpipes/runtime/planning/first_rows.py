@@ -21,11 +21,11 @@ from trainpipes.runtime.kinds import OpenBelow, RunStage, open_stage
 from trainpipes.runtime.planning.inputs import SAMPLE_ROWS, Inputs
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.payload import Payload, payload_bytes
-from trainpipes.runtime.rows.row_schema import SchemaFinder, UnfitRow
-from trainpipes.runtime.rows.row_types import NoColumn, is_open, unite, written
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.runtime.source import RowMixture, RowSource, RowStream, read_full, read_rows
 from trainpipes.runtime.stage import Stage
+from trainpipes.values.row_schema import SchemaFinder, UnfitRow
+from trainpipes.values.row_types import NoColumn, is_open, unite, written
 
 __all__ = ["UnfitRows", "find_schema", "first_rows"]
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from trainpipes.errors import TrainpipesError
 from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.rows.bad_text import naming_bad_text
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Cursors, Run
 from trainpipes.runtime.source import Place
 

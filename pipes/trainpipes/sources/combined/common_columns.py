@@ -24,10 +24,7 @@ from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.schemas import searching
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.rows.fixed_lists import fixed_shape
 from trainpipes.runtime.rows.joined import unlike
-from trainpipes.runtime.rows.row_schema import UnfitRow, table_of_rows
-from trainpipes.runtime.rows.row_types import NoColumn, unite
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.combined.row_kinds import ONCE, is_python, kind_of
@@ -38,6 +35,9 @@ from trainpipes.sources.combined.same_columns import (
     in_columns,
     said,
 )
+from trainpipes.values.fixed_lists import fixed_shape
+from trainpipes.values.row_schema import UnfitRow, table_of_rows
+from trainpipes.values.row_types import NoColumn, unite
 
 __all__ = ["CommonColumns"]
 
