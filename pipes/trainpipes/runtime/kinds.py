@@ -27,6 +27,7 @@ from trainpipes.runtime.stage import Role, Stage
 
 if TYPE_CHECKING:
     from trainpipes.runtime.planning.inputs import Inputs
+    from trainpipes.state import Position
 
 __all__ = [
     "BatchStage",
@@ -376,6 +377,19 @@ class MixingSource(Source):
     @abstractmethod
     def parts(self, mixed: Inputs) -> dict[str, Inputs]:
         """The inputs of each pipeline, dealt to the shards of the mix."""
+
+    @abstractmethod
+    def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
+        """Make a state of another mix one of this.
+
+        Args:
+            saved: the identity that the state has of its pipeline; changed, as ``position`` is.
+            now: that of the pipeline at hand.
+            position: where the state stands.
+
+        Raises:
+            StateError: it cannot change where the state stands.
+        """
 
 
 def open_stage(stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:

@@ -6,5 +6,6 @@ mix_source   one source in it; the only module here that knows how the shards of
 mix_cursor   positions within a run of mixed rows
 mix_runs     one shard of the mix: whose turn it is
 mixture      several sources as one: their numbers of rows, and what reads them in one process
+mix_changes  a state of one mix, made a state of another
 mix          the stage
 """

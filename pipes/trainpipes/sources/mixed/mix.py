@@ -35,6 +35,7 @@ from trainpipes.runtime.source import RowSource, RowStream
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.combined.common_columns import CommonColumns
+from trainpipes.sources.mixed.mix_changes import change_mix
 from trainpipes.sources.mixed.mix_rules import MixRules, Stop
 from trainpipes.sources.mixed.mix_weights import (
     Schedule,
@@ -46,6 +47,7 @@ from trainpipes.sources.mixed.mix_weights import (
 from trainpipes.sources.mixed.mixture import Mixture
 from trainpipes.stages.repeat import Repeat
 from trainpipes.stages.token_columns import lengths_of
+from trainpipes.state import Position
 
 __all__ = ["Mix"]
 
@@ -243,6 +245,9 @@ class Mix(MixingSource):
                     'have none: lower num_shards in sharding_filter(), or take mix(stop="all_exhausted")'
                 )
         return found
+
+    def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
+        change_mix(saved, now, position)
 
     # Weights
 
