@@ -3,7 +3,7 @@
     python -m benchmarks.switches [NAME ...] [--rows 200000] [--repeats 3]
 
 Every run is a process of its own; with and without take turns. Prints a Markdown table of medians. What
-buys less than 5 % does not stay.
+buys less than 5 % does not stay; joining as windows are decoded stays for the memory that it saves.
 """
 
 from __future__ import annotations
