@@ -20,11 +20,12 @@ arrays and tensors.
 """
 
 from trainpipes.sources.arrow import from_arrow, read_arrow
-from trainpipes.sources.combined import concat, mix, zip
+from trainpipes.sources.combined import concat, zip
 from trainpipes.sources.files import list_files
 from trainpipes.sources.hf import from_hf
 from trainpipes.sources.memmap import from_memmap
 from trainpipes.sources.memory import from_dataset, from_iterable, from_tensors, from_torchdata
+from trainpipes.sources.mixed import mix
 from trainpipes.sources.numpy import read_numpy
 from trainpipes.sources.own_format import read_files
 from trainpipes.sources.parquet import read_parquet

@@ -18,12 +18,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.forecast.estimate import cuts_by_length, estimated_items
+from trainpipes.forecast.names import column_names
+from trainpipes.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.naming import nearest_reader
 from trainpipes.order import slots_before
 from trainpipes.resharding import reading_ranks
-from trainpipes.runtime.forecast.estimate import cuts_by_length, estimated_items
-from trainpipes.runtime.forecast.names import column_names
-from trainpipes.runtime.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.options import same

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import trainpipes as tp
-from trainpipes.sources.combined.mix import Mix
+from trainpipes.sources.mixed.mix import Mix
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "TEXTS", "TEXT_PAIRS", "TOKENS", "Input",

@@ -20,14 +20,13 @@ from trainpipes.runtime.blame import blame
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.rows.block import Part
-from trainpipes.runtime.rows.by_table import ByTable
 from trainpipes.runtime.rows.lazy_batches import LazyBatches
 from trainpipes.runtime.rows.payload import take_payload
-from trainpipes.runtime.rows.row_types import as_array
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage, option
 from trainpipes.shown import shown
+from trainpipes.stages.by_table import ByTable
 from trainpipes.stages.column_writers import (
     EvenWriter,
     ObjectWriter,
@@ -60,6 +59,7 @@ from trainpipes.stages.pad_rules import (
     respelt,
 )
 from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.values.row_types import as_array
 
 __all__ = ["PadCollate"]
 

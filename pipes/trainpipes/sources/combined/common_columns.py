@@ -18,30 +18,28 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from trainpipes.errors import SchemaError
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.planning.as_columns import gives_objects
+from trainpipes.runtime.planning.as_columns import gives_objects, known_columns
 from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.planning.row_kinds import ONCE, is_python, kind_of, known_columns
 from trainpipes.runtime.planning.schemas import searching
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.rows.fixed_lists import fixed_shape
 from trainpipes.runtime.rows.joined import unlike
-from trainpipes.runtime.rows.row_schema import UnfitRow, table_of_rows
-from trainpipes.runtime.rows.row_types import NoColumn, unite
-from trainpipes.runtime.rows.same_columns import (
+from trainpipes.runtime.rows.tensor_rows import TensorRows
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.combined.row_kinds import ONCE, is_python, kind_of
+from trainpipes.sources.combined.same_columns import (
     OBJECTS,
     columns_of,
     difference,
     in_columns,
     said,
 )
-from trainpipes.runtime.rows.tensor_rows import TensorRows
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.values.fixed_lists import fixed_shape
+from trainpipes.values.row_schema import UnfitRow, table_of_rows
+from trainpipes.values.row_types import NoColumn, unite
 
-__all__ = ["Alike", "CommonColumns"]
+__all__ = ["CommonColumns"]
 
 #: What a state knows the schema of a pipeline's rows by.
 KEY = "common"
@@ -313,24 +311,3 @@ def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
         raise NoColumn
     kind = one.type if one.type.equals(other.type) else unite(one.type, other.type)
     return pa.field(one.name, kind, one.nullable or other.nullable)
-
-
-class Alike(RunStage):
-    """Makes of a pipeline's rows what goes together with those of others.
-
-    Args:
-        columns: of all.
-        part: which pipeline this is.
-    """
-
-    thread_safe = True
-    holds_data = True
-
-    columns: Any
-    part: str
-
-    def process(self, run: Run) -> Run:
-        return run.with_block(self.columns.of(self.part, run.block))
-
-    def __repr__(self) -> str:
-        return str(self.columns._stage)

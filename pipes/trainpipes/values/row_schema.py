@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.runtime.rows.row_types import NoColumn, is_open, type_of, unite
-from trainpipes.runtime.rows.value_column import column_of
 from trainpipes.shown import shown
+from trainpipes.values.row_types import NoColumn, is_open, type_of, unite
+from trainpipes.values.value_column import column_of
 
 __all__ = ["SchemaFinder", "UnfitRow", "table_of_rows"]
 

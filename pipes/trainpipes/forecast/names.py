@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from trainpipes.runtime.planning.as_columns import known_columns
 from trainpipes.runtime.planning.first_rows import first_rows
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.planning.row_kinds import known_columns
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 
 __all__ = ["column_names"]

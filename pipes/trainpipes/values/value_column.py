@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.runtime.rows.row_types import NoColumn, as_array
+from trainpipes.values.row_types import NoColumn, as_array
 
 __all__ = ["column_of"]
 

@@ -23,7 +23,7 @@ from trainpipes.runtime.shards.opener import RUN_ROWS, ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
 
 if TYPE_CHECKING:
-    from trainpipes.runtime.mixing.mixture import Mixture
+    from trainpipes.sources.mixed.mixture import Mixture
 
 __all__ = ["MixSource", "SourceRows", "is_place"]
 

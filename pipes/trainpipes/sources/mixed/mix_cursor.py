@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.mixing.mix_source import CursorAfter
+from trainpipes.sources.mixed.mix_source import CursorAfter
 
 __all__ = ["MixCursors", "Stretch", "moved_on"]
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.arrays import dtype_of
-from trainpipes.runtime.rows.fixed_lists import CELL, fixed_shape
+from trainpipes.values.fixed_lists import CELL, fixed_shape
 
 __all__ = ["NoColumn", "as_array", "is_open", "type_of", "unite", "written"]
 

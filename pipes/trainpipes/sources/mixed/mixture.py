@@ -12,17 +12,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from trainpipes.cursor import is_count
+from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.mixing.mix_rules import MixRules
-from trainpipes.runtime.mixing.mix_runs import MixRuns
-from trainpipes.runtime.mixing.mix_source import MixSource, is_place
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
-from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import MixedWindows, Place, RowMixture, RowSource, RowStream
+from trainpipes.sources.mixed.mix_rules import MixRules
+from trainpipes.sources.mixed.mix_runs import MixRuns
+from trainpipes.sources.mixed.mix_source import MixSource, is_place
+from trainpipes.values.row_types import NoColumn, unite
 
 __all__ = ["MixedIds", "Mixture"]
 
@@ -74,9 +78,31 @@ class Mixture(RowMixture):
     def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixWindows:
         return MixWindows(plan, self, pool, number)
 
-    def named(self, name: str, block: Block) -> Block:
-        number = self.rules.names.index(name)
-        return self.rules.with_names(block, np.full(len(block), number, dtype=np.int64))
+    def naming(self, name: str) -> RunStage:
+        return _Named(self.rules, self.rules.names.index(name))
+
+    def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:
+        rule = f"{asker}: rows of all sources have the same columns, and"
+        (first, schema), *others = found.items()
+        types = {field.name: field.type for field in schema}
+        for name, schema in others:
+            for column in sorted(set(schema.names) ^ set(types)):
+                has, lacks = (name, first) if column in schema.names else (first, name)
+                raise SchemaError(
+                    f"{rule} {has!r} has {column!r}, which {lacks!r} has not; bring them in line in the "
+                    "sources, by map() or select()",
+                    stage=asker,
+                )
+            for field in schema:
+                try:
+                    types[field.name] = unite(types[field.name], field.type)
+                except NoColumn as error:
+                    raise SchemaError(
+                        f"{rule} {field.name!r} holds {error} in {first!r} and {name!r}; bring them in line "
+                        "in the sources, by map()",
+                        stage=asker,
+                    ) from None
+        return pa.schema(list(types.items()))
 
     def place_of(self, inputs: Inputs, row: int) -> Place:
         ((path, _, (own,)),) = self.ids.split(np.array([row], dtype=np.int64))
@@ -104,6 +130,24 @@ class Mixture(RowMixture):
             and cursors.keys() <= set(names)
             and all(is_place(plan.mixed[n], shard, epoch, cursor) for n, cursor in cursors.items())
         )
+
+
+class _Named(RunStage):
+    """Adds its name to the rows of one source.
+
+    Args:
+        rules: of the mix.
+        number: of the source.
+    """
+
+    holds_data = True
+
+    rules: Any
+    number: int
+
+    def process(self, run: Run) -> Run:
+        source = np.full(len(run.block), self.number, dtype=np.int64)
+        return run.with_block(self.rules.with_names(run.block, source))
 
 
 class MixWindows(MixedWindows):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -20,7 +19,6 @@ from trainpipes.runtime.caching.cache_key import cache_key
 from trainpipes.runtime.kinds import RunStage, Source
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.as_columns import gives_objects
-from trainpipes.runtime.planning.common_columns import CommonColumns, Joined
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.runtime.reading.random_access import RandomAccessSource
@@ -28,8 +26,9 @@ from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import Place, Reader, RowSource, read_rows
 from trainpipes.runtime.stage import Stage
+from trainpipes.sources.combined.common_columns import CommonColumns, Joined
 
-__all__ = ["JoinedInput", "JoinedRows", "JoiningSource", "own_place"]
+__all__ = ["JoinedInput", "JoinedRows", "JoiningSource"]
 
 
 class JoiningSource(Source):
@@ -279,10 +278,3 @@ class JoinedInput:
     def describe(self) -> list[tuple[str, str]]:
         """Lines for ``explain()``."""
         return [(f"  {self.number}: {label}", text) for label, text in self.source.describe()]
-
-
-def own_place(error: Exception, place: Place) -> Place:
-    """The place of the row that an error is about: where it stands in its own pipeline, where that is one of
-    several whose rows are read as one."""
-    own: Place | None = getattr(error, "_place", None)
-    return place if own is None else replace(own, source=place.source)

@@ -8,21 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from trainpipes.errors import TrainpipesError
 from trainpipes.runtime.own_class import is_ours
-from trainpipes.runtime.planning.as_columns import AsColumns, gives_objects
+from trainpipes.runtime.planning.as_columns import gives_objects, known_columns
 from trainpipes.runtime.planning.first_rows import first_rows
 from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.reading.listed import chain_before
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.same_columns import OBJECTS, columns_of
 from trainpipes.runtime.source import RowSource
 from trainpipes.runtime.stage import Stage
+from trainpipes.sources.combined.same_columns import OBJECTS, columns_of
 
-__all__ = ["ONCE", "is_python", "kind_of", "known_columns"]
+__all__ = ["ONCE", "is_python", "kind_of"]
 
 #: Rows that can be read only once, of which no first one can be looked at.
 ONCE = "once"
@@ -32,21 +27,6 @@ def is_python(inputs: Inputs) -> bool:
     """Whether it is known, without a look at any, that a pipeline's rows are Python objects."""
     stages = inputs.chain.stages
     return gives_objects(stages) and all(is_ours(type(stage)) for stage in stages)
-
-
-def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
-    """The columns that rows have after some stages, where no row need be read to know."""
-    schema = inputs.source.schema if isinstance(inputs.source, RowSource) else None
-    start = 0
-    for number, stage in enumerate(steps):
-        if isinstance(stage, AsColumns) and stage.schema is not None:
-            schema, start = stage.schema, number + 1
-    rest = steps[start:]
-    if schema is None or not all(stage.names_only for stage in rest):
-        return None
-    empty = Block(pa.Table.from_batches([], schema), np.empty(0, dtype=np.int64))
-    found: pa.Schema = columns_of(chain_before(rest)(empty).data)
-    return found
 
 
 def kind_of(inputs: Inputs, steps: Sequence[Stage], asker: str) -> Any:

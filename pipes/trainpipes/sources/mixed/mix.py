@@ -1,7 +1,7 @@
 """``mix``: rows of several pipelines, by weights.
 
 The stage: its options, checked, and what they come to for sources of given sizes. It owns nothing that runs;
-the thread that plans calls it. How rows are mixed is in ``trainpipes.runtime.mixing``.
+the thread that plans calls it. How rows are mixed is in ``trainpipes.sources.mixed``.
 """
 
 from __future__ import annotations
@@ -22,28 +22,32 @@ from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError, DataError, TrainpipesError
 from trainpipes.fair_queue import common_total, whole_weights
 from trainpipes.order import IntArray
-from trainpipes.runtime.mixing.mix_rules import MixRules, Stop
-from trainpipes.runtime.mixing.mixture import Mixture
+from trainpipes.runtime.kinds import MixingSource, RunStage
 from trainpipes.runtime.options import identify, show
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.as_columns import gives_objects
-from trainpipes.runtime.planning.common_columns import Alike, CommonColumns
-from trainpipes.runtime.planning.inputs import Inputs, MixingSource
+from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.run import Run
 from trainpipes.runtime.source import RowSource, RowStream
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.sources.combined.mix_weights import (
+from trainpipes.sources.combined.common_columns import CommonColumns
+from trainpipes.sources.mixed.mix_changes import change_mix
+from trainpipes.sources.mixed.mix_rules import MixRules, Stop
+from trainpipes.sources.mixed.mix_weights import (
     Schedule,
     by_size,
     checked_schedule,
     checked_weights,
     steps_of,
 )
+from trainpipes.sources.mixed.mixture import Mixture
 from trainpipes.stages.repeat import Repeat
 from trainpipes.stages.token_columns import lengths_of
+from trainpipes.state import Position
 
 __all__ = ["Mix"]
 
@@ -230,7 +234,7 @@ class Mix(MixingSource):
         chains: dict[str, tuple[Inputs, Sequence[Stage]]] = {}
         columns = CommonColumns("mix", str(self), chains)
         for name, pipeline in sorted(self.sources.items()):
-            alike = Alike(columns, name)
+            alike = _Alike(columns, name)
             with _named(name):
                 stages = [stage.fresh() for stage in pipeline.stages]
                 stages += [alike, *(stage.fresh() for stage in above)]
@@ -245,6 +249,9 @@ class Mix(MixingSource):
                     'have none: lower num_shards in sharding_filter(), or take mix(stop="all_exhausted")'
                 )
         return found
+
+    def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
+        change_mix(saved, now, position)
 
     # Weights
 
@@ -337,6 +344,27 @@ class Mix(MixingSource):
             if field.name != "sources" and getattr(self, field.name) != field.default
         ]
         return f"mix({', '.join(['{' + ', '.join(shown) + '}', *said])})"
+
+
+class _Alike(RunStage):
+    """Makes of a pipeline's rows what goes together with those of others.
+
+    Args:
+        columns: of all pipelines.
+        part: which pipeline this is.
+    """
+
+    thread_safe = True
+    holds_data = True
+
+    columns: Any
+    part: str
+
+    def process(self, run: Run) -> Run:
+        return run.with_block(self.columns.of(self.part, run.block))
+
+    def __repr__(self) -> str:
+        return str(self.columns._stage)
 
 
 def _tokens(column: str, mix: Mix, block: Block) -> IntArray:
