@@ -1,9 +1,11 @@
 """Prebuilt pipelines, each one readable file of public stages: copy one to change it."""
 
+from trainpipes_recipes.chat import chat
 from trainpipes_recipes.masked_lm import masked_lm
+from trainpipes_recipes.preference import preference
 from trainpipes_recipes.pretrain import pretrain
 from trainpipes_recipes.seq2seq import seq2seq
 from trainpipes_recipes.sft import sft
 from trainpipes_recipes.tokens import tokens
 
-__all__ = ["masked_lm", "pretrain", "seq2seq", "sft", "tokens"]
+__all__ = ["chat", "masked_lm", "preference", "pretrain", "seq2seq", "sft", "tokens"]

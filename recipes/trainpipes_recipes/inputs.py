@@ -26,7 +26,17 @@ import pyarrow.compute as pc
 import trainpipes as tp
 from trainpipes.sources.combined.mix import Mix
 
-__all__ = ["CONVERSATIONS", "PAIRS", "TEXTS", "TOKENS", "Input", "shuffled", "with_context"]
+__all__ = [
+    "CONVERSATIONS",
+    "PAIRS",
+    "PREFERENCES",
+    "PROMPTS",
+    "TEXTS",
+    "TOKENS",
+    "Input",
+    "shuffled",
+    "with_context",
+]
 
 log = logging.getLogger("trainpipes")
 
@@ -44,6 +54,12 @@ PAIRS = (
 TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
 CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
+PREFERENCES = (
+    ("chosen", "rejected"),
+    ("preferred", "dispreferred"),
+    ("chosen_response", "rejected_response"),
+)
+PROMPTS = (("prompt",), ("question",), ("instruction",), ("input",), ("query",))
 
 #: What reads files, by the ends of their names.
 READERS = {
@@ -101,6 +117,12 @@ class Input:
     def columns(self) -> list[str]:
         """Names of the columns that are there."""
         return self._all_rows().column_names
+
+    def first(self, column: str) -> Any:
+        """What the first row has in a column, for recipes that treat texts otherwise than lists; None if
+        there is no row."""
+        rows = self.rows([column]).distributed(rank=0, world_size=1)
+        return next((row[column] for row in rows), None)
 
     def rows(self, columns: Sequence[str] | None = None) -> tp.Pipeline:
         """The rows, with these columns only, or all.
