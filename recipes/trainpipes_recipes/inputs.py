@@ -27,8 +27,8 @@ import trainpipes as tp
 from trainpipes.sources.mixed.mix import Mix
 
 __all__ = [
-    "CONVERSATIONS", "LABELS", "PAIRS", "TEXTS", "TEXT_PAIRS", "TOKENS", "Input",
-    "in_file_order", "shuffled", "with_context",
+    "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
+    "Input", "in_file_order", "shuffled", "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
@@ -47,6 +47,12 @@ PAIRS = (
 TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
 CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
+PREFERENCES = (
+    ("chosen", "rejected"),
+    ("preferred", "dispreferred"),
+    ("chosen_response", "rejected_response"),
+)
+PROMPTS = (("prompt",), ("question",), ("instruction",), ("input",), ("query",))
 
 TEXT_PAIRS = (
     ("premise", "hypothesis"),
@@ -119,6 +125,12 @@ class Input:
     def columns(self) -> list[str]:
         """Names of the columns that are there."""
         return self._all_rows().column_names
+
+    def first(self, column: str) -> Any:
+        """What the first row has in a column, for recipes that treat texts otherwise than lists; None if
+        there is no row."""
+        rows = self.rows([column]).distributed(rank=0, world_size=1)
+        return next((row[column] for row in rows), None)
 
     def rows(self, columns: Sequence[str] | None = None) -> tp.Pipeline:
         """The rows, with these columns only, or all.
