@@ -94,6 +94,10 @@ OPTIONS: dict[str, Make] = {
     "with_columns": lambda f: rows(f).with_columns(every_stage.lengths, format="numpy"),
     "with_columns / version": lambda f: rows(f).with_columns(lambda t: t, version="6"),
     "drop_columns": lambda f: rows(f).drop_columns("text", "x"),
+    "encode_labels": lambda f: rows(f).encode_labels("x", classes={"a": 1, "b": 0}, to="y"),
+    "encode_labels / many": lambda f: rows(f).encode_labels(
+        "answer", classes=[f"a{i}" for i in range(500)], counts=[1] * 500
+    ),
     "mask_tokens": lambda f: rows(f).mask_tokens(
         0.2,
         column="tokens",
@@ -106,6 +110,23 @@ OPTIONS: dict[str, Make] = {
     ),
     "mask_tokens / tokenizer": lambda f: ids(f).mask_tokens(
         whole_words=True, tokenizer=tokenizer(f), mask_id=3
+    ),
+    "decode_image": lambda f: tp.read_images(every_stage.pictures(f)).decode_image(
+        "bytes", into="picture", mode="L", on_error="skip", min_size=8
+    ),
+    "resize": lambda f: every_stage.decoded(f).resize([6, 5], interpolation="lanczos"),
+    "center_crop": lambda f: every_stage.decoded(f).center_crop(9, column="image"),
+    "random_crop": lambda f: every_stage.decoded(f).random_crop((9, 8), padding=2, fill=7, seed=3),
+    "random_resized_crop": lambda f: every_stage.decoded(f).random_resized_crop(
+        9, scale=[0.5, 1], ratio=(1.0, 2.0), interpolation="nearest", seed=4
+    ),
+    "flip": lambda f: every_stage.decoded(f).flip(0.25, direction="vertical", seed=5),
+    "normalize": lambda f: every_stage.decoded(f).normalize([0.5, 0.4, 0.3], 0.2),
+    "image_transform": lambda f: every_stage.decoded(f).image_transform(
+        every_stage.Jitter(), seed=6, num_workers=1
+    ),
+    "image_transform / version": lambda f: every_stage.decoded(f).image_transform(
+        lambda image: image, version="9"
     ),
     "pack": lambda f: rows(f).pack(
         11,

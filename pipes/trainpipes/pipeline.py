@@ -13,16 +13,17 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.forecast.estimate import cuts_by_length, estimated_items
+from trainpipes.forecast.names import column_names
+from trainpipes.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.naming import nearest_reader
 from trainpipes.order import slots_before
 from trainpipes.resharding import reading_ranks
-from trainpipes.runtime.forecast.estimate import cuts_by_length, estimated_items
-from trainpipes.runtime.forecast.names import column_names
-from trainpipes.runtime.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.options import same
@@ -50,9 +51,17 @@ from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import Rename, Select
 from trainpipes.stages.draw import Draw
 from trainpipes.stages.drop_columns import DropColumns
+from trainpipes.stages.encode_labels import EncodeLabels
 from trainpipes.stages.enumerate import Enumerate
 from trainpipes.stages.filter import Filter
 from trainpipes.stages.flat_map import FlatMap, Unbatch
+from trainpipes.stages.images.crop import CenterCrop, RandomCrop
+from trainpipes.stages.images.decode_image import DecodeImage
+from trainpipes.stages.images.flip import Flip
+from trainpipes.stages.images.image_transform import ImageTransform
+from trainpipes.stages.images.normalize import Normalize
+from trainpipes.stages.images.random_resized_crop import RandomResizedCrop
+from trainpipes.stages.images.resize import Resize
 from trainpipes.stages.map import Map
 from trainpipes.stages.map_batches import MapBatches
 from trainpipes.stages.mask_tokens import MaskTokens
@@ -221,6 +230,15 @@ class Pipeline(IterableDataset[Any]):
     truncate = Method(Truncate)
     add_labels = Method(AddLabels)
     mask_tokens = Method(MaskTokens)
+    encode_labels = Method(EncodeLabels)
+    decode_image = Method(DecodeImage)
+    resize = Method(Resize)
+    center_crop = Method(CenterCrop)
+    random_crop = Method(RandomCrop)
+    random_resized_crop = Method(RandomResizedCrop)
+    flip = Method(Flip)
+    normalize = Method(Normalize)
+    image_transform = Method(ImageTransform)
     cache = Method(Cache)
     pack = Method(Pack)
     batch = Method(Batch)
@@ -376,6 +394,43 @@ class Pipeline(IterableDataset[Any]):
         whole_number(batches, 1, "padding(batches)", "micro-batches to count")
         stages = [stage for stage in self._stages if stage.role != "place"]
         return padding_share(islice(Pipeline(stages, (0, 1)), batches), mask)
+
+    def value_counts(self, column: str) -> dict[str | int, int]:
+        """How many rows have each value of a column of labels, in sorted order. Of lists, each value counts.
+
+        One pass over that column, of files over no other; every row counts once, whatever its order, its
+        shard, or its source's weight in a mix.
+
+        Args:
+            column: texts, integers, bools, or lists of these.
+
+        Raises:
+            ConfigError: the rows have no end, or can be read only once.
+            DataError: a null, or a number that is not whole; names the row.
+
+        >>> import trainpipes as tp
+        >>> tp.from_dataset([{"lang": "en"}, {"lang": "de"}, {"lang": "en"}]).value_counts("lang")
+        {'de': 1, 'en': 2}
+        """
+        from trainpipes.label_counts import value_counts
+
+        return value_counts(self, column)
+
+    def class_weights(self) -> torch.Tensor:
+        """A weight for each class that ``encode_labels`` makes, float32 ``[C]``: n / (C * rows of the class),
+        as scikit-learn's "balanced"; for ``torch.nn.CrossEntropyLoss(weight=...)``. A class without a row
+        weighs 0.
+
+        Rows are counted as by ``value_counts``, once for the pipeline and those that go on from it; where
+        a row has several labels, n is the number of all labels. The same on all ranks.
+
+        Raises:
+            ConfigError: no stage is ``encode_labels``, or the rows have no end.
+            DataError: a label has no class; names the row.
+        """
+        from trainpipes.label_counts import class_counts, class_weights
+
+        return class_weights(class_counts(self))
 
     def explain(self, *, world_size: int | None = None, num_workers: int = 0) -> Explanation:
         """What will happen, before it does: files, rows, spans, shards, memory, world sizes.

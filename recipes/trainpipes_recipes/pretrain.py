@@ -32,7 +32,8 @@ def pretrain(
 ) -> Pipeline:
     """Batches for pretraining of a causal language model on plain text.
 
-    There is no end unless ``epochs`` says so. Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``max_length``:
+    There is no end unless ``epochs`` says so. Each is a dict of int64 tensors ``[B, L]``,
+    B = ``batch_size``, L = ``max_length``:
 
         input_ids        documents, each with its end-of-text, one after the other; a little padding
         labels           input_ids, -100 on the first token of each document and on padding

@@ -32,9 +32,10 @@ def tokens(
 ) -> Pipeline:
     """Batches for pretraining of a causal language model on text that is tokenized already.
 
-    There is no end unless ``epochs`` says so. With ``dtype``, files are nothing but token ids one after the other, as nanoGPT's ``train.bin``. They are
-    mapped into memory and cut into rows of ``max_length``; all rows of all files are shuffled with each
-    other. Each batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``max_length``:
+    There is no end unless ``epochs`` says so. With ``dtype``, files are nothing but token ids one after the
+    other, as nanoGPT's ``train.bin``. They are mapped into memory and cut into rows of ``max_length``; all
+    rows of all files are shuffled with each other. Each batch is a dict of int64 tensors ``[B, L]``,
+    B = ``batch_size``, L = ``max_length``:
 
         input_ids        ids as they stand in the file, across the ends of documents
         labels           the same

@@ -63,6 +63,11 @@ class Enumerate(RunStage):
                     f"{self} numbers rows in file order: put it before {stage.name}(), or number what "
                     "comes in the loop, for n, batch in enumerate(loader)"
                 )
+            if getattr(stage, "mixes", False):
+                raise ConfigError(
+                    f"{self} numbers rows in file order, which those of several sources have each by "
+                    f"itself: put it before {stage.name}(), in each of its sources"
+                )
         passed = sum(stage.options["count"] for stage in below if stage.role == "skip")
         return self.resolved(_passed=passed)
 

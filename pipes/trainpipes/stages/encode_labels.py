@@ -1,0 +1,229 @@
+"""``encode_labels``: labels to class numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from trainpipes.arrays import list_array, to_arrow, to_numpy
+from trainpipes.checks import column_name, several, whole_number
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.naming import nearest, need_columns
+from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.run import Run
+from trainpipes.shown import shown
+from trainpipes.stages.label_column import LabelColumn
+from trainpipes.stages.ragged_column import refuse_taken, row_table
+
+__all__ = ["EncodeLabels", "Label"]
+
+Label: TypeAlias = "str | int"
+
+#: Up to so many bytes of JSON, a state holds the classes themselves, so that an error can show them.
+SHOWN_BYTES = 1024
+
+
+class EncodeLabels(RunStage):
+    """Turns labels into class numbers.
+
+    In: rows with a column of labels: texts, integers, bools, or lists of these where a row may be of several
+    classes. Out: the same rows; the column replaced by one of int64, or of lists of int64. Cursor: none of
+    its own. Costs about 20 ns a row, and more where there are thousands of classes.
+
+    ``pipe.value_counts(column)`` tells which labels there are; ``pipe.class_weights()`` weighs the classes
+    that are made here.
+
+    Args:
+        column: the labels.
+        classes: which labels there are:
+
+            - a list, the first of them is class 0
+            - a dict of labels and their classes; several labels may be one class
+            - a number: labels are integers from 0 to below it, and stay as they are
+
+            Where these are texts and labels are integers, the integers stay as they are too: so Hugging
+            Face's ``ClassLabel`` writes them.
+        to: what the new column is called.
+        counts: rows of each class, where they are known: ``class_weights()`` then counts none.
+
+    Raises:
+        DataError: a label that ``classes`` does not have, with the nearest that it has, or a null; names
+            the row.
+        SchemaError: the column is not there, or holds no labels; or ``to`` is there.
+
+    >>> import trainpipes as tp
+    >>> rows = tp.from_dataset([{"label": "spam"}, {"label": "ham"}, {"label": "ham"}])
+    >>> pipe = rows.encode_labels(classes=["ham", "spam"])
+    >>> list(pipe)
+    [{'labels': 1}, {'labels': 0}, {'labels': 0}]
+    >>> pipe.class_weights()
+    tensor([0.7500, 1.5000])
+    """
+
+    thread_safe = True
+    needs_columns = True
+    free = frozenset({"counts"})
+
+    column: str = "label"
+    _: KW_ONLY
+    classes: int | Sequence[Label] | Mapping[Label, int]
+    to: str = "labels"
+    counts: Sequence[int] | None = None
+
+    def check(self) -> None:
+        column_name(self.column, "encode_labels(column)")
+        column_name(self.to, "encode_labels(to)")
+        given: Any = self.classes
+        rule = "encode_labels(classes)"
+        if isinstance(given, int):
+            whole_number(given, 1, rule, "how many classes there are", most=2**31)
+        elif isinstance(given, Mapping):
+            for name, number in given.items():
+                _check_label(name, rule)
+                whole_number(number, 0, rule, f"the class of {name!r}", most=2**31)
+            self._set(classes={_plain(name): int(number) for name, number in given.items()})
+        elif several(given):
+            for name in given:
+                _check_label(name, rule)
+            names = [_plain(name) for name in given]
+            if len(set(names)) < len(names):
+                twice = Counter(names).most_common(1)[0][0]
+                raise ConfigError(f"{rule} names each label once, got {twice!r} twice")
+            self._set(classes=names)
+        else:
+            raise ConfigError(
+                f"{rule} are a list of labels, a dict of labels and their classes, or how many classes "
+                f"there are, got {shown(given)}; list(pipe.value_counts({self.column!r})) are those of the "
+                "data"
+            )
+        if not given:
+            raise ConfigError(f"{rule} are one or more, got {shown(given)}")
+        if self.counts is not None:
+            if not several(self.counts) or len(self.counts) != self.num_classes:
+                raise ConfigError(
+                    f"encode_labels(counts) are the rows of each of {self.num_classes:,} classes, got "
+                    f"{shown(self.counts)}"
+                )
+            for count in self.counts:
+                whole_number(count, 0, "encode_labels(counts)", "rows of a class")
+
+    @property
+    def num_classes(self) -> int:
+        """C: how many classes there are."""
+        given = self.classes
+        if isinstance(given, int):
+            return int(given)
+        return max(given.values()) + 1 if isinstance(given, Mapping) else len(given)
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        given = self.classes
+        pairs = [list(pair) for pair in given.items()] if isinstance(given, Mapping) else given
+        text = json.dumps(pairs)
+        if len(text) > SHOWN_BYTES:
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            pairs = f"{self.num_classes} classes:{digest}"
+        return {**found, "classes": pairs}
+
+    @made_once
+    def _numbers(self) -> dict[Label, int]:
+        """The class of each label."""
+        given = self.classes
+        if isinstance(given, Mapping):
+            return dict(given)
+        names = range(given) if isinstance(given, int) else given
+        return {name: number for number, name in enumerate(names)}
+
+    @cached_property
+    def _stay(self) -> bool:
+        """Whether labels that are integers are classes as they are."""
+        given = self.classes
+        return isinstance(given, int) or all(isinstance(name, str) for name in given)
+
+    def process(self, run: Run) -> Run:
+        block, table = row_table(run, self)
+        need_columns(table.column_names, [self.column], self)
+        if self.to != self.column:
+            refuse_taken(table, [self.to], self)
+        labels = LabelColumn(table[self.column], self.column, self, block.ids)
+        codes = self.encode(labels)
+        made = to_arrow(codes) if labels.lengths is None else list_array(codes, labels.lengths)
+        place = table.column_names.index(self.column)
+        return run.with_block(block.with_data(table.set_column(place, self.to, made)))
+
+    def encode(self, labels: LabelColumn) -> IntArray:
+        """The class of each label, int64.
+
+        Raises:
+            DataError: one that has none; names the row.
+        """
+        values: Any = labels.values
+        if not labels.is_text and self._stay:
+            bad = np.flatnonzero((values < 0) | (values >= self.num_classes))
+            if len(bad):
+                raise self._unknown(labels, int(bad[0]), int(values[bad[0]]))
+            stay: IntArray = values
+            return stay
+        if labels.is_text:
+            coded = values.dictionary_encode()
+            names, places = coded.dictionary.to_pylist(), to_numpy(coded.indices)
+        else:
+            unique, places = np.unique(values, return_inverse=True)
+            names = unique.tolist()
+        known = self._numbers
+        numbers = np.array([known.get(name, -1) for name in names], dtype=np.int64)
+        codes: IntArray = numbers[places]
+        bad = np.flatnonzero(codes < 0)
+        if len(bad):
+            raise self._unknown(labels, int(bad[0]), names[places[bad[0]]])
+        return codes
+
+    def _unknown(self, labels: LabelColumn, place: int, label: Label) -> DataError:
+        count = self.num_classes
+        if isinstance(label, int) and self._stay:
+            cure = (
+                "rows without a label are left out with filter()"
+                if label < 0
+                else f"classes are 0 to {count - 1}"
+            )
+            return labels.fail(place, f"holds the label {label}, of {count:,} classes: {cure}")
+        if isinstance(self.classes, int):
+            return labels.fail(
+                place,
+                f"holds the label {label!r}, and classes={count} is for labels that are integers: "
+                "pass a list of the labels",
+            )
+        names = list(self._numbers)
+        return labels.fail(
+            place,
+            f"holds the label {label!r}, which classes do not have{near_label(label, names)}; they are "
+            f"{shown(names, 200)}: add it, or leave such rows out with filter()",
+        )
+
+
+def near_label(label: Label, labels: Sequence[Label]) -> str:
+    """`` (did you mean 'x'?)`` for a label that is written otherwise in ``labels``, or is close to one."""
+    text = str(label)
+    same = [one for one in labels if str(one).strip().casefold() == text.strip().casefold()]
+    if same:
+        return f" (did you mean {same[0]!r}?)"
+    return nearest(text, [one for one in labels if isinstance(one, str)])
+
+
+def _check_label(value: Any, rule: str) -> None:
+    if not isinstance(value, str | int | np.integer | np.bool_):
+        raise ConfigError(f"{rule}: a label is a text or an integer, got {shown(value)}")
+
+
+def _plain(value: Any) -> Label:
+    """A label as JSON has it: True and False are 1 and 0."""
+    return value if isinstance(value, str) else int(value)

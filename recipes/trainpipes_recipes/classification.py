@@ -1,0 +1,156 @@
+"""Classification of texts, or of pairs of texts: a class for each row, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from trainpipes import BatchStage, ConfigError, Pipeline
+from trainpipes_recipes.inputs import LABELS, TEXT_PAIRS, TEXTS, Input, shuffled, with_context
+from trainpipes_recipes.labels import found_classes, number_of
+
+__all__ = ["MultiHot", "classification"]
+
+
+def classification(
+    files: Any,
+    tokenizer: Any,
+    *,
+    text: str | None = None,
+    text_pair: str | None = None,
+    label: str | None = None,
+    classes: int | Sequence[Any] | Mapping[Any, int] | None = None,
+    class_weights: Literal["balanced"] | None = None,
+    max_length: int = 512,
+    batch_size: int = 16,
+    num_buckets: int | None = 32,
+    buffer_size: int = 40_960,
+    seed: int = 0,
+    num_shards: int = 24,
+    drop_last: bool = True,
+    cache: bool | str = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Batches for training a classifier of texts: topics, sentiment, entailment, duplicates.
+
+    Each is a dict of tensors, B = ``batch_size``, L the longest row of the batch, C the number of classes:
+
+        input_ids        int64 [B, L]: the tokens, with the tokenizer's special tokens, then padding
+        attention_mask   int64 [B, L]: 1 where input_ids holds a token, 0 where it holds padding
+        token_type_ids   int64 [B, L], of pairs: which of the texts a token is of; not with "bytes" or
+                         tiktoken, which write a pair as one text, with an empty line in between
+        labels           int64 [B]: the class, 0 to C - 1; or float32 [B, C], 1 for each class of a row,
+                         where the column holds lists
+
+    ``pipe.class_weights()`` are float32 ``[C]``, n / (C * rows of the class), as scikit-learn's "balanced".
+
+    Classes that are not given are found by one pass over the column of labels: texts in sorted order;
+    integers, bools and Hugging Face's ``ClassLabel`` stay as they are. They are part of a state: a resume
+    with others is refused, so give training's classes when you evaluate.
+
+    Batches hold rows of about the same length, and how many an epoch has is known at its end only: count
+    steps, or ask ``estimate_len()``; ``num_buckets=None`` takes rows as they come, and has a ``len()``.
+
+    Not for numbers to predict (scores, ratings), not for a class of each token, and not for evaluation,
+    which wants every row in file order: ``evaluation``. A text without a token is a row of padding.
+
+    Args:
+        files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
+            glob, any fsspec URL, or a list of these; or a pipeline of rows.
+        tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        text: column of the text. Left out, with ``text_pair`` the first of premise + hypothesis, sentence1 +
+            sentence2, question1 + question2 and a few more (``trainpipes_recipes.inputs.TEXT_PAIRS``) that
+            are there; or the first of text, content, document, body, sentence and review; which is logged.
+        text_pair: column of a second text.
+        label: column of the class, or of lists of classes. Left out, the first of label, labels, class,
+            category, target, sentiment, intent and topic.
+        classes: the labels in the order of their classes; a dict of labels and their classes; or how many
+            there are, where labels are integers.
+        class_weights: "balanced" counts the labels when the pipeline is made; otherwise they are counted
+            when ``pipe.class_weights()`` is called, unless the pass for ``classes`` has counted them.
+        max_length: tokens of a row at most, special tokens included; of a pair the longer text is cut first.
+        batch_size: rows in a batch.
+        num_buckets: buckets by length that 1,024 rows are sorted into; None to take rows as they come.
+        buffer_size: rows that are mixed with each other, at least.
+        seed: of the order.
+        num_shards: a multiple of every number of ranks to train on.
+        drop_last: leave out short batches.
+        cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
+            held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
+            first run then waits until a whole buffer is tokenized. Batches and states are the same.
+        storage_options: for the file system, as fsspec takes them.
+
+    >>> import trainpipes as tp
+    >>> rows = tp.from_dataset([{"text": t, "label": t.isdigit()} for t in ("12", "ab", "34")])
+    >>> pipe = classification(rows, "bytes", batch_size=3, num_shards=1)
+    >>> pipe.peek()["labels"], pipe.class_weights()
+    (tensor([1, 1, 0]), tensor([1.5000, 0.7500]))
+    """
+    if class_weights not in (None, "balanced"):
+        raise ConfigError(
+            f'classification(class_weights) is "balanced" or None, got {class_weights!r}'
+        )
+    given = Input("classification", files, storage_options)
+    (label,) = given.find({"label": label}, LABELS)
+    pairs = text is None and any(set(names) <= set(given.columns) for names in TEXT_PAIRS)
+    if pairs or (text is None and text_pair is not None):
+        asked = {"text": text, "text_pair": text_pair}
+        text, text_pair = given.find(asked, TEXT_PAIRS)
+    else:
+        (text,) = given.find({"text": text}, (*TEXTS, ("sentence",), ("review",)))
+    texts = [text] if text_pair is None else [text, text_pair]
+
+    labels = given.rows([label])
+    counts = None
+    if classes is None:
+        classes, counts = found_classes("classification", labels, label)
+    rows = given.rows([*texts, label]).encode_labels(label, classes=classes, counts=counts)
+
+    if text_pair is None:
+        rows = rows.tokenize(tokenizer, text, max_length=max_length)
+    elif isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken"):
+        rows = with_context(rows, text, text_pair).tokenize(tokenizer, text, max_length=max_length)
+    else:
+        rows = rows.tokenize(tokenizer, texts, pair=True, max_length=max_length)
+    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
+        rows = rows.cache(None if cache is True else cache)
+    rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
+    if num_buckets is None:
+        rows = rows.batch(batch_size, drop_last=drop_last)
+    else:
+        rows = rows.bucket_by_length(
+            batch_size, num_buckets=num_buckets, drop_last=drop_last, seed=seed
+        )
+    pipe = rows.pad_collate()
+    if _holds_lists(labels, label):
+        pipe = pipe.then(MultiHot(number_of(classes)))
+    if class_weights:
+        pipe.class_weights()  # which keeps what it counts
+    return pipe
+
+
+class MultiHot(BatchStage):
+    """Turns labels of several classes a row, int64 ``[B, K]`` and -100 where there are fewer, into float32
+    ``[B, C]``: 1 for each class of the row."""
+
+    thread_safe = True
+
+    num_classes: int
+
+    def apply(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        labels = batch["labels"]
+        there = labels >= 0
+        hot = torch.zeros(len(labels), self.num_classes)
+        hot[there.nonzero()[:, 0], labels[there]] = 1
+        return {**batch, "labels": hot}
+
+
+def _holds_lists(rows: Pipeline, label: str) -> bool:
+    """Whether a row may be of several classes, by the first row."""
+    try:
+        value = rows.distributed(rank=0, world_size=1).peek()[label]
+    except StopIteration:
+        return False
+    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0

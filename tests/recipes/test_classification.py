@@ -1,0 +1,267 @@
+"""What ``classification`` makes of labelled texts, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import trainpipes as tp
+from elastic.laws import assert_ranks_agree, assert_resumes_elsewhere
+from recipes.trained import BYTES, check_training, real_text, short_and_long
+from trainpipes.testing import check_resume
+from trainpipes_recipes import classification, training
+
+#: Made rows: texts of several lengths, about animals or about food.
+ROWS = [
+    {"text": f"{'cat' if k % 3 else 'bread'} {k}" + " hm" * (k % 5), "label": "animal" if k % 3 else "food"}
+    for k in range(97)
+]  # fmt: skip
+SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}
+
+
+def files(kind: str, folder: Path) -> Path:
+    table, path = pa.Table.from_pylist(ROWS), folder / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=13)
+    elif kind == "csv":
+        pyarrow.csv.write_csv(table, path)
+    else:
+        tp.from_arrow(table).write_json(path)
+    return path
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "parquet": lambda f: files("parquet", f),
+    "json": lambda f: files("json", f),
+    "csv": lambda f: files("csv", f),
+    "from_dataset": lambda f: tp.from_dataset(ROWS),
+    "mix": lambda f: tp.mix({"a": tp.from_dataset(ROWS[:30]), "b": tp.from_dataset(ROWS[30:])}),
+    "filter": lambda f: tp.from_dataset(ROWS).filter(lambda row: "7" not in row["text"]),
+}
+
+
+def tokenizer() -> Tokenizer:
+    words = ["[CLS]", "[SEP]", "[UNK]", "a", "b", "c", "d", "e"]
+    found = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, "[UNK]"))
+    found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    found.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 0), ("[SEP]", 1)],
+    )
+    return found
+
+
+def in_order(rows: list[dict[str, Any]], tokens: Any = "bytes", **options: Any) -> dict[str, Any]:
+    """One batch of rows in sorted order of their first token ids."""
+    options = {"batch_size": len(rows), "num_buckets": None, "num_shards": 1} | options
+    batch: dict[str, Any] = classification(tp.from_dataset(rows), tokens, **options).peek()
+    order = sorted(range(len(rows)), key=lambda n: batch["input_ids"][n].tolist())
+    return {name: tensor[order] for name, tensor in batch.items()}
+
+
+def test_a_batch_holds_texts_and_classes() -> None:
+    rows = [{"text": "a", "label": "y"}, {"text": "bc", "label": "x"}, {"text": "d", "label": "y"}]
+    batch = in_order(rows)
+    assert {n: (t.dtype, t.tolist()) for n, t in batch.items()} == {
+        "input_ids": (torch.int64, [[97, 257], [98, 99], [100, 257]]),
+        "attention_mask": (torch.int64, [[1, 0], [1, 1], [1, 0]]),
+        "labels": (torch.int64, [1, 0, 1]),
+    }
+
+
+def test_pairs_have_the_tokenizers_type_ids() -> None:
+    rows = [
+        {"premise": "a b", "hypothesis": "c", "label": 0},
+        {"premise": "d", "hypothesis": "e e", "label": 1},
+    ]
+    batch = in_order(rows, tokenizer())
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+        "input_ids": [[0, 3, 4, 1, 5, 1], [0, 6, 1, 7, 7, 1]],
+        "attention_mask": [[1] * 6] * 2,
+        "token_type_ids": [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1]],
+        "labels": [0, 1],
+    }
+    joined = in_order(rows)
+    assert "token_type_ids" not in joined
+    assert bytes(joined["input_ids"][0].tolist()) == b"a b\n\nc"
+
+
+def test_rows_of_several_classes_have_a_float_for_each() -> None:
+    rows = [
+        {"text": "a", "label": ["x", "z", "x"]}, {"text": "b", "label": []}, {"text": "c", "label": ["y"]},
+    ]  # fmt: skip
+    batch = in_order(rows)
+    assert batch["labels"].dtype == torch.float32
+    assert batch["labels"].tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    given = in_order(rows, classes={"x": 0, "y": 3, "z": 0})
+    assert given["labels"].tolist() == [[1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_kind_of_source_gives_every_row_and_resumes(name: str, tmp_path: Path) -> None:
+    pipe = classification(SOURCES[name](tmp_path), "bytes", drop_last=False, **SMALL)
+    found = []
+    for batch in pipe:
+        for ids, label in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+            found.append((bytes(i for i in ids if i < 256).decode(), ["animal", "food"][label]))
+    wanted = {(row["text"], row["label"]) for row in ROWS}
+    if name == "filter":
+        wanted = {(text, label) for text, label in wanted if "7" not in text}
+    assert set(found) == wanted
+    check_resume(pipe, every=5)
+
+
+@pytest.mark.parametrize("num_buckets", [None, 8])
+def test_any_number_of_ranks_gives_one_sequence(num_buckets: int | None) -> None:
+    rows, options = tp.from_dataset(ROWS * 30), {**SMALL, "batch_size": 32}
+    assert_ranks_agree(classification(rows, "bytes", num_buckets=num_buckets, **options))
+    assert_resumes_elsewhere(classification(rows, "bytes", num_buckets=num_buckets, **options))
+
+
+def test_buckets_spare_padding_and_none_counts_batches() -> None:
+    rows = tp.from_dataset([{"text": "x" * (k % 50), "label": k % 2} for k in range(5000)])
+    plain = classification(rows, "bytes", num_buckets=None, seed=3)
+    assert len(plain) == 5000 // 16
+    assert classification(rows, "bytes").padding().share < plain.padding().share / 5
+
+
+# Classes and their weights
+
+
+def test_weights_need_no_second_pass() -> None:
+    seen = []
+
+    def see(row: dict[str, Any]) -> dict[str, Any]:
+        seen.append(row)
+        return row
+
+    rows = tp.from_dataset(ROWS).map(see)
+    pipe = classification(rows, "bytes", class_weights="balanced")
+    counted = len(seen)
+    weights = pipe.class_weights()
+    assert weights.tolist() == np.float32([97 / (2 * 64), 97 / (2 * 33)]).tolist()
+    assert len(seen) == counted
+
+
+def test_classes_given_in_another_order_are_another_state() -> None:
+    rows = tp.from_dataset(ROWS)
+    state = iter(classification(rows, "bytes", **SMALL)).state_dict()
+    same = classification(rows, "bytes", classes=["animal", "food"], **SMALL)
+    same.load_state_dict(state)
+    other = classification(rows, "bytes", classes=["food", "animal"], **SMALL)
+    with pytest.raises(tp.StateError, match="classes"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([True, False], [1, 0]),
+        ([1.0, 0.0], [1, 0]),
+        ([3, 1], [3, 1]),
+        (["b ", "b"], [1, 0]),
+        (["", "x"], [0, 1]),
+    ],
+)
+def test_labels_of_all_kinds_are_classes(values: list[Any], labels: list[int]) -> None:
+    rows = [{"text": t, "label": v} for t, v in zip("ab", values, strict=True)]
+    assert in_order(rows)["labels"].tolist() == labels
+
+
+def test_names_of_hugging_face_keep_their_integers() -> None:
+    """A dataset whose features name three classes, of which two have rows; of the shape that ``from_hf``
+    reads, since the package is not needed for that."""
+    given = tp.from_dataset([{"text": "a", "label": 2}, {"text": "b", "label": 0}])
+    feature = SimpleNamespace(names=["neg", "mid", "pos"])
+    source = given._stages[0]
+    type(source).chosen = SimpleNamespace(features={"label": feature})  # type: ignore[attr-defined]
+    try:
+        pipe = classification(given, "bytes", batch_size=2, num_shards=1)
+    finally:
+        del type(source).chosen  # type: ignore[attr-defined]
+    stage: Any = next(stage for stage in pipe.stages if stage.name == "encode_labels")
+    assert stage.classes == ["neg", "mid", "pos"]
+    assert sorted(pipe.peek()["labels"].tolist()) == [0, 2]
+
+
+def test_labels_that_look_alike_and_a_single_class_are_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = [{"text": "a", "label": "Pos"}, {"text": "b", "label": "pos "}]
+    classification(tp.from_dataset(rows), "bytes")
+    assert "labels 'Pos' and 'pos ' of column 'label' are two classes" in caplog.text
+    classification(tp.from_dataset(rows[:1]), "bytes")
+    assert "holds one class only, 'Pos'" in caplog.text
+
+
+def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"sentence1": "a", "sentence2": "b", "sentence": "c", "intent": "x"}]
+    with caplog.at_level(logging.INFO, "trainpipes"):
+        pipe = classification(tp.from_dataset(rows), "bytes", batch_size=1)
+    assert bytes(pipe.peek()["input_ids"][0].tolist()) == b"a\n\nb"
+    assert "text from column 'sentence1', text_pair from column 'sentence2'" in caplog.text
+    assert "label from column 'intent'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "error", "said"),
+    [
+        ([{"text": "a", "lable": 0}], {}, tp.SchemaError, r"hold the label; there are \['text', 'lable'\]"),
+        ([{"premise": "a", "label": 0}], {}, tp.SchemaError, "hold the text; there are"),
+        (ROWS, {"class_weights": "equal"}, tp.ConfigError, '"balanced" or None, got \'equal\''),
+        (ROWS, {"classes": ["animal", "foods"]}, tp.DataError,
+         r"'food', which .*\(did you mean 'foods'\?\).* row \d+\)"),
+        ([{"text": "a", "label": 0}, {"text": "b", "label": None}], {}, tp.DataError, r"a null.*row 1\)"),
+        ([{"text": "a", "label": 0}, {"text": "b", "label": -1}], {}, tp.DataError, r"label -1.*row 1\)"),
+        ([{"text": "a", "label": 0.5}], {}, tp.DataError, "holds 0.5, and a label is a text"),
+        ([{"text": "a", "label": 10**6}], {}, tp.DataError, "integers up to 1,000,000, and only 1 diff"),
+        ([{"text": "a", "label": 0}, {"text": None, "label": 0}], {"num_shards": 1}, tp.DataError,
+         r"'text' is null.*row 1\)"),
+        ([], {"text": "text", "label": "label"}, tp.TrainpipesError, "no label|there is no row"),
+    ],
+)  # fmt: skip
+def test_what_is_not_right_is_refused(
+    rows: Any, options: Any, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        list(classification(tp.from_dataset(rows), "bytes", **{"batch_size": 1} | options))
+
+
+def test_an_unknown_label_names_its_file(tmp_path: Path) -> None:
+    path = files("parquet", tmp_path)
+    with pytest.raises(tp.DataError, match=r"'food'.*rows\.parquet, row group 0, row 0\)"):
+        classification(path, "bytes", classes=["animal"], class_weights="balanced")
+
+
+# Training
+
+
+@short_and_long
+def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: Path) -> None:
+    """Whether a text is the start or the body of a function of Python's standard library."""
+    rows = [{"text": pair[k], "label": ["head", "body"][k]} for pair in real_text() for k in (0, 1)]
+    data = tp.from_dataset(rows)
+    weights = classification(data, "bytes", max_length=96).class_weights()
+    losses = check_training(
+        lambda: classification(data, "bytes", max_length=96, batch_size=8),
+        lambda: training.Classifier(BYTES, 2, 96, 32, 1, 2),
+        lambda model, batch: training.class_loss(
+            model(batch["input_ids"], batch["attention_mask"]), batch["labels"], weights
+        ),
+        tmp_path,
+        steps=steps,
+        below=below,
+    )
+    assert losses[0] == pytest.approx(np.log(2), abs=0.2)

@@ -1,0 +1,205 @@
+"""Labels to classes: what is one, what is refused, and what the classes weigh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import trainpipes as tp
+
+AT = r" \(at .*row 1\)"
+
+
+def labelled(values: Any, kind: pa.DataType | None = None) -> tp.Pipeline:
+    return tp.from_arrow(pa.table({"label": pa.array(values, kind)}))
+
+
+def encoded(values: Any, classes: Any, kind: pa.DataType | None = None) -> list[Any]:
+    return [row["labels"] for row in labelled(values, kind).encode_labels(classes=classes)]
+
+
+@pytest.mark.parametrize("kind", [
+    pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string()),
+])  # fmt: skip
+def test_texts_of_all_kinds_have_the_class_of_their_place(kind: pa.DataType) -> None:
+    assert encoded(["pos", "", "pos", "neg"], ["neg", "pos", ""], kind) == [1, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "found"),
+    [
+        ([2, 0, 1], 3, [2, 0, 1]),
+        ([2.0, 0.0], 3, [2, 0]),
+        ([True, False], 2, [1, 0]),
+        ([True, False], ["no", "yes"], [1, 0]),
+        ([1, 0], ["neg", "pos"], [1, 0]),
+        ([7, 5], [5, 7], [1, 0]),
+        (["a", "b", "c"], {"a": 0, "b": 0, "c": 1}, [0, 0, 1]),
+        ([["a", "b"], [], ["b"]], ["a", "b"], [[0, 1], [], [1]]),
+        ([[1], [0, 1]], 2, [[1], [0, 1]]),
+        ([" a", "a"], ["a", " a"], [1, 0]),
+    ],
+)  # fmt: skip
+def test_classes_are_a_number_a_list_or_a_dict(values: Any, classes: Any, found: Any) -> None:
+    assert encoded(values, classes) == found
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "said"),
+    [
+        (["pos", "Neg "], ["pos", "neg"], r"the label 'Neg ', which .* \(did you mean 'neg'\?\)"),
+        (["pos", "negg"], ["pos", "neg"], r"\(did you mean 'neg'\?\); they are \['pos', 'neg'\]"),
+        ([1, None], 3, "holds a null, which is no label"),
+        ([["a"], ["a", None]], ["a"], "holds a null, which is no label"),
+        ([["a"], None], ["a"], "holds a null, which is no label"),
+        ([1.0, 2.5], 3, "holds 2.5, and a label is a text or a whole number"),
+        ([1.0, float("nan")], 3, "holds nan"),
+        ([1.0, float("inf")], 3, "holds inf"),
+        ([0, 3], 3, "the label 3, of 3 classes: classes are 0 to 2"),
+        ([0, -1], 3, "the label -1, of 3 classes: rows without a label"),
+        ([5, 6], [5, 7], "the label 6, which classes do not have"),
+        ([["a"], ["a", "c"]], ["a", "b"], "the label 'c', which"),
+    ],
+)
+def test_what_has_no_class_is_refused_with_its_row(values: Any, classes: Any, said: str) -> None:
+    with pytest.raises(tp.DataError, match=said + ".*" + AT):
+        encoded(values, classes)
+
+
+def test_the_file_of_a_bad_label_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"label": ["a", "a", "b"]}), tmp_path / "x.parquet", row_group_size=2)
+    with pytest.raises(tp.DataError, match=r"'b'.*x\.parquet, row group 1, row 2") as caught:
+        list(tp.read_parquet(tmp_path / "x.parquet").encode_labels(classes=["a"]))
+    assert caught.value.row == 2
+
+
+def test_labels_of_another_kind_say_what_to_pass() -> None:
+    with pytest.raises(tp.DataError, match="classes=2 is for labels that are integers"):
+        encoded(["0", "1"], 2)
+    with pytest.raises(tp.DataError, match=r"'0', which .* \(did you mean 0\?\)"):
+        encoded(["0", "1"], [0, 1])
+    with pytest.raises(tp.SchemaError, match=r"is to hold labels.* got binary"):
+        encoded([b"x"], ["x"])
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [[], {}, 0, -1, "ab", None, ["a", "a"], [True, 1], [1.5], [None], {"a": -1}, {"a": "b"}],
+)
+def test_classes_that_are_none_are_refused(classes: Any) -> None:
+    with pytest.raises(tp.ConfigError, match=r"encode_labels\(classes\)"):
+        labelled(["a"]).encode_labels(classes=classes)
+
+
+def test_a_hundred_thousand_classes_are_no_burden_of_a_state() -> None:
+    names = [f"class {k}" for k in range(100_000)]
+    pipe = labelled(names[:10]).encode_labels(classes=names)
+    iterator = iter(pipe)
+    assert [row["labels"] for row in iterator] == list(range(10))
+    assert len(json.dumps(iterator.state_dict())) < 2000
+    turned = [names[1], names[0], *names[2:]]
+    other = labelled(names[:10]).encode_labels(classes=turned)
+    with pytest.raises(tp.StateError, match="classes"):
+        other.load_state_dict(iterator.state_dict())
+
+
+# Counts and weights
+
+
+def test_values_are_counted_in_sorted_order() -> None:
+    assert list(labelled(["b", "a", "b", ""]).value_counts("label").items()) == [
+        ("", 1), ("a", 1), ("b", 2),
+    ]  # fmt: skip
+    assert labelled([10, 9, 10]).value_counts("label") == {9: 1, 10: 2}
+    assert labelled([True, False, True]).value_counts("label") == {0: 1, 1: 2}
+    assert labelled([["a", "b"], [], ["a"]]).value_counts("label") == {"a": 2, "b": 1}
+    assert labelled([], pa.string()).value_counts("label") == {}
+
+
+def test_every_row_counts_once_whatever_the_order() -> None:
+    rows, other = labelled(["a", "b", "a"]), labelled(["c"])
+    wanted = {"a": 2, "b": 1}
+    assert rows.shuffle(2).sharding_filter(4).repeat().value_counts("label") == wanted
+    assert rows.distributed(rank=1, world_size=2).value_counts("label") == wanted
+    assert rows.filter(lambda row: row["label"] == "a").value_counts("label") == {"a": 2}
+    assert rows.take(1).value_counts("label") == {"a": 1}
+    mixed = tp.mix({"x": rows.shuffle(2), "y": other}, weights={"x": 1, "y": 9}, stop="repeat")
+    assert mixed.value_counts("label") == {**wanted, "c": 1}
+
+
+def test_of_files_only_the_column_is_read(tmp_path: Path) -> None:
+    """A column that cannot be read is not missed."""
+    table = pa.table({"text": ["x" * 1000] * 500, "label": ["a", "b"] * 250})
+    path = tmp_path / "x.parquet"
+    pq.write_table(table, path, compression="none", use_dictionary=False)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    assert chunk.path_in_schema == "text"
+    content = bytearray(path.read_bytes())
+    start, length = chunk.data_page_offset, chunk.total_compressed_size
+    content[start : start + length] = bytes(length)
+    path.write_bytes(bytes(content))
+    rows = tp.read_parquet(path)
+    with pytest.raises(tp.TrainpipesError):
+        list(rows)
+    assert rows.value_counts("label") == {"a": 250, "b": 250}
+    renamed = rows.rename({"label": "y"}).select("text", "y").shuffle(10)
+    assert renamed.value_counts("y") == {"a": 250, "b": 250}
+    pipe = renamed.encode_labels("y", classes=["b", "a"]).tokenize("bytes").batch(2).pad_collate()
+    assert pipe.class_weights().tolist() == [1, 1]
+
+
+def test_weights_are_those_of_scikit_learn() -> None:
+    """n / (C * np.bincount(y)), as sklearn.utils.class_weight.compute_class_weight("balanced") has it."""
+    y = np.random.default_rng(0).choice(5, 1000, p=[0.5, 0.3, 0.1, 0.06, 0.04])
+    weights = labelled(y).encode_labels(classes=5).class_weights()
+    assert weights.dtype == torch.float32
+    assert torch.equal(weights, torch.from_numpy((1000 / (5 * np.bincount(y))).astype(np.float32)))
+
+
+def test_weights_are_the_same_on_all_ranks_and_counted_once() -> None:
+    calls = []
+
+    def see(row: dict[str, Any]) -> dict[str, Any]:
+        calls.append(row)
+        return row
+
+    pipe = labelled(["a", "b", "b"]).map(see).encode_labels(classes=["a", "b"]).sharding_filter(2)
+    assert pipe.distributed(rank=1, world_size=2).class_weights().tolist() == [1.5, 0.75]
+    counted = len(calls)
+    assert pipe.distributed(rank=0, world_size=2).batch(1).class_weights().tolist() == [1.5, 0.75]
+    assert len(calls) == counted
+    given = labelled(["a"]).map(see).encode_labels(classes=["a", "b"], counts=[30, 10])
+    assert given.class_weights().tolist() == pytest.approx([2 / 3, 2])
+    assert len(calls) == counted
+
+
+def test_a_stage_in_two_pipelines_is_counted_in_each() -> None:
+    stage = labelled(["a"]).encode_labels(classes=["a", "b"])._stages[-1]
+    one, other = labelled(["a", "b"]).then(stage), labelled(["a", "a", "a", "b"]).then(stage)
+    assert one.class_weights().tolist() == [1, 1]
+    assert other.class_weights().tolist() == pytest.approx([2 / 3, 2])
+    assert one.class_weights().tolist() == [1, 1]
+
+
+def test_a_class_without_rows_weighs_nothing_and_is_told_of() -> None:
+    with pytest.warns(UserWarning, match=r"1 of 3 classes have no row, and weigh 0: \[2\]"):
+        weights = labelled(["a", "b"]).encode_labels(classes=["a", "b", "c"]).class_weights()
+    assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 0])
+
+
+def test_what_cannot_be_counted_is_refused() -> None:
+    with pytest.raises(tp.ConfigError, match="this pipeline has none: add"):
+        labelled(["a"]).class_weights()
+    with pytest.raises(tp.SchemaError, match=r"'lable' \(did you mean 'label'\?\)"):
+        labelled(["a"]).value_counts("lable")
+    with pytest.raises(tp.DataError, match=r"value_counts\('label'\).*a null.*" + AT):
+        labelled(["a", None]).value_counts("label")
+    with pytest.raises(tp.DataError, match="'b', which classes do not have" + ".*" + AT):
+        labelled(["a", "b"]).encode_labels(classes=["a"]).class_weights()
