@@ -21,6 +21,7 @@ from benchmarks import (
     footers,
     format_peers,
     formats,
+    images_decode,
     map_workers,
     memmap,
     mix,
@@ -133,6 +134,11 @@ def of_map_workers(tiny: bool) -> Figures:
     return {"threads": rates["map, threads"] / plain, "processes": rates["map, processes"] / plain}
 
 
+def of_images_decode(tiny: bool) -> Figures:
+    rates = images_decode.rates_of(16 if tiny else 350, 2, 1 if tiny else 5)
+    return {"of a DataLoader": rates["decode_image"] / rates["DataLoader, workers"]}
+
+
 def of_memory(tiny: bool) -> Figures:
     """What this process holds after many epochs, over what it held after a few."""
     table = mix.table_of(1_000 if tiny else 60_000, 150, 0)
@@ -159,6 +165,7 @@ ALONE: dict[str, Callable[[bool], Figures]] = {
     "webdataset": of_webdataset,
     "scale": of_scale,
     "map_workers": of_map_workers,
+    "images_decode": of_images_decode,
     "memory": of_memory,
 }
 

@@ -3,7 +3,7 @@
     python -m benchmarks.switches [NAME ...] [--rows 200000] [--repeats 3]
 
 Every run is a process of its own; with and without take turns. Prints a Markdown table of medians. What
-buys less than 5 % does not stay.
+buys less than 5 % does not stay; joining as windows are decoded stays for the memory that it saves.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def no_order_of_work() -> None:
 
 def no_memory_of_tables() -> None:
     """Columns are looked at anew for each group."""
-    from trainpipes.runtime.rows.by_table import ByTable
+    from trainpipes.stages.by_table import ByTable
 
     ByTable.of = lambda _, table, make: make(table)  # type: ignore[method-assign]
 

@@ -19,6 +19,8 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from torch_settings import torch_as_before
+
 NEVER_BY_ITSELF = ("slow", "nightly")
 
 unhurried = {
@@ -58,6 +60,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def golden() -> Path:
     """The folder of what must never change by accident."""
     return Path(__file__).parent / "golden"
+
+
+@pytest.fixture(name="torch_as_before")
+def kept_torch_settings() -> Iterator[None]:
+    """For tests that train in this process."""
+    with torch_as_before():
+        yield
 
 
 @pytest.fixture

@@ -14,10 +14,15 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import trainpipes as tp
+from every_stage import pictures
+from recipes.chats import small_tokenizer
 from trainpipes_recipes import (
+    chat,
     classification,
     evaluation,
+    images,
     masked_lm,
+    preference,
     pretrain,
     seq2seq,
     sft,
@@ -53,6 +58,23 @@ def token_file(folder: Path) -> str:
     return str(folder / "train.bin")
 
 
+def chats() -> tp.Pipeline:
+    """Made conversations in ShareGPT's layout, of one to three turns; every ninth has no response."""
+    told = []
+    for k, row in enumerate(pairs()):
+        turn = [{"from": "human", "value": row["prompt"]}, {"from": "gpt", "value": f"= {2 * k}"}]
+        told.append({"conversations": turn[: 1 + (k % 9 > 0)] + turn * (k % 3 if k % 9 else 0)})
+    return tp.from_arrow(pa.Table.from_pylist(told))
+
+
+def preferences() -> tp.Pipeline:
+    rows = [
+        {**row, "chosen": f" {k}!", "rejected": " no" * (1 + k % 4)}
+        for k, row in enumerate(pairs())
+    ]
+    return tp.from_dataset(rows)
+
+
 @cache
 def words() -> Tokenizer:
     """A tokenizer of pieces of words, with a mask token."""
@@ -71,7 +93,14 @@ def token_rows() -> tp.Pipeline:
     )
 
 
+def small_pictures() -> tp.Pipeline:
+    pixels = np.random.default_rng(5).integers(0, 256, (97, 3, 9, 9), dtype=np.uint8)
+    return tp.from_tensors(image=pixels, label=np.arange(97) % 7)
+
+
 EVERY: dict[str, Make] = {
+    "images": lambda f: images(pictures(f), size=8, **SMALL),
+    "images / rows": lambda f: images(small_pictures(), size=8, padding=1, **SMALL),
     "classification": lambda f: classification(text_files(f), "bytes", label="response", **SMALL),
     "classification / rows": lambda f: classification(
         tp.from_dataset(list(pairs())),
@@ -100,6 +129,13 @@ EVERY: dict[str, Make] = {
     ),
     "masked_lm": lambda f: masked_lm(text_files(f), words(), **SMALL),
     "masked_lm / words": lambda f: masked_lm(text_files(f), words(), whole_words=True, **SMALL),
+    "chat": lambda f: chat(chats(), small_tokenizer(), bad_rows="keep", **SMALL),
+    "chat / dropped": lambda f: chat(chats(), small_tokenizer(), bad_rows="drop", **SMALL),
+    "chat / packed": lambda f: chat(
+        chats(), small_tokenizer(), bad_rows="keep", packed=True, max_length=256, **SMALL
+    ),
+    "preference": lambda f: preference(preferences(), "bytes", **SMALL),
+    "preference / dropped": lambda f: preference(preferences(), "bytes", bad_rows="drop", **SMALL),
     "tokens": lambda f: tokens(token_rows(), max_length=16, window=8, epochs=1, **SMALL),
     "tokens / mapped": lambda f: tokens(
         token_file(f), dtype="uint16", max_length=16, epochs=2, **SMALL

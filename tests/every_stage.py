@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
+import torch
 from torch.utils.data import BatchSampler, SubsetRandomSampler
 from torchdata.nodes import IterableWrapper
 
@@ -147,6 +148,41 @@ def images(folder: Path) -> Path:
     for n in range(4):
         (folder / "images" / f"{n}.csv").write_bytes(b"file_name,mark")
     return folder / "images"
+
+
+@cache
+def pictures(folder: Path) -> str:
+    """PNG files of 12 to 16 pixels a side, in folders of three classes."""
+    from PIL import Image
+
+    rng = np.random.default_rng(7)
+    for n in range(41):
+        path = folder / "pictures" / f"class {n % 3}" / f"{n}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (*rng.integers(12, 17, 2), 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+    return str(folder / "pictures")
+
+
+def decoded(folder: Path) -> Pipeline:
+    rows = tp.read_images(pictures(folder), block_rows=5).sharding_filter(4).shuffle(7)
+    return rows.drop_columns("path").decode_image()
+
+
+class Jitter:
+    """Draws from torch's global generator, as transforms of torchvision do."""
+
+    def __repr__(self) -> str:
+        return "Jitter()"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Jitter)
+
+    def __hash__(self) -> int:
+        return hash(Jitter)
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return (image * torch.rand(3, 1, 1) % 200 + torch.randint(9, ())).to(torch.uint8)
 
 
 def file_of_image(file: BinaryIO, block: int) -> Iterator[pa.Table]:
@@ -561,6 +597,23 @@ FINITE: dict[str, Make] = {
         sharded(f, 4).tokenize("bytes").select("input_ids").pack(60, window=24).select("input_ids")
         .mask_tokens(0.3, mask_id=258, vocab_size=256).batch(2)
     ),
+    "decode_image": lambda f: (
+        tp.read_images(pictures(f), block_rows=5).sharding_filter(4).shuffle(7).decode_image().batch(4)
+    ),
+    "decode_image / skip": lambda f: (
+        tp.read_bytes([pictures(f), str(images(f))], block_rows=9).sharding_filter(4).shuffle(7)
+        .decode_image(on_error="skip").batch(4)
+    ),
+    "resize": lambda f: decoded(f).resize((6, 5)).batch(4).collate(),
+    "center_crop": lambda f: decoded(f).center_crop(8).batch(4).collate(),
+    "random_crop": lambda f: decoded(f).random_crop((12, 9), padding=1).batch(4).collate(),
+    "random_resized_crop": lambda f: decoded(f).random_resized_crop(7).batch(4).collate(),
+    "flip": lambda f: decoded(f).flip().flip(0.3, direction="vertical").batch(4),
+    "normalize": lambda f: decoded(f).center_crop(8).batch(4).collate().normalize(),
+    "normalize / rows": lambda f: decoded(f).normalize(0.5, 0.25).batch(4),
+    "image_transform": lambda f: (
+        decoded(f).image_transform(Jitter()).image_transform(Jitter()).center_crop(8).batch(4).collate()
+    ),
     "select": lambda f: sharded(f).select("x", "answer").batch(4),
     "rename": lambda f: sharded(f).rename({"x": "y"}).batch(4),
     "tokenize": lambda f: sharded(f).tokenize("bytes", PAIRS, max_length=16, eos=True).batch(4).pad_collate(),
@@ -640,6 +693,9 @@ ENDLESS: dict[str, Make] = {
         .repeat()
         .mask_tokens(0.5, column="tokens", mask_id=99, vocab_size=9, special_ids=[])
         .batch(5)
+    ),
+    "random_crop / endless across": lambda f: (
+        decoded(f).repeat().random_crop(8).flip().batch(5).collate()
     ),
     "flat_map / endless": lambda f: sharded(f, 4).flat_map(words).repeat().batch(3),
     "unbatch / endless across": lambda f: (
@@ -726,6 +782,8 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "WithColumns": {"fn": len}, "DropColumns": {"columns": ["x"]},
         "Filter": {"predicate": len}, "Select": {"columns": ["x"]}, "Rename": {"names": {"x": "y"}},
         "ChatTemplate": {"tokenizer": chat_tokenizer()}, "FlatMap": {"fn": len},
+        "Resize": {"size": 8}, "CenterCrop": {"size": 8}, "RandomCrop": {"size": 8},
+        "RandomResizedCrop": {"size": 8}, "ImageTransform": {"transform": len},
         "Concat": {"pipelines": [tp.from_tensors([1])]}, "Zip": {"pipelines": [tp.from_tensors([1])]},
         "Tokenize": {"tokenizer": "bytes"}, "FromMemmap": {"path": "x"},
         "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},

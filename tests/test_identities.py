@@ -111,6 +111,23 @@ OPTIONS: dict[str, Make] = {
     "mask_tokens / tokenizer": lambda f: ids(f).mask_tokens(
         whole_words=True, tokenizer=tokenizer(f), mask_id=3
     ),
+    "decode_image": lambda f: tp.read_images(every_stage.pictures(f)).decode_image(
+        "bytes", into="picture", mode="L", on_error="skip", min_size=8
+    ),
+    "resize": lambda f: every_stage.decoded(f).resize([6, 5], interpolation="lanczos"),
+    "center_crop": lambda f: every_stage.decoded(f).center_crop(9, column="image"),
+    "random_crop": lambda f: every_stage.decoded(f).random_crop((9, 8), padding=2, fill=7, seed=3),
+    "random_resized_crop": lambda f: every_stage.decoded(f).random_resized_crop(
+        9, scale=[0.5, 1], ratio=(1.0, 2.0), interpolation="nearest", seed=4
+    ),
+    "flip": lambda f: every_stage.decoded(f).flip(0.25, direction="vertical", seed=5),
+    "normalize": lambda f: every_stage.decoded(f).normalize([0.5, 0.4, 0.3], 0.2),
+    "image_transform": lambda f: every_stage.decoded(f).image_transform(
+        every_stage.Jitter(), seed=6, num_workers=1
+    ),
+    "image_transform / version": lambda f: every_stage.decoded(f).image_transform(
+        lambda image: image, version="9"
+    ),
     "pack": lambda f: rows(f).pack(
         11,
         method="first_fit",

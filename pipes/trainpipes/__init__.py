@@ -26,7 +26,7 @@ from trainpipes.merge import merge_states
 from trainpipes.naming import nearest_reader
 from trainpipes.padding import pad_sequences
 from trainpipes.pipeline import Pipeline
-from trainpipes.recipes import recipe
+from trainpipes.recipe_registry import recipe, recipes
 from trainpipes.runtime.kinds import BatchStage, Rows, RowStage, Source, TableStage
 from trainpipes.runtime.source import Place, RowSource, RowStream, StreamReader
 from trainpipes.runtime.stage import Stage
@@ -67,7 +67,7 @@ __all__ = [
     "from_source", "from_tensors", "from_torchdata", "list_files", "merge_states", "mix",
     "nodes", "pad_sequences", "read_arrow", "read_bytes", "read_csv", "read_files",
     "read_images", "read_json", "read_memmap", "read_numpy", "read_parquet", "read_text",
-    "read_webdataset", "recipe", "samplers", "write_memmap", "zip",
+    "read_webdataset", "recipe", "recipes", "samplers", "write_memmap", "zip",
 ]  # fmt: skip
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from trainpipes.amount import amount
 from trainpipes.checks import whole_number
+from trainpipes.forecast.estimate import cuts_by_length
+from trainpipes.forecast.shares import Share, reads_per_block, shares
 from trainpipes.order import Layout, divisors, slots_before
-from trainpipes.runtime.forecast.estimate import cuts_by_length
-from trainpipes.runtime.forecast.shares import Share, reads_per_block, shares
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import RowSource

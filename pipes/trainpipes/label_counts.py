@@ -25,7 +25,7 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
 from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
-from trainpipes.sources.combined.mix import Mix
+from trainpipes.sources.mixed.mix import Mix
 from trainpipes.stages.columns import Rename, Select
 from trainpipes.stages.encode_labels import EncodeLabels, Label
 from trainpipes.stages.label_column import LabelColumn

@@ -23,11 +23,11 @@ from trainpipes.runtime.caching.cache_key import cache_key, digest_of
 from trainpipes.runtime.caching.private_file import FileLock
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.finishing import say_where
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.source import RowSource
+from trainpipes.values.fixed_lists import python_rows
 from trainpipes.writers.epoch_rows import AsColumns, decoded
 
 __all__ = ["MapDataset", "runs_of", "to_map_dataset"]

@@ -14,8 +14,8 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.map_dataset import runs_of
 from trainpipes.pipeline import Pipeline
+from trainpipes.progress import Progress
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.progress import Progress
 from trainpipes.shown import shown
 from trainpipes.sources.memmap.dataset import MemmapDataset
 from trainpipes.sources.memmap.given_rows import Part, of_arrays, of_batch, of_batches, of_rows

@@ -20,11 +20,12 @@ arrays and tensors.
 """
 
 from trainpipes.sources.arrow import from_arrow, read_arrow
-from trainpipes.sources.combined import concat, mix, zip
+from trainpipes.sources.combined import concat, zip
 from trainpipes.sources.files import list_files
 from trainpipes.sources.hf import from_hf
 from trainpipes.sources.memmap import from_memmap
 from trainpipes.sources.memory import from_dataset, from_iterable, from_tensors, from_torchdata
+from trainpipes.sources.mixed import mix
 from trainpipes.sources.numpy import read_numpy
 from trainpipes.sources.own_format import read_files
 from trainpipes.sources.parquet import read_parquet
@@ -63,20 +64,32 @@ from trainpipes.stages import (
     truncate,
     with_columns,
 )
+from trainpipes.stages.images import (
+    crop,
+    decode_image,
+    flip,
+    image_transform,
+    normalize,
+    random_resized_crop,
+    resize,
+)
 
 AddLabels = node_of(add_labels.AddLabels)
 Batch = node_of(batch.Batch)
 BucketByLength = node_of(bucket_by_length.BucketByLength)
 Cache = node_of(cache.Cache)
+CenterCrop = node_of(crop.CenterCrop)
 ChatTemplate = node_of(chat_template.ChatTemplate)
 Collate = node_of(collate.Collate)
 Concat = start_of(concat.Concat)
+DecodeImage = node_of(decode_image.DecodeImage)
 Draw = node_of(draw.Draw)
 DropColumns = node_of(drop_columns.DropColumns)
 EncodeLabels = node_of(encode_labels.EncodeLabels)
 Enumerate = node_of(enumerate.Enumerate)
 Filter = node_of(filter.Filter)
 FlatMap = node_of(flat_map.FlatMap)
+Flip = node_of(flip.Flip)
 FromArrow = start_of(from_arrow.FromArrow)
 FromDataset = start_of(from_dataset.FromDataset)
 FromHf = start_of(from_hf.FromHf)
@@ -84,14 +97,18 @@ FromIterable = start_of(from_iterable.FromIterable)
 FromMemmap = start_of(from_memmap.FromMemmap)
 FromTensors = start_of(from_tensors.FromTensors)
 FromTorchdata = start_of(from_torchdata.FromTorchdata)
+ImageTransform = node_of(image_transform.ImageTransform)
 ListFiles = start_of(list_files.ListFiles)
 Map = node_of(map.Map)
 MapBatches = node_of(map_batches.MapBatches)
 MaskTokens = node_of(mask_tokens.MaskTokens)
 Mix = start_of(mix.Mix)
+Normalize = node_of(normalize.Normalize)
 Pack = node_of(pack.Pack)
 PadCollate = node_of(pad_collate.PadCollate)
 Pin = node_of(pin.Pin)
+RandomCrop = node_of(crop.RandomCrop)
+RandomResizedCrop = node_of(random_resized_crop.RandomResizedCrop)
 ReadArrow = node_of(read_arrow.ReadArrow)
 ReadBytes = node_of(read_bytes.ReadBytes)
 ReadCsv = node_of(read_csv.ReadCsv)
@@ -104,6 +121,7 @@ ReadText = node_of(read_text.ReadText)
 ReadWebdataset = node_of(read_webdataset.ReadWebdataset)
 Rename = node_of(columns.Rename)
 Repeat = node_of(repeat.Repeat)
+Resize = node_of(resize.Resize)
 Sample = node_of(sample.Sample)
 Select = node_of(columns.Select)
 ShardingFilter = node_of(sharding_filter.ShardingFilter)

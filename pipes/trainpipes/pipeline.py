@@ -18,12 +18,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.forecast.estimate import cuts_by_length, estimated_items
+from trainpipes.forecast.names import column_names
+from trainpipes.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.naming import nearest_reader
 from trainpipes.order import slots_before
 from trainpipes.resharding import reading_ranks
-from trainpipes.runtime.forecast.estimate import cuts_by_length, estimated_items
-from trainpipes.runtime.forecast.names import column_names
-from trainpipes.runtime.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.options import same
@@ -55,6 +55,13 @@ from trainpipes.stages.encode_labels import EncodeLabels
 from trainpipes.stages.enumerate import Enumerate
 from trainpipes.stages.filter import Filter
 from trainpipes.stages.flat_map import FlatMap, Unbatch
+from trainpipes.stages.images.crop import CenterCrop, RandomCrop
+from trainpipes.stages.images.decode_image import DecodeImage
+from trainpipes.stages.images.flip import Flip
+from trainpipes.stages.images.image_transform import ImageTransform
+from trainpipes.stages.images.normalize import Normalize
+from trainpipes.stages.images.random_resized_crop import RandomResizedCrop
+from trainpipes.stages.images.resize import Resize
 from trainpipes.stages.map import Map
 from trainpipes.stages.map_batches import MapBatches
 from trainpipes.stages.mask_tokens import MaskTokens
@@ -224,6 +231,14 @@ class Pipeline(IterableDataset[Any]):
     add_labels = Method(AddLabels)
     mask_tokens = Method(MaskTokens)
     encode_labels = Method(EncodeLabels)
+    decode_image = Method(DecodeImage)
+    resize = Method(Resize)
+    center_crop = Method(CenterCrop)
+    random_crop = Method(RandomCrop)
+    random_resized_crop = Method(RandomResizedCrop)
+    flip = Method(Flip)
+    normalize = Method(Normalize)
+    image_transform = Method(ImageTransform)
     cache = Method(Cache)
     pack = Method(Pack)
     batch = Method(Batch)

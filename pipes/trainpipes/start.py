@@ -17,7 +17,6 @@ from trainpipes.shown import shown
 from trainpipes.sources.arrow.from_arrow import FromArrow
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat
-from trainpipes.sources.combined.mix import Mix
 from trainpipes.sources.combined.zip import Zip
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.hf.from_hf import FromHf
@@ -27,6 +26,7 @@ from trainpipes.sources.memory.from_dataset import FromDataset
 from trainpipes.sources.memory.from_iterable import FromIterable
 from trainpipes.sources.memory.from_tensors import FromTensors
 from trainpipes.sources.memory.from_torchdata import FromTorchdata
+from trainpipes.sources.mixed.mix import Mix
 from trainpipes.sources.numpy.read_numpy import ReadNumpy
 from trainpipes.sources.own_format.read_files import ReadFiles
 from trainpipes.sources.parquet.read_parquet import ReadParquet

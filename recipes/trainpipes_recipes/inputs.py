@@ -24,11 +24,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import trainpipes as tp
-from trainpipes.sources.combined.mix import Mix
+from trainpipes.sources.mixed.mix import Mix
 
 __all__ = [
-    "CONVERSATIONS", "LABELS", "PAIRS", "TEXTS", "TEXT_PAIRS", "TOKENS", "Input",
-    "in_file_order", "shuffled", "with_context",
+    "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
+    "Input", "in_file_order", "shuffled", "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
@@ -47,6 +47,12 @@ PAIRS = (
 TOKENS = (("input_ids",), ("tokens",), ("token_ids",), ("ids",))
 TEXTS = (("text",), ("content",), ("document",), ("body",))
 CONVERSATIONS = (("messages",), ("conversations",), ("conversation",), ("dialog",), ("chat",))
+PREFERENCES = (
+    ("chosen", "rejected"),
+    ("preferred", "dispreferred"),
+    ("chosen_response", "rejected_response"),
+)
+PROMPTS = (("prompt",), ("question",), ("instruction",), ("input",), ("query",))
 
 TEXT_PAIRS = (
     ("premise", "hypothesis"),
@@ -69,7 +75,10 @@ READERS = {
     "read_text": (".txt", ".text"),
     "read_webdataset": (".tar", ".tgz"),
     "read_numpy": (".npy", ".npz"),
+    "read_images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"),
 }
+#: Those that have no choice of columns.
+WHOLE = ("read_text", "read_images")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 
 
@@ -78,9 +87,9 @@ class Input:
 
     Files are read as their names say: Parquet (``.parquet``, ``.pq``), JSON lines (``.jsonl``, ``.ndjson``,
     ``.json``), CSV (``.csv``, ``.tsv``), Arrow (``.arrow``, ``.feather``, ``.ipc``, and folders that
-    ``save_to_disk`` of Hugging Face's datasets wrote), text (``.txt``: a row each line), tar
-    archives, NumPy, and folders that ``write_memmap`` wrote. Nothing is read before columns are asked for,
-    and then no more than the first row, or what a file's footer says.
+    ``save_to_disk`` of Hugging Face's datasets wrote), text (``.txt``: a row each line), tar archives, NumPy,
+    pictures (in a folder for each class), and folders that ``write_memmap`` wrote. Nothing is read before
+    columns are asked for, and then no more than the first row, or what a file's footer says.
 
     Args:
         recipe: who asks, for messages.
@@ -117,6 +126,12 @@ class Input:
         """Names of the columns that are there."""
         return self._all_rows().column_names
 
+    def first(self, column: str) -> Any:
+        """What the first row has in a column, for recipes that treat texts otherwise than lists; None if
+        there is no row."""
+        rows = self.rows([column]).distributed(rank=0, world_size=1)
+        return next((row[column] for row in rows), None)
+
     def rows(self, columns: Sequence[str] | None = None) -> tp.Pipeline:
         """The rows, with these columns only, or all.
 
@@ -128,7 +143,7 @@ class Input:
         wanted = list(dict.fromkeys(columns))
         if isinstance(self._data, tp.Pipeline):
             return self._data.select(*wanted)
-        if self._is_memmap or self._reader == "read_text":
+        if self._is_memmap or self._reader in WHOLE:
             return self._all_rows().select(*wanted)
         return self._read(wanted)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainpipes import Pipeline
-from trainpipes.recipes import renamed
+from trainpipes.recipe_registry import renamed
 from trainpipes_recipes.inputs import TEXTS, Input, shuffled
 
 __all__ = ["pretrain"]
@@ -30,9 +30,10 @@ def pretrain(
     cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """Batches for pretraining of a causal language model, without an end unless ``epochs`` says so.
+    """Batches for pretraining of a causal language model on plain text.
 
-    Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``max_length``:
+    There is no end unless ``epochs`` says so. Each is a dict of int64 tensors ``[B, L]``,
+    B = ``batch_size``, L = ``max_length``:
 
         input_ids        documents, each with its end-of-text, one after the other; a little padding
         labels           input_ids, -100 on the first token of each document and on padding

@@ -30,12 +30,12 @@ def tokens(
     num_shards: int = 24,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """Batches for pretraining of a causal language model on text that is tokenized already, without an end
-    unless ``epochs`` says so.
+    """Batches for pretraining of a causal language model on text that is tokenized already.
 
-    With ``dtype``, files are nothing but token ids one after the other, as nanoGPT's ``train.bin``. They are
-    mapped into memory and cut into rows of ``max_length``; all rows of all files are shuffled with each
-    other. Each batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``max_length``:
+    There is no end unless ``epochs`` says so. With ``dtype``, files are nothing but token ids one after the
+    other, as nanoGPT's ``train.bin``. They are mapped into memory and cut into rows of ``max_length``; all
+    rows of all files are shuffled with each other. Each batch is a dict of int64 tensors ``[B, L]``,
+    B = ``batch_size``, L = ``max_length``:
 
         input_ids        ids as they stand in the file, across the ends of documents
         labels           the same

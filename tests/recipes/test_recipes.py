@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pydoc
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -239,8 +241,12 @@ def test_an_option_that_a_recipe_does_not_have_is_refused_with_those_it_has() ->
 
 
 def test_an_option_that_is_missing_is_named() -> None:
-    with pytest.raises(tp.ConfigError, match="missing a required argument: 'tokenizer'; it is sft"):
+    with pytest.raises(
+        tp.ConfigError, match=r"'sft' needs tokenizer; it is sft\(files, tokenizer, "
+    ):
         tp.recipe("sft", files="x")
+    with pytest.raises(tp.ConfigError, match="'sft' needs files and tokenizer; it is sft"):
+        tp.recipe("sft")
 
 
 def offer(folder: Path, package: str, recipes: dict[str, str], monkeypatch: Any) -> None:
@@ -277,3 +283,55 @@ def test_what_a_recipe_returns_is_a_pipeline(tmp_path: Path, monkeypatch: Any) -
     offer(tmp_path, "odd", {"odd": "fractions:Fraction"}, monkeypatch)
     with pytest.raises(tp.ConfigError, match="returns a trainpipes Pipeline, got Fraction"):
         tp.recipe("odd")
+
+
+def test_installed_recipes_are_listed_with_what_they_are_for_and_their_options() -> None:
+    listed = {recipe.name: recipe for recipe in tp.recipes()}
+    assert list(listed) == sorted(listed)
+    assert listed["sft"].summary == "Batches for supervised fine-tuning of a causal language model."
+    assert {"files", "tokenizer", "batch_size=8"} <= set(listed["sft"].options)
+    text = repr(tp.recipes())
+    assert "\nsft " in text
+    assert "batch_size=8" in text
+    assert max(map(len, text.splitlines())) <= 100
+    page = tp.recipes()._repr_html_()
+    assert "<td><b>sft</b></td><td>Batches for supervised" in page
+    assert page.count("<tr>") == len(listed) + 1
+
+
+def test_help_lists_installed_recipes() -> None:
+    told = pydoc.render_doc(tp.recipe, renderer=pydoc.plaintext)
+    assert "The pipeline of a recipe that is installed" in told
+    assert "batch_size: " not in told
+    for line in repr(tp.recipes()).splitlines():
+        assert line in told
+
+
+def test_a_recipe_that_cannot_be_used_is_listed_with_the_reason(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    points = {
+        "broken": "no_such_module:broken",
+        "sft": "elsewhere:sft",
+        "<b>": "fractions:Fraction",
+    }
+    offer(tmp_path, "other", points, monkeypatch)
+    listed = {recipe.name: recipe for recipe in tp.recipes()}
+    assert "cannot be imported: No module named 'no_such_module'" in listed["broken"].summary
+    assert "offered more than once" in listed["sft"].summary
+    assert "<b>&lt;b&gt;</b>" in tp.recipes()._repr_html_()
+
+
+def test_no_module_has_the_name_of_the_function_and_none_of_the_recipes_is_imported() -> None:
+    code = """
+import sys, trainpipes
+assert not [name for name in sys.modules if name.startswith("trainpipes_recipes")]
+try:
+    import trainpipes.recipes
+except ModuleNotFoundError:
+    assert callable(trainpipes.recipes)
+else:
+    raise SystemExit("the module is in the function's place")
+assert "sft" in [recipe.name for recipe in trainpipes.recipes()]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -38,18 +38,7 @@ def train(folder: Path, *options: str) -> None:
     )
 
 
-@pytest.fixture
-def as_before() -> object:
-    """Training sets torch's seed and its deterministic mode."""
-    state, deterministic = torch.get_rng_state(), torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.set_rng_state(state)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
-
-
-@pytest.mark.usefixtures("as_before")
+@pytest.mark.usefixtures("torch_as_before")
 class TestTrainSft:
     def test_goes_on_by_itself_where_it_was_stopped(self, sums: Path) -> None:
         train(sums, "--steps", "20", "--checkpoint-every", "4")

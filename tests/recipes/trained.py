@@ -19,7 +19,6 @@ import argparse
 import functools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,6 +27,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torch_settings import torch_as_before
 from trainpipes import Loader, Pipeline
 from trainpipes.testing import digest
 from trainpipes.tokenizers.bytes import VOCABULARY as BYTES
@@ -104,7 +104,9 @@ def check_training(
 
     args = argparse.Namespace(checkpoint_dir=folder / "checkpoints", resume="must")
     saved_after = random.Random(seed).randint(1, steps - 4)
-    with _deterministic():
+    with torch_as_before():
+        torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(True)
         _, train = start(args)
         whole = list(train(0))
 
@@ -125,21 +127,3 @@ def check_training(
     before, after = fmean(losses[:ENDS]), fmean(losses[-ENDS:])
     assert after < below * before, f"the loss went from {before:.3f} to {after:.3f}"
     return losses
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """One thread, and only what gives the same bits each time; torch is as before at the end."""
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = fill
-        torch.use_deterministic_algorithms(deterministic)
-        torch.set_num_threads(threads)
-        torch.set_rng_state(state)

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from trainpipes import progress
 from trainpipes.errors import MissingFilesError, SchemaError, UnreadableError
-from trainpipes.runtime import progress
-from trainpipes.runtime.progress import Progress
+from trainpipes.progress import Progress
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.parquet import index as index_module
 from trainpipes.sources.parquet.index import read_index

@@ -151,6 +151,120 @@ def test_what_is_no_conversation_names_its_row(bad: Any, message: str) -> None:
     assert caught.value.row == 1
 
 
+OPEN = (  # no mark after a turn, and turns are trimmed
+    "{% for m in messages %}{{ m['role'] + ':\n' }}{% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['content'] | trim }}{% endgeneration %}"
+    "{% else %}{{ m['content'] | trim }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:\n' }}{% endif %}"
+)
+UNMARKED = OPEN.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+
+
+@pytest.mark.parametrize("template", [OPEN, UNMARKED])
+def test_a_turn_ends_with_the_last_byte_of_its_last_character_and_goes_no_further(
+    template: str,
+) -> None:
+    told = messages("a", "   smile 🙂   \n", "b", "", "c", "猫")
+    (row,) = rows(told).chat_template(chat_tokenizer(), template=template)
+    assert spoken(row) == ["smile 🙂", "猫"]
+
+
+def test_spaces_count_where_the_tokenizer_leaves_them_out_of_its_offsets() -> None:
+    from tokenizers import processors
+
+    trimming = copy.deepcopy(chat_tokenizer())
+    trimming.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    kept = OPEN.replace(" | trim", "").replace("{{ '\n' }}", "|")
+    (row,) = rows(messages("a", "b \n\t", "c", "  d")).chat_template(trimming, template=kept)
+    assert spoken(row) == ["b \n\t", "  d"]
+
+
+def test_what_the_assistant_is_prompted_with_is_not_its_own_either_where_it_begins() -> None:
+    begins = [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "hi"}]
+    (row,) = rows(begins).chat_template(chat_tokenizer())
+    assert spoken(row) == ["hello<|im_end|>"]
+
+
+@pytest.mark.parametrize("template", [None, MARKED])
+def test_nothing_of_a_prompt_has_a_label(template: Any) -> None:
+    told = messages("a", "first", "b", "second")
+    table = pa.table({"start": [told[:3], told[:1]], "end": [told[3:], told[1:]]})
+    pipe = tp.from_arrow(table).chat_template(
+        chat_tokenizer(), "end", prompt="start", template=template
+    )
+    one, other = pipe
+    assert spoken(one) == ["second<|im_end|>"]
+    assert spoken(other) == ["first<|im_end|>", "second<|im_end|>"]
+    assert one["input_ids"] == other["input_ids"]
+    assert list(one) == ["start", "input_ids", "labels"]
+    wrong = pa.table({"start": [told[:2]], "end": [told[2:]]})
+    if template is MARKED:
+        with pytest.raises(tp.DataError, match="does not start with the assistant"):
+            list(tp.from_arrow(wrong).chat_template(
+                chat_tokenizer(), "end", prompt="start", template=template))  # fmt: skip
+
+
+TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{{ '\n' }}{% endif %}{% for m in messages %}{{ m.role + '\n' }}"
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant\n' }}{% endif %}"
+)
+
+
+def called(arguments: Any) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "it is 2"},
+    ]
+
+
+@pytest.mark.parametrize("arguments", [{"a": 1, "b": 1}, '{"a": 1, "b": 1}'])
+def test_tool_calls_are_written_without_the_nulls_of_their_columns(arguments: Any) -> None:
+    tool = {"name": "add", "parameters": {"type": "object"}}
+    other = {"name": "no", "parameters": {"type": "object", "required": ["x"]}}
+    for tools in ([tool, other], [json.dumps(tool), json.dumps(other)], json.dumps([tool, other])):
+        table = pa.table({"messages": [called(arguments)], "tools": [tools]})
+        pipe = tp.from_arrow(table).chat_template(chat_tokenizer(), template=TOOLS, tools="tools")
+        row = next(iter(pipe))
+        text = chat_tokenizer().decode(row["input_ids"], clean_up_tokenization_spaces=False)
+        assert text.startswith(json.dumps([tool, other]) + "\nuser\n1 + 1?\n")
+        call = '{"name": "add", "arguments": {"a": 1, "b": 1}}'
+        assert spoken(row) == [call, "it is 2"]
+
+
+def test_arguments_stay_text_for_a_template_that_wants_it() -> None:
+    joins = TOOLS.replace("c.function | tojson", "c.function.name + c.function.arguments")
+    made = rows(called('{"a": 1}')).chat_template
+    assert spoken(next(iter(made(chat_tokenizer(), template=joins, parse_arguments=False)))) == [
+        'add{"a": 1}', "it is 2",
+    ]  # fmt: skip
+    with pytest.raises(tp.DataError, match=r"cannot write this conversation: TypeError: .*str"):
+        list(made(chat_tokenizer(), template=joins))
+    (row,) = rows(called("not JSON")).chat_template(chat_tokenizer(), template=joins)
+    assert spoken(row)[0] == "addnot JSON"
+
+
+@pytest.mark.parametrize("tools", ["{", "5", '["x"]', "[5]"])
+def test_what_are_no_tools_names_its_row(tools: str) -> None:
+    table = pa.table({"messages": CONVERSATIONS[:2], "tools": [None, tools]})
+    pipe = tp.from_arrow(table).chat_template(chat_tokenizer(), tools="tools")
+    with pytest.raises(tp.DataError, match="tools are") as caught:
+        list(pipe)
+    assert caught.value.row == 1
+
+
+def test_what_a_template_refuses_names_its_row() -> None:
+    refuses = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}x"
+    with pytest.raises(
+        tp.DataError, match=r"cannot write this .*TemplateError: too long"
+    ) as caught:
+        list(rows(*CONVERSATIONS).chat_template(chat_tokenizer(), template=refuses, labels=False))
+    assert caught.value.row == 1
+
+
 def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
     bare = copy.deepcopy(chat_tokenizer())
     bare.chat_template = None
@@ -161,7 +275,14 @@ def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
             tp.ConfigError, match="is a transformers tokenizer or a local directory"
         ):
             rows(CONVERSATIONS[0]).chat_template(bad)
-    for options in ({"column": 5}, {"labels": 1}, {"max_length": 0}, {"template": 5}):
+    for options in (
+        {"prompt": "messages"},
+        {"tools": 5},
+        {"column": 5},
+        {"labels": 1},
+        {"max_length": 0},
+        {"template": 5},
+    ):
         with pytest.raises(tp.ConfigError, match=next(iter(options))):
             rows(CONVERSATIONS[0]).chat_template(chat_tokenizer(), **options)  # type: ignore[arg-type]
     with pytest.raises(tp.SchemaError, match="messages"):

@@ -641,3 +641,14 @@ class TestWhereItStands:
         stage = stage.resolve([Tokenize(tokenizer=bpe())])
         assert stage.identity()["value"] == PAD
         assert stage.identity()["padding"] == "post"
+
+
+def test_ids_of_two_tokenizes_are_padded_each_as_its_tokenizer_says() -> None:
+    table = pa.table({"a": ["x", "xyz"], "b": ["x", "xyz"]})
+    named = tp.from_arrow(table).tokenize("bytes", {"a": "first"}).rename({"first": "one"})
+    both = named.tokenize(lambda texts: [[7] * len(text) for text in texts], {"b": "two"})
+    with pytest.raises(tp.ConfigError, match=r"column .two. is padded with .*give pad_collate"):
+        list(both.batch(2).pad_collate())
+    (batch,) = both.batch(2).pad_collate(columns={"two": {"value": 9}})
+    assert batch["one"].tolist() == [[120, 257, 257], [120, 121, 122]]
+    assert batch["two"].tolist() == [[7, 9, 9], [7, 7, 7]]

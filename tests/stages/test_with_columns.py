@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -68,6 +70,22 @@ def test_python_lists_have_the_type_of_the_first_rows_also_after_a_resume() -> N
     pipe = rows().with_columns(tags, format="numpy").batch(1)
     pipe.load_state_dict(pipe.state_at(18))
     assert next(iter(pipe))[0]["tags"] == []
+
+
+def refuse_thirteen(table: pa.Table) -> pa.Table:
+    for place, x in enumerate(table.column("x").to_pylist()):
+        if x == 13:
+            raise tp.DataError("an unlucky number", row=place)
+    return table
+
+
+def test_an_error_of_the_function_may_say_which_row_it_is_about(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": range(20)}), tmp_path / "x.parquet", row_group_size=5)
+    read = tp.list_files(tmp_path).read_parquet()
+    for pipe in (read.with_columns(refuse_thirteen), read.map_batches(refuse_thirteen)):
+        with pytest.raises(tp.DataError, match=r"an unlucky number \(at .*x\.parquet") as caught:
+            list(pipe)
+        assert (caught.value.row_group, caught.value.row) == (2, 13)
 
 
 def test_another_number_of_rows_is_refused() -> None:

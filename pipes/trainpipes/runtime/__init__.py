@@ -3,7 +3,6 @@
 interrupts         waits that Ctrl-C ends
 pool               a few threads that work ahead
 empty_epoch_guard  epochs under repeat() that give nothing
-progress           a line that says how far a long job is
 warn_once          warnings that a process gives once
 made_once          what a stage makes of its options, once in each process
 
@@ -22,7 +21,5 @@ caching            what a cache() keeps
 reading            the rows of an epoch, read once in a process and shared by its shards
 planning           from a chain of stages to what will happen, before anything is read
 shards             the items of one consumer's shards, made in order
-mixing             rows of several pipelines, side by side
 iterating          what users iterate, with a state before and after every item
-forecast           what an epoch will be, without iterating it
 """

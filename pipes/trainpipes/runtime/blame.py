@@ -11,16 +11,16 @@ from trainpipes.runtime.stage import Stage
 __all__ = ["blame", "each"]
 
 
-def each(stage: Stage, fn: Callable[[Any], Any], run: Run, first: int = 0) -> list[Any]:
-    """``fn`` of every item of a run from ``first`` on; an error names the stage and the row."""
+def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
+    """``fn`` of every item of a run; an error names the stage and the row."""
     results: list[Any] = []
     append = results.append
     items = run.unroll()
     try:
-        for item in items[first:] if first else items:
+        for item in items:
             append(fn(item))
     except Exception as error:
-        ids = run.row_ids(first + len(results))
+        ids = run.row_ids(len(results))
         blame(error, stage, int(ids[0]) if len(ids) else None)
         raise
     return results

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,15 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.blame import blame, each
 from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.rows.bad_text import naming_bad_text
 from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Run, RunSource, round_of
 from trainpipes.runtime.source import RowSource, RowStream
 from trainpipes.runtime.stage import Role, Stage
+
+if TYPE_CHECKING:
+    from trainpipes.runtime.planning.inputs import Inputs
+    from trainpipes.state import Position
 
 __all__ = [
     "BatchStage",
@@ -31,10 +35,10 @@ __all__ = [
     "CacheStage",
     "CutStage",
     "DealStage",
+    "MixingSource",
     "OpenBelow",
     "OrderStage",
     "PlaceStage",
-    "PlanStage",
     "RepeatStage",
     "RowStage",
     "Rows",
@@ -274,11 +278,10 @@ class CacheStage(RunStage):
         return run
 
 
-class PlanStage(Stage):
-    """A stage that is carried out by the plan of the whole chain: it orders, deals, repeats or keeps rows."""
+# Those that the plan of the whole chain carries out
 
 
-class OrderStage(PlanStage):
+class OrderStage(Stage):
     """A stage that orders rows.
 
     Attributes:
@@ -298,7 +301,7 @@ class OrderStage(PlanStage):
         return None
 
 
-class DealStage(PlanStage):
+class DealStage(Stage):
     """A stage that deals rows to shards; its options are those of ``sharding_filter``."""
 
     role: ClassVar[Role] = "shard"
@@ -308,7 +311,7 @@ class DealStage(PlanStage):
     tail = "even"
 
 
-class RepeatStage(PlanStage):
+class RepeatStage(Stage):
     """A stage that goes on with the next epoch."""
 
     role: ClassVar[Role] = "repeat"
@@ -351,7 +354,6 @@ class Source(Stage):
         orders_rows: whether the rows come in an order that a shuffle would undo.
         makes_batches: whether an item is a micro-batch already.
         read_once: whether rows can be read only once.
-        mixes: whether it mixes the rows of pipelines.
         endless: whether an epoch has no end.
         one_consumer: why several ranks or workers cannot share it, in words; "" where they can.
     """
@@ -362,7 +364,6 @@ class Source(Stage):
     orders_rows = False
     makes_batches = False
     read_once = False
-    mixes = False
     endless = False
     one_consumer: ClassVar[str] = ""
 
@@ -381,6 +382,29 @@ class Source(Stage):
     def late(self) -> Stage | None:
         """What turns the source's keys into rows, as late as it can: after they are dealt."""
         return None
+
+
+class MixingSource(Source):
+    """A stage that mixes the rows of pipelines."""
+
+    asks_inputs = True
+
+    @abstractmethod
+    def parts(self, mixed: Inputs) -> dict[str, Inputs]:
+        """The inputs of each pipeline, dealt to the shards of the mix."""
+
+    @abstractmethod
+    def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
+        """Make a state of another mix one of this.
+
+        Args:
+            saved: the identity that the state has of its pipeline; changed, as ``position`` is.
+            now: that of the pipeline at hand.
+            position: where the state stands.
+
+        Raises:
+            StateError: it cannot change where the state stands.
+        """
 
 
 def open_stage(stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:

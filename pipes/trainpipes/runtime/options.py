@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.runtime.rows.content import table_digest, tensor_digest
-from trainpipes.runtime.rows.row_types import written
 from trainpipes.runtime.warn_once import warn_once
+from trainpipes.values.content import table_digest, tensor_digest
+from trainpipes.values.row_types import written
 
 __all__ = ["allowed_values", "copied", "either", "identify", "same", "show", "spelt"]
 

@@ -7,7 +7,7 @@ they are read again.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainpipes.order import IntArray
+from trainpipes.runtime.rows.bad_text import naming_bad_text
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.utf8 import naming_bad_text
 
-__all__ = ["Cursors", "Positions", "Run", "RunSource", "innermost", "round_of"]
+__all__ = ["Cursors", "Positions", "Run", "RunSource", "innermost", "levels", "round_of"]
 
 
 class Positions(Protocol):
@@ -146,6 +146,13 @@ def round_of(state: dict[str, Any]) -> tuple[int, int]:
     place = innermost(state)
     cursors = [c for c in place.get("sources", {}).values() if not c.get("gone")]
     return place.get("epoch", 0), min((innermost(c)["epoch"] for c in cursors), default=0)
+
+
+def levels(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The stages' own part of nested states, outermost first."""
+    while "below" in state:
+        yield state
+        state = state["below"]
 
 
 def innermost(state: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -25,10 +25,10 @@ from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.shown import shown
 
 if TYPE_CHECKING:
+    from trainpipes.runtime.kinds import RunStage
     from trainpipes.runtime.planning.inputs import Inputs
     from trainpipes.runtime.planning.plan import Plan
     from trainpipes.runtime.pool import Pool
-    from trainpipes.runtime.rows.block import Block
     from trainpipes.runtime.run import RunSource
 
 __all__ = [
@@ -309,8 +309,16 @@ class RowMixture(RowStream):
         """The windows of all pipelines, for the shards of one process; see ``Plan.windows``."""
 
     @abstractmethod
-    def named(self, name: str, block: Block) -> Block:
-        """Rows of one pipeline with its name, where the mixture adds that."""
+    def naming(self, name: str) -> RunStage:
+        """A stage on rows of one pipeline that adds its name to them, where the mixture does."""
+
+    @abstractmethod
+    def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:
+        """The columns of all rows, of those of each pipeline.
+
+        Raises:
+            SchemaError: they do not go together; names two pipelines, and ``asker``.
+        """
 
     @abstractmethod
     def place_of(self, inputs: Inputs, row: int) -> Place:

@@ -68,6 +68,8 @@ class Stage:
         keeps_rows: whether as many rows come out as go in, each made of the one it stands for.
         thread_safe: whether several threads may call it at once. Known of stages of ours that call no
             function of the user's; others say so.
+        in_caller: whether it is called by no thread but the one that iterates (or in a worker process): it
+            uses what the training loop uses, too, such as torch's generator.
         share: the part of the rows that it lets through on average, where that is known in advance.
         per_row: whether it calls Python for each row, so that it is given few at a time.
         versioned: an option with a function, which a state knows by ``version`` where that is given.
@@ -89,6 +91,7 @@ class Stage:
 
     role: ClassVar[Role] = "rows"
     thread_safe: ClassVar[bool] = False
+    in_caller = False
     versioned: ClassVar[str | None] = None
     free: ClassVar[frozenset[str]] = frozenset()
     keeps_rows = True

@@ -12,7 +12,8 @@ arrow        tables in memory, Arrow files, folders of save_to_disk
 numpy        .npy and .npz files
 whole_files  a row for each file: bytes, images with classes or labels
 own_format   files that a function of the user's reads
-combined     rows of several pipelines: one after the other, mixed by weights, or side by side
+combined     rows of several pipelines, one after the other or side by side
+mixed        rows of several pipelines, mixed by weights
 
 text         JSON, CSV and lines of text, in blocks of whole rows
 tar          samples of tar archives, as WebDataset has them

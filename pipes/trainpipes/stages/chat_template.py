@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any
 
@@ -18,8 +17,9 @@ from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import refuse_taken, row_table
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.tokenizers.chat import Chat
-from trainpipes.tokenizers.ragged import Ragged
+from trainpipes.tokenizers.chat import Chat, Written
+from trainpipes.tokenizers.messages import messages_of, tools_of
+from trainpipes.tokenizers.ragged import Ragged, assemble
 
 __all__ = ["ChatTemplate"]
 
@@ -29,9 +29,9 @@ class ChatTemplate(Tokenizes):
 
     In: rows with a column of conversations, each a list of messages (dicts with "role" and "content").
     Out: the same rows; that column replaced by "input_ids", and "labels": the ids of the assistant's turns
-    with the mark that ends each, -100 elsewhere. A message's keys that are null are left out. Nothing is
-    padded, and no special tokens are put around what the template writes. Cursor: none of its own. Costs
-    Python for each row, some 100 us: best after a shuffle and a sharding filter.
+    with the mark that ends each, -100 elsewhere. Keys that are null are left out, also within tool calls
+    and tools. Nothing is padded, and no special tokens are put around what the template writes. Cursor:
+    none of its own. Costs Python for each row, some 100 us: best after a shuffle and a sharding filter.
 
     Where the template marks the assistant's parts (``{% generation %}``), these are taken. Else a turn is
     what follows the text up to it with the prompt for the assistant; a template that writes earlier turns
@@ -43,6 +43,12 @@ class ChatTemplate(Tokenizes):
         labels: whether to add "labels".
         max_length: the most tokens of a row; the end of a longer one is cut off.
         template: Jinja as transformers takes it, in place of the tokenizer's own.
+        prompt: a column of messages that come before the conversation's, and of which no token has a label.
+            It stays.
+        tools: a column of what the assistant may call: lists of JSON schemas, or JSON texts of them. It
+            stays.
+        parse_arguments: whether a tool call's arguments that are JSON text, as OpenAI writes them, are given
+            to the template as a dict, as most expect; False for one that wants text.
 
     Raises:
         ConfigError: there is no template, or the tokenizer is no fast one.
@@ -60,12 +66,21 @@ class ChatTemplate(Tokenizes):
     labels: bool = True
     max_length: int | None = None
     template: str | None = None
+    prompt: str | None = None
+    tools: str | None = None
+    parse_arguments: bool = True
 
     def check(self) -> None:
         if not isinstance(self.column, str):
             raise ConfigError(
                 f"chat_template(column) is the name of a column, got {shown(self.column)}"
             )
+        for name in ("prompt", "tools"):
+            own = getattr(self, name)
+            if own is not None and (not isinstance(own, str) or own == self.column):
+                raise ConfigError(
+                    f"chat_template({name}) is the name of another column, got {shown(own)}"
+                )
         if self.max_length is not None:
             whole_number(self.max_length, 1, "chat_template(max_length)", "tokens of a row")
         if self.template is not None and not isinstance(self.template, str):
@@ -85,34 +100,44 @@ class ChatTemplate(Tokenizes):
         found = {
             "stage": self.name, "tokenizer": self._engine.fingerprint(),
             "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
-            "max_length": self.max_length,
+            "max_length": self.max_length, "prompt": self.prompt, "tools": self.tools,
+            "parse_arguments": None if self.parse_arguments else False,
         }  # fmt: skip
         return {k: v for k, v in found.items() if v is not None}
 
     def process(self, run: Run) -> Run:
         block, table = row_table(run, self)
-        need_columns(table.column_names, [self.column], self)
+        taken = [name for name in (self.column, self.prompt, self.tools) if name is not None]
+        need_columns(table.column_names, taken, self)
         added = ["input_ids", "labels"] if self.labels else ["input_ids"]
-        conversations = table.column(self.column).to_pylist()
+        given = [table.column(name).to_pylist() for name in taken]
         table = table.drop_columns([self.column])
         refuse_taken(table, added, self)
-        ids: list[list[int]] = []
-        said: list[bool] = []
+        chat = self._chat
+        written: list[Written] = []
         try:
-            for conversation in conversations:
-                own, mask = self._chat.encode(conversation)
-                ids.append(own[: self.max_length])
-                said += mask[: self.max_length]
+            for row in zip(*given, strict=True):
+                values = dict(zip(taken, row, strict=True))
+                written.append(
+                    chat.write(
+                        messages_of(values[self.column], self.parse_arguments),
+                        messages_of(values[self.prompt], self.parse_arguments)
+                        if self.prompt
+                        else (),
+                        tools_of(values[self.tools]) if self.tools else None,
+                    )
+                )
         except ConfigError:
             raise
         except Exception as error:
-            blame(error, self, int(block.ids[len(ids)]))
+            blame(error, self, int(block.ids[len(written)]))
             raise
-        found = Ragged.of_lists(ids)
-        columns: Mapping[str, Ragged] = {"input_ids": found}
+        ids, said = chat.encode(written)
+        columns = {"input_ids": ids}
         if self.labels:
-            values = np.where(np.array(said, dtype=np.bool_), found.values, np.int32(IGNORED))
-            columns = {**columns, "labels": Ragged(values, found.offsets)}
+            labels = np.where(said, ids.values, np.int32(IGNORED))
+            columns["labels"] = Ragged(labels, ids.offsets)
         for key, column in columns.items():
-            table = table.append_column(key, column.to_arrow())
+            cut = assemble([column], room=self.max_length)[0]
+            table = table.append_column(key, cut.to_arrow())
         return run.with_block(block.with_data(table))

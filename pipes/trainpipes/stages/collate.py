@@ -18,12 +18,12 @@ from trainpipes.runtime.blame import blame, each
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.rows.bad_cell import BadCell
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.stacked import stacked, stacked_columns
+from trainpipes.values.fixed_lists import python_rows
 
 __all__ = ["Collate"]
 

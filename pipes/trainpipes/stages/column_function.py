@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
 from trainpipes.runtime.blame import blame
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.planning.first_rows import find_schema
@@ -69,6 +69,14 @@ class ColumnFunction(RunStage):
             error = SchemaError(f"{self}: {bad}", stage=str(self))
             blame(error, self, int(run.block.ids[bad.row or 0]))
             raise error from None
+        except TrainpipesError as error:
+            place = 0
+            if (
+                error.path is None and error.row is not None
+            ):  # of the rows that the function was given
+                place, error.row = min(error.row, len(run.block) - 1), None
+            blame(error, self, int(run.block.ids[place]))
+            raise
         except Exception as error:
             blame(error, self, int(run.block.ids[0]))
             raise

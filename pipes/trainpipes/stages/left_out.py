@@ -16,7 +16,7 @@ log = logging.getLogger("trainpipes")
 
 
 class LeftOut:
-    """Counts the documents that a stage leaves out in this process, read ahead or delivered.
+    """Counts the documents, or other rows, that a stage leaves out in this process, read ahead or delivered.
 
     Says so by the logger ``trainpipes``: of the first, with its file and row, the 10th, the 100th, …, so
     that worker processes report too.
@@ -24,11 +24,14 @@ class LeftOut:
     Args:
         stage: which leaves them out; its ``plan_inputs`` say where rows are from.
         why: in words.
+        kind: what a row is, in the singular.
+        unit: what is counted of each, in the plural.
     """
 
-    def __init__(self, stage: Any, why: str) -> None:
+    def __init__(self, stage: Any, why: str, kind: str = "document", unit: str = "tokens") -> None:
         self._stage = stage
         self._why = why
+        self._kind, self._unit = kind, unit
         self._next = 1
         self._lock = threading.Lock()
         self.seen = 0
@@ -40,8 +43,8 @@ class LeftOut:
 
         Args:
             ids: their rows' numbers, int64 ``[documents]``.
-            dropped: tokens of each that is left out, 0 for the others, int64 ``[documents]``; None where
-                there is none.
+            dropped: tokens (or what is counted) of each that is left out, 0 for the others, int64
+                ``[documents]``; None where there is none.
         """
         lost = np.empty(0, dtype=np.int64) if dropped is None else np.flatnonzero(dropped)
         with self._lock:
@@ -66,6 +69,6 @@ class LeftOut:
     def __str__(self) -> str:
         many = "" if self.seen == 1 else "s"
         return (
-            f"{self.documents:,} of {self.seen:,} document{many} left out: {self._why} "
-            f"({self.tokens:,} tokens)"
+            f"{self.documents:,} of {self.seen:,} {self._kind}{many} left out: {self._why} "
+            f"({self.tokens:,} {self._unit})"
         )

@@ -22,6 +22,7 @@ class MapBatches(ColumnFunction):
             ``[rows, ...]``, returning such a dict. Ragged columns come as object arrays of arrays
             in "numpy", and as lists of tensors in "torch"; nulls of floats as NaN. An array
             ``[rows, n, ...]`` that it returns is one of fixed-size lists, whose rows are arrays.
+            A DataError that it raises with ``row=n`` is about the n-th of the rows that it was given.
         format: what the function takes.
         version: names the function in checkpoints; see ``map``.
 

@@ -20,14 +20,13 @@ from trainpipes.runtime.blame import blame
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.made_once import made_once
 from trainpipes.runtime.rows.block import Part
-from trainpipes.runtime.rows.by_table import ByTable
 from trainpipes.runtime.rows.lazy_batches import LazyBatches
 from trainpipes.runtime.rows.payload import take_payload
-from trainpipes.runtime.rows.row_types import as_array
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage, option
 from trainpipes.shown import shown
+from trainpipes.stages.by_table import ByTable
 from trainpipes.stages.column_writers import (
     EvenWriter,
     ObjectWriter,
@@ -60,6 +59,7 @@ from trainpipes.stages.pad_rules import (
     respelt,
 )
 from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.values.row_types import as_array
 
 __all__ = ["PadCollate"]
 
@@ -219,17 +219,19 @@ class PadCollate(RunStage):
         return self.mask is None and ids.mask is None and self._pack is None
 
     _tokenize: ClassVar[Tokenizes | None] = None
-    _id_columns: ClassVar[frozenset[str]] = frozenset()
+    _id_columns: ClassVar[Mapping[str, Tokenizes]] = {}
     _pack: ClassVar[Pack | None] = None
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        tokenize, ids = None, frozenset[str]()
+        tokenize: Tokenizes | None = None
+        ids: dict[str, Tokenizes] = {}
         for stage in below:
             if isinstance(stage, Tokenizes):
-                tokenize, ids = stage, frozenset(stage.id_columns)
+                tokenize = stage
+                ids |= dict.fromkeys(stage.id_columns, stage)
             elif stage.name == "rename":
                 names = stage.options["names"]
-                ids = frozenset(names.get(name, name) for name in ids)
+                ids = {names.get(name, name): maker for name, maker in ids.items()}
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         return self.resolved(_tokenize=tokenize, _id_columns=ids, _pack=pack)
 
@@ -481,14 +483,15 @@ class PadCollate(RunStage):
         value = None if name not in self._rules else self._rules[name].value
         if value is None:
             value = FIXED.get(name, self.value)
-        if value is None and self._tokenize is not None and name in self._id_columns:
-            if self._pack is None and not self._tokenize.says_pad_id:
+        tokenize = self._id_columns.get(name)
+        if value is None and tokenize is not None:
+            if self._pack is None and not tokenize.says_pad_id:
                 raise ConfigError(
                     f"{self}: column {name!r} is padded with the tokenizer's pad token, and "
-                    f"{self._tokenize.maker} is a function that does not say which that is: give "
+                    f"{tokenize.maker} is a function that does not say which that is: give "
                     "pad_collate(value=...)"
                 )
-            value = self._tokenize.pad_id if self._pack is None else self._pack.fill_id
+            value = tokenize.pad_id if self._pack is None else self._pack.fill_id
         if value is None:
             return 0
         try:

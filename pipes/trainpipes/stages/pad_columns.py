@@ -23,9 +23,9 @@ from trainpipes.arrays import (
 )
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.bad_cell import BadCell
-from trainpipes.runtime.rows.fixed_lists import fixed_shape
-from trainpipes.runtime.rows.row_types import as_array
 from trainpipes.shown import shown
+from trainpipes.values.fixed_lists import fixed_shape
+from trainpipes.values.row_types import as_array
 
 __all__ = [
     "BadCell",

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainpipes.arrays import Array, dtype_of, one_chunk, to_numpy
-from trainpipes.runtime.rows.fixed_lists import array_of, fixed_shape
 from trainpipes.runtime.rows.lazy_batches import late_if_small
+from trainpipes.values.fixed_lists import array_of, fixed_shape
 
 __all__ = ["stacked", "stacked_columns"]
 
@@ -57,9 +57,24 @@ def _stacked(rows: Any) -> Any:
             return default_collate(rows)
     if kind is dict:
         return {name: _stacked([row[name] for row in rows]) for name in rows[0]}
+    if (
+        kind is np.ndarray
+        and get_worker_info() is None
+        and len({_layout(row) for row in rows}) == 1
+    ):
+        # torch would have threads of its own stack large ones, which get in the way of ours.
+        return (
+            torch.from_numpy(np.stack(rows))
+            if rows[0].dtype.kind in "biuf"
+            else default_collate(rows)
+        )
     if kind is tuple and len(set(map(len, rows))) == 1:
         return [_stacked(column) for column in zip(*rows, strict=True)]
     return default_collate(rows)
+
+
+def _layout(row: Array) -> tuple[Any, ...]:
+    return row.dtype, row.shape
 
 
 def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[Any]:

@@ -24,6 +24,7 @@ class WithColumns(ColumnFunction):
         fn: function of columns, returning a dict of columns or a ``pyarrow.Table``. With
             ``format="arrow"`` it gets a ``pyarrow.Table``, with "numpy" or "torch" a dict of arrays or
             tensors; as in ``map_batches``.
+            A DataError that it raises with ``row=n`` is about the n-th of the rows that it was given.
         format: what the function takes.
         version: names the function in checkpoints; see ``map``.
 

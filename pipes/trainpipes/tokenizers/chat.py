@@ -6,23 +6,43 @@ import copy
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.extra import need
 from trainpipes.shown import shown
 from trainpipes.tokenizers.content import digest
-from trainpipes.tokenizers.extra import need
+from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["Chat"]
+__all__ = ["Chat", "Written"]
 
 #: What a template marks the assistant's part with, for transformers.
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 #: Templates are compiled once for all tokenizers, and what tracks marked parts is part of them.
 _lock = threading.Lock()
+
+#: Conversations that are tokenized together: what tells where tokens stand takes some 100 bytes for each.
+AT_A_TIME = 64
+
+
+@dataclass(frozen=True)
+class Written:
+    """A conversation as text.
+
+    Args:
+        text: what the template writes.
+        spans: start and end of each part of it that the assistant says.
+    """
+
+    text: str
+    spans: Sequence[tuple[int, int]]
 
 
 class Chat:
@@ -69,6 +89,12 @@ class Chat:
                     "chat_template() needs a fast tokenizer, which says where in the text a token stands, "
                     f"got {type(found).__name__}"
                 )
+            backend = found.backend_tokenizer
+            backend.no_truncation()
+            backend.no_padding()
+            # Some put spaces outside of the tokens that hold them; special tokens are the template's.
+            backend.post_processor = None
+            backend.encode_special_tokens = bool(found.split_special_tokens)
             self._loaded = os.getpid(), found
         return self._loaded[1]
 
@@ -90,51 +116,110 @@ class Chat:
         """What stands for the template in a checkpoint."""
         return digest(self.template.encode())
 
-    def encode(self, messages: Any) -> tuple[list[int], list[bool]]:
-        """The ids of a conversation, and of each whether the assistant says it.
+    def write(
+        self,
+        messages: Sequence[Any],
+        prompt: Sequence[Any] = (),
+        tools: Sequence[Any] | None = None,
+    ) -> Written:
+        """The text of a conversation, and where the assistant speaks.
+
+        Args:
+            messages: dicts without null.
+            prompt: messages before them, in which nothing counts as said by the assistant.
+            tools: that the assistant may call.
 
         Raises:
-            DataError: it is none, or the template writes a part otherwise once the rest follows, so that
+            DataError: the template refuses it, or writes a part otherwise once the rest follows, so that
                 it cannot be told whose a token is.
         """
-        told = _messages(messages)
+        told = [*prompt, *messages]
         with _lock:
-            if MARKED.search(self.template):
-                found = self.loaded.apply_chat_template(
-                    told, chat_template=self.template, tokenize=True, return_dict=True,
-                    return_assistant_tokens_mask=True, truncation=False, padding=False,
-                )  # fmt: skip
-                return list(found["input_ids"]), [bool(m) for m in found["assistant_masks"]]
-            text = self._text(told)
-            spans = self._spans(told, text)
-            found = self.loaded(
-                text, add_special_tokens=False, return_offsets_mapping=True, truncation=False
-            )
-        offsets = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-        mask = np.zeros(len(offsets), dtype=np.bool_)
-        for start, stop in spans:
-            mask |= (offsets[:, 1] > start) & (offsets[:, 0] < stop)
-        return list(found["input_ids"]), mask.tolist()
+            if not MARKED.search(self.template):
+                text = self._text(told, tools)
+                return Written(text, self._spans(told, tools, text, len(prompt)))
+            text, spans = self._render(told, tools, return_assistant_tokens_mask=True)
+            if prompt:
+                before = self._text(prompt, tools, prompt=True)
+                if not text.startswith(before):
+                    raise DataError(
+                        "the chat template writes the prompt otherwise where it is all, or the response "
+                        "does not start with the assistant: it cannot be told where the response starts"
+                    )
+                spans = [span for span in spans if span[0] >= len(before)]
+        return Written(text, spans)
 
-    def _text(self, messages: Sequence[Any], prompt: bool = False) -> str:
-        found: str = self.loaded.apply_chat_template(
-            messages,
-            chat_template=self.template,
-            tokenize=False,
-            add_generation_prompt=prompt,
-        )
+    def encode(self, written: Sequence[Written]) -> tuple[Ragged, npt.NDArray[np.bool_]]:
+        """The ids of conversations, and of each token ``[tokens]`` whether the assistant says it, in whole
+        or in part."""
+        ids: list[Ragged] = []
+        masks: list[npt.NDArray[np.bool_]] = []
+        engine = self.loaded.backend_tokenizer
+        for start in range(0, len(written), AT_A_TIME):
+            some = written[start : start + AT_A_TIME]
+            encodings = engine.encode_batch([one.text for one in some], add_special_tokens=False)
+            ids.append(Ragged.of_encodings(encodings))
+            for encoding, one in zip(encodings, some, strict=True):
+                mask = np.zeros(len(encoding), dtype=np.bool_)
+                for first, end in one.spans:
+                    mask[_tokens(encoding, first, end)] = True
+                masks.append(mask)
+        if not written:
+            return Ragged.of_lists([]), np.zeros(0, np.bool_)
+        lengths = np.concatenate([part.lengths for part in ids])
+        values = np.concatenate([part.values for part in ids])
+        return Ragged.of_lengths(values, lengths), np.concatenate(masks)
+
+    def _text(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None, prompt: bool = False
+    ) -> str:
+        with _refusals():
+            found: str = self.loaded.apply_chat_template(
+                messages, tools, chat_template=self.template, tokenize=False,
+                add_generation_prompt=prompt,
+            )  # fmt: skip
         return found
 
-    def _spans(self, messages: Sequence[Mapping[str, Any]], text: str) -> list[tuple[int, int]]:
+    def _render(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None, **options: bool
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The text, and the parts of it that the template marks, if asked for: what transformers keeps to
+        itself where it is asked for text alone."""
+        try:
+            from transformers.utils import chat_template_utils
+
+            render: Any = chat_template_utils.render_jinja_template
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                "what a chat template marks by {% generation %} is told by transformers 4.52 or later"
+            ) from error
+        with _refusals():
+            (text,), spans = render(
+                [messages],
+                tools,
+                chat_template=self.template,
+                **options,
+                **self.loaded.special_tokens_map,
+            )
+        return text, [span for spans_of_one in spans for span in spans_of_one]
+
+    def _spans(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        text: str,
+        first: int,
+    ) -> list[tuple[int, int]]:
         """Where in the text the assistant speaks: from the end of its prompt on, with the mark that ends
         its turn, without the line's end after that."""
         spans = []
         for number, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or number < first:
                 continue
-            before = self._text(messages[:number], prompt=True) if number else ""
-            upto = self._text(messages[: number + 1])
-            if not (upto.startswith(before) and text.startswith(upto)):
+            last = number + 1 == len(messages)
+            before = self._before(messages[:number], tools)
+            upto = text if last else self._text(messages[: number + 1], tools)
+            if before is None or not (upto.startswith(before) and text.startswith(upto)):
                 raise DataError(
                     f"the chat template writes message {number} otherwise where it is the last one, or its "
                     "start is not what the assistant is prompted with, so that it cannot be told which "
@@ -144,22 +229,44 @@ class Chat:
             content = message.get("content")
             said = upto[len(before) :]
             kept = len(said.rstrip())
-            if isinstance(content, str):  # what the assistant ends with itself stays
+            if isinstance(content, str) and content in said:  # its own line ends stay
                 kept = max(kept, said.find(content) + len(content))
             spans.append((len(before), len(before) + kept))
         return spans
 
+    def _before(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> str | None:
+        """What the assistant is prompted with; None if the template has no prompt for these messages."""
+        if messages:
+            return self._text(messages, tools, prompt=True)
+        try:  # transformers' own method takes no conversation of no message
+            return self._render(messages, tools, add_generation_prompt=True)[0]
+        except DataError:
+            return None
 
-def _messages(value: Any) -> list[dict[str, Any]]:
-    """Messages as transformers takes them: without keys that are null."""
-    if not isinstance(value, list | tuple) or not value:
+
+def _tokens(encoding: Any, start: int, stop: int) -> slice:
+    """The tokens that hold a character of a part of the text, or a piece of one."""
+    # Some tokenizers leave characters out: of these there is no token.
+    found = (encoding.char_to_token(place) for place in range(start, stop))
+    first = next((token for token in found if token is not None), None)
+    if first is None:
+        return slice(0)
+    found = (encoding.char_to_token(place) for place in range(stop - 1, start - 1, -1))
+    end = next(token for token in found if token is not None) + 1
+    while end < len(encoding):  # a character may have several tokens
+        chars = encoding.token_to_chars(end)
+        if chars is None or chars[0] >= stop:
+            break
+        end += 1
+    return slice(first, end)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Say of what a template raises that it is about a conversation."""
+    try:
+        yield
+    except Exception as error:
         raise DataError(
-            f"a conversation is a list of messages, one or more, got {type(value).__name__}"
-            f"{' of none' if value is not None and not value else ''}"
-        )
-    for number, message in enumerate(value):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DataError(
-                f'message {number} of a conversation is a dict with "role" and "content", got {message!r:.80}'
-            )
-    return [{k: v for k, v in message.items() if v is not None} for message in value]
+            f"the chat template cannot write this conversation: {type(error).__name__}: {error}"
+        ) from error

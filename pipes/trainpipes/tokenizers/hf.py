@@ -10,11 +10,11 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.extra import need
 from trainpipes.tokenizers.admission import refusal
 from trainpipes.tokenizers.checked import EVERY, FIRST, Checked
 from trainpipes.tokenizers.content import File
 from trainpipes.tokenizers.engine import Affixes, Engine, Side
-from trainpipes.tokenizers.extra import need
 from trainpipes.tokenizers.gigatoken import Gigatoken
 from trainpipes.tokenizers.pairs import Frame, longest_first
 from trainpipes.tokenizers.parallelism import settle

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.errors import UnreadableError
+from trainpipes.extra import need
 from trainpipes.tokenizers.content import File, digest
 from trainpipes.tokenizers.engine import Affixes, Engine
-from trainpipes.tokenizers.extra import need
 from trainpipes.tokenizers.ragged import Ragged
 
 __all__ = ["SentencePiece"]

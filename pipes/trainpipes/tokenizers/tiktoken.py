@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.extra import need
 from trainpipes.naming import nearest
 from trainpipes.tokenizers.engine import Engine
-from trainpipes.tokenizers.extra import need
 from trainpipes.tokenizers.ragged import Ragged
 
 __all__ = ["Tiktoken"]

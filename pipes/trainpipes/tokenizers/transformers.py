@@ -10,10 +10,10 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.extra import need
 from trainpipes.tokenizers.callable import ids_of
 from trainpipes.tokenizers.content import digest
 from trainpipes.tokenizers.engine import Affixes, Engine, Side
-from trainpipes.tokenizers.extra import need
 from trainpipes.tokenizers.hf import HuggingFace
 from trainpipes.tokenizers.ragged import Ragged
 

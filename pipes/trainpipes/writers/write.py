@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.progress import Progress
 from trainpipes.runtime.options import either
-from trainpipes.runtime.progress import Progress
 from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.output_file import OutputFile

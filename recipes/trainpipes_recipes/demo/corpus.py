@@ -80,13 +80,19 @@ def write_parquet(pairs: Sequence[tuple[str, str]], directory: Path) -> list[Pat
     return paths
 
 
-def train_tokenizer(pairs: Sequence[tuple[str, str]], path: Path, vocabulary: int = 2048) -> None:
+def train_tokenizer(
+    pairs: Sequence[tuple[str, str]],
+    path: Path,
+    vocabulary: int = 2048,
+    special: Sequence[str] = (END, PAD),
+) -> None:
     """Train a byte-level BPE tokenizer and write its ``tokenizer.json``.
 
     Args:
         pairs: rows to learn from.
         path: of the file to write.
         vocabulary: token ids.
+        special: tokens that no text is made of; they have the first ids.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -95,7 +101,7 @@ def train_tokenizer(pairs: Sequence[tuple[str, str]], path: Path, vocabulary: in
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[END, PAD],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -38,12 +38,11 @@ class EncoderDecoder(nn.Module):
         Args:
             input_ids: ``[B, L]``, the prompt.
             input_mask: ``[B, L]``, 1 where it is no padding.
-            target_ids: ``[B, M]``, the response; padding comes last, and may be any id of the
-                vocabulary.
+            target_ids: ``[B, M]``, the response; padding comes last, any id or -100.
         """
         prompt = self.encoder.vectors(input_ids, input_mask)
         # What position t sees of the response ends with token t - 1; the first sees a learnt vector.
-        before = self.encoder.tokens(target_ids[:, :-1])
+        before = self.encoder.tokens(target_ids[:, :-1].clamp(min=0))
         start = self.start.expand(len(target_ids), 1, -1)
         x = torch.cat([start, before], dim=1) + self.positions.weight[: target_ids.shape[1]]
         seen = input_mask.bool()[:, None, :].expand(-1, target_ids.shape[1], -1)  # [B, M, L]

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,16 +27,21 @@ class Rank:
         number: from 0; that one saves, and tells how far it is.
         ranks: how many there are.
         device: what it trains on.
+        wrapped: models whose gradients are the mean of all ranks; they can do no steps after the end.
     """
 
     number: int
     ranks: int
     device: torch.device
+    wrapped: list[DistributedDataParallel] = field(default_factory=list)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model on the device; with several ranks one whose gradients are the mean of all."""
         model = model.to(self.device)
-        return DistributedDataParallel(model) if self.ranks > 1 else model
+        if self.ranks == 1:
+            return model
+        self.wrapped.append(DistributedDataParallel(model))
+        return self.wrapped[-1]
 
     def move(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """A batch on the device."""
@@ -78,10 +83,15 @@ def this_rank(args: argparse.Namespace) -> Iterator[Rank]:
     torch.manual_seed(args.seed)
     if ranks > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank = Rank(dist.get_rank() if ranks > 1 else 0, ranks, device)
     try:
-        yield Rank(dist.get_rank() if ranks > 1 else 0, ranks, device)
+        yield rank
     except TrainpipesError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     finally:
         if ranks > 1:
+            for model in rank.wrapped:
+                # The last to hold the group must not be this: it waits for gloo's threads without letting
+                # them have the interpreter, and the process may never end (torch 2.13).
+                del model.logger, model.reducer
             dist.destroy_process_group()

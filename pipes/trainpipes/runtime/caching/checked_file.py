@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.runtime.caching.private_file import NotOwnError, make_file, open_file
-from trainpipes.runtime.rows.utf8 import check_whole
 from trainpipes.runtime.warn_once import warn_once
+from trainpipes.values.utf8 import check_whole
 
 __all__ = ["ForeignError", "Marks", "read", "size_of", "write"]
 

@@ -25,7 +25,7 @@ import torch
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.caching.used_names import is_installed, used_by
 from trainpipes.runtime.options import identify, show
-from trainpipes.runtime.rows.content import table_digest, tensor_digest
+from trainpipes.values.content import table_digest, tensor_digest
 
 __all__ = ["Contents"]
 

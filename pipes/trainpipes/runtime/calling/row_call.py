@@ -21,9 +21,10 @@ from numpy.random import Generator, Philox
 from numpy.random.bit_generator import ISeedSequence
 
 from trainpipes.errors import DataError
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
 
-__all__ = ["Answer", "RowCall", "RowKey", "Words", "words_of"]
+__all__ = ["Answer", "RowCall", "RowKey", "Words", "row_words", "words_of"]
 
 #: Results for the first rows, and what the function raised for the next one, if it did.
 Answer = tuple[list[Any], BaseException | None]
@@ -75,9 +76,7 @@ class RowKey(ISeedSequence):  # a Philox asks it for its key
 def words_of(run: Run) -> Words:
     """The counter words of each item of a run, uint64 ``[items, 3]``: of a row its part, number and epoch; of
     a batch a digest of these over its rows."""
-    block = run.block
-    places = np.empty((len(block), 3), dtype="<u8")
-    places[:, 0], places[:, 1], places[:, 2] = block.part, block.ids, block.epoch
+    places = row_words(run.block)
     if run.bounds is None:
         return places
     digests = [
@@ -85,6 +84,13 @@ def words_of(run: Run) -> Words:
         for start, stop in pairwise(run.bounds.tolist())
     ]
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 3)
+
+
+def row_words(block: Block) -> Words:
+    """The counter words of each row, uint64 ``[rows, 3]``: its part, number and epoch."""
+    places = np.empty((len(block), 3), dtype="<u8")
+    places[:, 0], places[:, 1], places[:, 2] = block.part, block.ids, block.epoch
+    return places
 
 
 class RowCall:

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import ref
 
 from trainpipes.runtime.calling.row_call import Answer, RowCall, Words
-from trainpipes.runtime.pool import Pool, Ticket
+from trainpipes.runtime.pool import Pool
 
 __all__ = ["ThreadMap"]
 
@@ -33,30 +33,22 @@ class ThreadMap:
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
         """Have the function called for some rows. Returns a function that waits for the answer; who drops it
         no longer wants the answer."""
-        waiting = _Waiting(self._pool)
-        waiting.ticket = self._pool.submit(partial(_call, ref(waiting), self._call, items, words))
-        return waiting
+        pool = self._pool
+
+        def wait() -> Answer:
+            answer: Answer = pool.result(ticket)
+            return answer
+
+        ticket = pool.submit(partial(_call, ref(wait), self._call, items, words))
+        return wait
 
     def close(self) -> None:
         """Have the threads end."""
         self._pool.close()
 
 
-class _Waiting:
-    """Waits for the answer to some rows."""
-
-    ticket: Ticket
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-
-    def __call__(self) -> Answer:
-        answer: Answer = self._pool.result(self.ticket)
-        return answer
-
-
 def _call(
-    waiting: ref[_Waiting], call: RowCall, items: Sequence[Any], words: Words | None
+    wait: ref[Callable[[], Answer]], call: RowCall, items: Sequence[Any], words: Words | None
 ) -> Answer:
     """Call the function, if anybody still waits for the answer."""
-    return ([], None) if waiting() is None else call.each(items, words)
+    return ([], None) if wait() is None else call.each(items, words)

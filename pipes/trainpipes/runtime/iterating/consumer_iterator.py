@@ -146,7 +146,7 @@ class ConsumerIterator:
                 self._pool = Pool(threads if ours or not self._threads else 1, shares=ours)
                 finalize(self, self._pool.close)
         # The thread that iterates calls functions that are not ours.
-        alone = self._threads is None and plan.runs_user_code
+        alone = (self._threads is None or plan.in_caller) and plan.runs_user_code
         turns = Turns(self._stride, self._end)
         return items_of(plan, self._first, turns, self._own, self._pool, alone)
 

@@ -6,9 +6,6 @@ inputs          what is read: the source, and what is known of its rows
 first_rows      finds a schema
 as_columns      the stage that turns Python objects into columns
 arrange         makes a chain of stages as they are written
-row_kinds       of what kind a pipeline's rows are
-common_columns  what rows of several pipelines become, so that they go together
-joined_input    one of several pipelines whose rows are read as those of one source
 layouts         how each epoch is cut into spans, windows, micro-batches
 counts          how many micro-batches there are, and where each begins
 plan            the four parts together, what reads the windows, and what a state must agree with

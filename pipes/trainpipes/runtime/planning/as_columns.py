@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, SchemaError
@@ -13,12 +14,15 @@ from trainpipes.runtime.kinds import RunStage, Source, TableStage
 from trainpipes.runtime.own_class import is_ours
 from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema
 from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.rows.row_schema import UnfitRow, table_of_rows
-from trainpipes.runtime.rows.row_types import written
+from trainpipes.runtime.reading.listed import chain_before
+from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.run import Run
+from trainpipes.runtime.source import RowSource
 from trainpipes.runtime.stage import Stage
+from trainpipes.values.row_schema import UnfitRow, table_of_rows
+from trainpipes.values.row_types import written
 
-__all__ = ["AsColumns", "gives_objects", "with_columns"]
+__all__ = ["AsColumns", "gives_objects", "known_columns", "with_columns"]
 
 
 class AsColumns(RunStage):
@@ -113,6 +117,22 @@ def with_columns(stages: Sequence[Stage]) -> list[Stage]:
 def gives_objects(stages: Sequence[Stage]) -> bool:
     """Whether rows that come out of a chain may be Python objects."""
     return _with_columns(stages)[1]
+
+
+def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
+    """The columns that rows have after some stages, where no row need be read to know."""
+    schema = inputs.source.schema if isinstance(inputs.source, RowSource) else None
+    start = 0
+    for number, stage in enumerate(steps):
+        if isinstance(stage, AsColumns) and stage.schema is not None:
+            schema, start = stage.schema, number + 1
+    rest = steps[start:]
+    if schema is None or not all(stage.names_only for stage in rest):
+        return None
+    empty = Block(pa.Table.from_batches([], schema), np.empty(0, dtype=np.int64))
+    found = chain_before(rest)(empty).data
+    assert isinstance(found, pa.Table)
+    return found.schema.remove_metadata()
 
 
 def _with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:

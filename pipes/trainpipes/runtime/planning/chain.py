@@ -12,6 +12,7 @@ from trainpipes.runtime.kinds import (
     BatchingStage,
     CacheStage,
     DealStage,
+    MixingSource,
     OrderStage,
     PlaceStage,
     RepeatStage,
@@ -85,7 +86,7 @@ class Chain:
     @property
     def mixes(self) -> bool:
         """Whether the rows are of several pipelines."""
-        return self.opener.mixes
+        return isinstance(self.opener, MixingSource)
 
     @property
     def keeps_rows(self) -> bool:

@@ -21,11 +21,11 @@ from trainpipes.runtime.kinds import OpenBelow, RunStage, open_stage
 from trainpipes.runtime.planning.inputs import SAMPLE_ROWS, Inputs
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.payload import Payload, payload_bytes
-from trainpipes.runtime.rows.row_schema import SchemaFinder, UnfitRow
-from trainpipes.runtime.rows.row_types import NoColumn, is_open, unite, written
 from trainpipes.runtime.run import Cursors, Run, RunSource
 from trainpipes.runtime.source import RowMixture, RowSource, RowStream, read_full, read_rows
 from trainpipes.runtime.stage import Stage
+from trainpipes.values.row_schema import SchemaFinder, UnfitRow
+from trainpipes.values.row_types import is_open, written
 
 __all__ = ["UnfitRows", "find_schema", "first_rows"]
 
@@ -69,11 +69,11 @@ def find_schema(
     if isinstance(inputs.source, RowMixture):
         found = {
             name: find_schema(
-                part, (*part.chain.steps, _Named(inputs.source, name), *below), asker, cure, rows_of
+                part, (*part.chain.steps, inputs.source.naming(name), *below), asker, cure, rows_of
             )
             for name, part in inputs.mixed.items()
         }
-        return _of_all(found, asker)
+        return inputs.source.united(found, asker)
     finder, source, typed = SchemaFinder(), _FirstRows(inputs, asker), set(typed)
     try:
         for run in _runs(source, below):
@@ -107,7 +107,7 @@ def first_rows(inputs: Inputs, below: Sequence[Stage], asker: str) -> Payload | 
     """
     if isinstance(inputs.source, RowMixture):
         for name, part in inputs.mixed.items():
-            steps = (*part.chain.steps, _Named(inputs.source, name))
+            steps = (*part.chain.steps, inputs.source.naming(name))
             data = first_rows(part, steps, asker)
             if data is not None:
                 return next((run.block.data for run in _runs(_Given(data), below)), None)
@@ -145,31 +145,6 @@ def _add(
         ) from None  # fmt: skip
 
 
-def _of_all(found: dict[str, pa.Schema], asker: str) -> pa.Schema:
-    """The schema of all sources of a mix: the same columns, whose types go together."""
-    rule = f"{asker}: rows of all sources have the same columns, and"
-    (first, schema), *others = found.items()
-    types = {field.name: field.type for field in schema}
-    for name, schema in others:
-        for column in sorted(set(schema.names) ^ set(types)):
-            has, lacks = (name, first) if column in schema.names else (first, name)
-            raise SchemaError(
-                f"{rule} {has!r} has {column!r}, which {lacks!r} has not; bring them in line in the "
-                "sources, by map() or select()",
-                stage=asker,
-            )
-        for field in schema:
-            try:
-                types[field.name] = unite(types[field.name], field.type)
-            except NoColumn as error:
-                raise SchemaError(
-                    f"{rule} {field.name!r} holds {error} in {first!r} and {name!r}; bring them in line in "
-                    "the sources, by map()",
-                    stage=asker,
-                ) from None
-    return pa.schema(list(types.items()))
-
-
 def _runs(source: RunSource, below: Sequence[Stage]) -> Iterator[Run]:
     """What the first rows become."""
     opened: OpenBelow = lambda _: source  # noqa: E731
@@ -183,18 +158,6 @@ def _runs(source: RunSource, below: Sequence[Stage]) -> Iterator[Run]:
             yield chain.next_run()
         except StopIteration:
             return
-
-
-class _Named(RunStage):
-    """Makes rows of a source of a mix those of the mix: with the source's name, where it is added."""
-
-    holds_data = True
-
-    mixture: Any
-    source: str
-
-    def process(self, run: Run) -> Run:
-        return run.with_block(self.mixture.named(self.source, run.block))
 
 
 class _Given:

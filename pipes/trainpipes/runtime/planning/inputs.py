@@ -6,7 +6,6 @@ stage can ask of the plan that it is part of. Any thread may ask it.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.caching.block_cache import BlockCache
-from trainpipes.runtime.kinds import Source
+from trainpipes.runtime.kinds import MixingSource
 from trainpipes.runtime.planning.chain import Chain
 from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.reading.block_table import BlockTable
@@ -22,7 +21,7 @@ from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import Place, RowMixture, RowSource, RowStream, checked_source
 
-__all__ = ["SAMPLE_ROWS", "Inputs", "MixingSource"]
+__all__ = ["SAMPLE_ROWS", "Inputs"]
 
 #: Rows that types of columns are found from, at most.
 SAMPLE_ROWS = 10_000
@@ -141,14 +140,3 @@ class Inputs:
                 break
             found.append([int(self.blocks.begins[block]), self.listed.block_key(block)])
         return found
-
-
-class MixingSource(Source):
-    """A stage that mixes the rows of pipelines."""
-
-    mixes = True
-    asks_inputs = True
-
-    @abstractmethod
-    def parts(self, mixed: Inputs) -> dict[str, Inputs]:
-        """The inputs of each pipeline, dealt to the shards of the mix."""

@@ -8,8 +8,7 @@ later one.
 Pack length: rows of another length begin where an epoch does. Documents of one epoch are never packed to two
 lengths, and what was delivered before is as it was.
 
-Mix: sources that stay go on where they stand in each shard, new ones start at their beginning, and shares are
-counted anew from there, in all shards alike. The rows drawn so far still count for the schedule.
+Mix: see ``MixingSource.migrate``.
 
 Called by the thread that loads a state.
 """
@@ -17,28 +16,27 @@ Called by the thread that loads a state.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from trainpipes.cursor import is_count, shard_key
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.identity import as_old_as, damaged, first_difference, read_identity, said
+from trainpipes.identity import damaged, read_identity
 from trainpipes.order import Layout, StreamLayout
+from trainpipes.runtime.kinds import MixingSource
 from trainpipes.runtime.planning.chain import Chain
 from trainpipes.runtime.planning.counts import Counts
 from trainpipes.runtime.planning.layouts import Layouts
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.run import innermost
-from trainpipes.shown import cut, shown
+from trainpipes.runtime.run import innermost, levels
+from trainpipes.shown import shown
 from trainpipes.state import BatchSizes, Position, read, render
 
 __all__ = ["ALLOWED", "migrate"]
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
 ALLOWED = ("batch_size", "mix", "pack_length", "schema")
-#: Options that say what a source's rows are to a mix: they stay.
-KEPT = ("by", "tokens", "column")
 
 
 def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
@@ -66,8 +64,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
     identity, position.notes = read_identity(saved.pipeline)
     if "schema" in allow_changes:
         position.notes.pop("schemas", None)
-    if "mix" in allow_changes:
-        _remix(identity, position, plan)
+    if "mix" in allow_changes and isinstance(plan.chain.opener, MixingSource):
+        plan.chain.opener.migrate(identity, json.loads(plan.identity), position)
     if "pack_length" in allow_changes:
         _repack(identity, position, plan)
     if "batch_size" in allow_changes:
@@ -81,13 +79,6 @@ def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[s
     both = identity["stages"], json.loads(plan.identity)["stages"]
     before, now = ([stage for stage in stages if stage["stage"] == name] for stages in both)
     return list(zip(before, now, strict=True)) if len(before) == len(now) else []
-
-
-def _levels(cursor: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The stages' own part of a cursor, outermost first."""
-    while "below" in cursor:
-        yield cursor
-        cursor = cursor["below"]
 
 
 # The length of packed rows
@@ -115,7 +106,7 @@ def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -
     if cursor.get("ended"):
         return True
     place = innermost(cursor)
-    if any(level.get("row") for level in (*_levels(cursor), place)):
+    if any(level.get("row") for level in (*levels(cursor), place)):
         return False
     if not place.get("window"):
         return True
@@ -194,56 +185,3 @@ def _of_size(chain: Chain, size: int) -> Chain:
     batch = chain.batch.replaced(batch_size=size)
     after = tuple(batch if stage is chain.batch else stage for stage in chain.after)
     return replace(chain, batch=batch, after=after)
-
-
-# What is mixed
-
-
-def _remix(identity: dict[str, Any], position: Position, plan: Plan) -> None:
-    """Make a state one of the mix of ``plan``; leave it as it is where there is no mix."""
-    now = json.loads(plan.identity)
-    before, after = identity["stages"][0], now["stages"][0]
-    if any(mix["stage"] != "mix" for mix in (before, after)) or before == after:
-        return
-    data = identity["data"].get("sources")
-    if not isinstance(data, dict) or not isinstance(before.get("sources"), dict):
-        raise damaged("it does not say what was mixed")
-    for name in before["sources"]:
-        if name in after["sources"]:
-            present = as_old_as(data.get(name), now["data"]["sources"][name])
-            _same(f"data/sources/{name}", data.get(name), present)
-            _same(f"stages/mix/sources/{name}", *(m["sources"][name] for m in (before, after)))
-    for option in KEPT:
-        _same(f"stages/mix/{option}", before.get(option), after.get(option))
-    if "repeat" in (before.get("stop"), after["stop"]):  # epochs are numbered otherwise
-        _same("stages/mix/stop", before.get("stop"), after["stop"])
-    for shard, cursor in position.cursors.items():
-        if any(level.get("row") for level in _levels(cursor)):
-            raise StateError(
-                f"{shard_key(shard)}: a stage above mix() holds rows that were mixed and are not used up, so "
-                "that the mix cannot change here: load the state with the mix as it was, or build the "
-                "pipeline with pack() and take() in the sources, where it can"
-            )
-        place = innermost(cursor)
-        place.pop("ahead", None)
-        kept = place.get("sources")
-        if isinstance(kept, dict) and kept:
-            place["sources"] = {
-                name: {k: v for k, v in own.items() if k != "gone"}
-                if isinstance(own, dict)
-                else own
-                for name, own in kept.items()
-                if name in after["sources"]
-            }
-    identity["data"], identity["stages"][0] = now["data"], after
-
-
-def _same(path: str, saved: Any, now: Any) -> None:
-    found = first_difference(saved, now, path)
-    if found is not None:
-        where, old, new = found
-        raise StateError(
-            f"{cut(where)}: saved {said(old)}, now {said(new)}; allow_changes=['mix'] lets sources "
-            "come and go, and their weights, schedule and repetitions change: a source that stays, and what "
-            "is counted, must be as it was; give a source that is another now another name"
-        )

@@ -152,6 +152,11 @@ class Plan:
         """Whether a function that is not ours is called for rows or batches."""
         return self.reads_user_code or any(stage.runs_user_code for stage in self.chain.after)
 
+    @cached_property
+    def in_caller(self) -> bool:
+        """Whether a stage is to be called by the thread that iterates, even where others are asked for."""
+        return any(stage.in_caller for stage in self.chain.stages)
+
     # Schemas of rows that are Python objects
 
     @property

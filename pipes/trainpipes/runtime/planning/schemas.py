@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.errors import StateError
-from trainpipes.runtime.rows.row_types import written
 from trainpipes.shown import cut, shown
+from trainpipes.values.row_types import written
 
 __all__ = ["Schemas", "searching"]
 

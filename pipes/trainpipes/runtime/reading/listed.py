@@ -17,9 +17,9 @@ from trainpipes.runtime.caching.block_cache import BlockCache
 from trainpipes.runtime.interrupts import InterruptibleLock
 from trainpipes.runtime.reading.window_cuts import WindowCuts
 from trainpipes.runtime.reading.windows import Window, WindowKey, WindowLoader
+from trainpipes.runtime.rows.bad_text import naming_bad_text
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.payload import join_payloads
-from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Cursors, Run
 from trainpipes.runtime.source import LooksAhead, Reader, RowSource, read_rows
 

@@ -7,14 +7,6 @@ joined        tables joined as they come
 lazy_batches  items of a run that are made when somebody takes them
 lone_copy     copies by the thread that asks
 columns       rows as columns of Python, NumPy or torch
-fixed_lists   columns whose rows are arrays of one shape
-row_schema    rows of Python objects as Arrow columns of one schema
-value_column  Python values as an Arrow array of a type
-row_types     the Arrow types of Python values
-utf8          text that is not UTF-8
-content       digests of tables and tensors
-same_columns  rows of several sources that must have the same columns
-side_by_side  rows of several sources with the columns of all
-by_table      what was made of a table, for as long as it is there
+bad_text      the row whose text is not UTF-8, named
 bad_cell      a value in a column that a stage cannot use
 """

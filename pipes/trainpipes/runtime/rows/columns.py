@@ -12,12 +12,12 @@ import torch
 from trainpipes.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.runtime.rows.bad_cell import BadCell
-from trainpipes.runtime.rows.fixed_lists import array_of, fixed_shape, lists_of
 from trainpipes.runtime.rows.payload import Payload, payload_rows
-from trainpipes.runtime.rows.row_types import NoColumn, as_array
 from trainpipes.runtime.rows.tensor_rows import TensorRows
-from trainpipes.runtime.rows.value_column import column_of
 from trainpipes.shown import shown
+from trainpipes.values.fixed_lists import array_of, fixed_shape, lists_of
+from trainpipes.values.row_types import NoColumn, as_array
+from trainpipes.values.value_column import column_of
 
 __all__ = ["from_columns", "table_of", "to_columns", "untyped_columns"]
 

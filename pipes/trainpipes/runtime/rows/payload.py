@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.fixed_lists import python_rows
 from trainpipes.runtime.rows.joined import Joining
 from trainpipes.runtime.rows.tensor_rows import TensorRows
+from trainpipes.values.fixed_lists import python_rows
 
 __all__ = [
     "Payload", "join_payloads", "payload_bytes", "payload_rows", "slice_payload", "take_payload",

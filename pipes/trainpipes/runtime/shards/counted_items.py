@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from weakref import ref
 
@@ -96,16 +96,9 @@ class CountedItems:
         self._finish = Finishing(on_rows, plan.chain.after[len(on_rows) + batched :])
         #: Whether any thread may make a group.
         self._shares = not plan.runs_user_code
-        calls_rows = batched and any(stage.per_row for stage in plan.chain.after)
-        # Where Python is called for rows, each micro-batch is made by itself, when it is taken.
-        self._when_taken = calls_rows and self._pool is None and not self._finish.has_workers
-        self._most = self._most_items()
-        self._count = min(FIRST, self._most)  # micro-batches of the next group
+        self._count = FIRST  # micro-batches of the next group
         self._singly = 0  # micro-batches that are made one by one, to find the one that fails
         self._failed: Exception | None = None  # what they failed with together
-        self._in_work = 0 if self._pool is None else self._pool.threads + 1
-        if self._pool is None and self._finish.has_workers:
-            self._in_work = SUBMITTED
         self._tickets: deque[tuple[Group | None, Ticket]] = deque()
         self._beginning: Ticket | None = None  # the pool's work on the group after those
         self._upcoming: int | None = None  # the micro-batch after the last group in work
@@ -116,7 +109,27 @@ class CountedItems:
         # Whether somebody was at work between two items of the group at hand, and of the one before.
         self._at_work = self._was_at_work = False
 
-    def _most_items(self) -> int:
+    # What depends on workers of stages is asked first when these are settled.
+
+    @cached_property
+    def _has_workers(self) -> bool:
+        return self._finish.has_workers
+
+    @cached_property
+    def _in_work(self) -> int:
+        """Groups that are in work at a time."""
+        if self._pool is not None:
+            return self._pool.threads + 1
+        return SUBMITTED if self._has_workers else 0
+
+    @cached_property
+    def _when_taken(self) -> bool:
+        """Whether each micro-batch is made by itself, when it is taken: where Python is called for rows."""
+        calls_rows = self._batched and any(stage.per_row for stage in self._plan.chain.after)
+        return calls_rows and self._pool is None and not self._has_workers
+
+    @cached_property
+    def _most(self) -> int:
         """Micro-batches in a group."""
         plan = self._plan
         rows = RUN_ROWS if self._when_taken else rows_at_a_time(plan)
@@ -249,7 +262,7 @@ class CountedItems:
             # Where windows are not read by the pool, they are read with the group.
             is_ready = None if self._readers is None else group.is_ready
             return group, self._pool.submit(make, is_ready=is_ready)
-        if self._finish.has_workers:
+        if self._has_workers:
             return group, Ticket(_submitted(self._finish, group, self._batched))
         return group, Ticket(make)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, NoReturn, TypeGuard
@@ -11,10 +12,9 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 from trainpipes.errors import TrainpipesError
-from trainpipes.runtime.planning.joined_input import own_place
 from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.rows.bad_text import naming_bad_text
 from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.utf8 import naming_bad_text
 from trainpipes.runtime.run import Cursors, Run
 from trainpipes.runtime.source import Place
 
@@ -31,10 +31,13 @@ class Finishing:
 
     def __init__(self, on_rows: Sequence[Any], on_items: Sequence[Any]) -> None:
         self._on_rows, self._on_items = list(on_rows), list(on_items)
-        #: Whether workers of a stage can be given a run before its turn.
-        self.has_workers = any(stage.has_workers for stage in (*on_rows, *on_items))
         #: Seconds that the last run took.
         self.seconds = math.inf
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers of a stage can be given a run before its turn."""
+        return any(stage.has_workers for stage in (*self._on_rows, *self._on_items))
 
     def __call__(self, run: Run) -> Run:
         """What becomes of a run."""
@@ -105,7 +108,7 @@ def say_where(error: Exception, plan: Plan) -> None:
     if not hasattr(error, "_trainpipes"):
         return
     stage, row = error._trainpipes
-    place = Place() if row is None else own_place(error, plan.inputs.place_of(row))
+    place = Place() if row is None else _own_place(error, plan.inputs.place_of(row))
     if isinstance(error, TrainpipesError):
         error.path = error.path or place.path
         error.row_group = place.row_group if error.row_group is None else error.row_group
@@ -117,3 +120,10 @@ def say_where(error: Exception, plan: Plan) -> None:
     else:
         error.add_note(f"raised in {stage}" + ("" if row is None else f" at {place}"))
     del error._trainpipes
+
+
+def _own_place(error: Exception, place: Place) -> Place:
+    """The place of the row that an error is about: where it stands in its own pipeline, where that is one of
+    several whose rows are read as one."""
+    own: Place | None = getattr(error, "_place", None)
+    return place if own is None else replace(own, source=place.source)

@@ -14,10 +14,10 @@ from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.content import table_digest
 from trainpipes.runtime.source import Place
 from trainpipes.shown import shown
 from trainpipes.sources.arrow.take import take_rows
+from trainpipes.values.content import table_digest
 
 __all__ = ["FromArrow"]
 

@@ -19,7 +19,6 @@ from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.utf8 import check_sound
 from trainpipes.runtime.source import Place
 from trainpipes.runtime.stage import Stage
 from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
@@ -35,6 +34,7 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles, mapped
 from trainpipes.sources.files.schema import cast_to, one_schema
 from trainpipes.sources.remote.retry import Requests
+from trainpipes.values.utf8 import check_sound
 
 __all__ = ["ArrowFiles", "ReadArrow"]
 

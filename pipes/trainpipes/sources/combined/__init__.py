@@ -1,7 +1,10 @@
 """Rows of several pipelines as those of one.
 
-concat       one after the other
-mix_weights  weights as users give them, checked and made exact
-mix          by weights
-zip          side by side
+same_columns    rows of several sources that must have the same columns
+row_kinds       of what kind a pipeline's rows are
+common_columns  what rows of several pipelines become, so that they go together
+joined_input    one of several pipelines whose rows are read as those of one source
+concat          one after the other
+side_by_side    rows of several sources with the columns of all
+zip             side by side
 """

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.planning.common_columns import Joined
-from trainpipes.runtime.planning.joined_input import JoinedInput, JoinedRows, JoiningSource
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.rows.payload import Payload, join_payloads
-from trainpipes.runtime.rows.side_by_side import Clash, NoColumns, check_names, side_by_side
 from trainpipes.runtime.source import LooksAhead, Place, Reader
+from trainpipes.sources.combined.common_columns import Joined
+from trainpipes.sources.combined.joined_input import JoinedInput, JoinedRows, JoiningSource
+from trainpipes.sources.combined.side_by_side import Clash, NoColumns, check_names, side_by_side
 
 __all__ = ["Zip"]
 

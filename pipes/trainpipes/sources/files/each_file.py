@@ -17,8 +17,8 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.naming import reader_of
+from trainpipes.progress import Progress
 from trainpipes.runtime.interrupts import result_of
-from trainpipes.runtime.progress import Progress
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests, Stopped
 

@@ -15,11 +15,11 @@ from trainpipes.amount import amount
 from trainpipes.arrays import one_chunk, to_arrow, to_numpy
 from trainpipes.order import IntArray
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.content import table_digest
 from trainpipes.runtime.source import Place
 from trainpipes.sources.arrow.take import take_rows
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.schema import plain
+from trainpipes.values.content import table_digest
 
 __all__ = ["HFTable"]
 

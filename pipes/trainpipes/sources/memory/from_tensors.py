@@ -13,11 +13,11 @@ from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.runtime.kinds import Source
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.content import tensor_digest
 from trainpipes.runtime.rows.lone_copy import gathered
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.source import Place
 from trainpipes.shown import shown
+from trainpipes.values.content import tensor_digest
 
 __all__ = ["FromTensors"]
 

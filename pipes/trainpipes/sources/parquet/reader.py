@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from trainpipes.errors import DataError, TrainpipesError, UnreachableError
-from trainpipes.runtime.rows.utf8 import replaced
 from trainpipes.runtime.source import Place
 from trainpipes.sources.files.each_file import reason
 from trainpipes.sources.files.file_errors import changed, gone, unreachable, unreadable
@@ -29,6 +28,7 @@ from trainpipes.sources.parquet.folders import repeated
 from trainpipes.sources.parquet.index import parse_footer
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
+from trainpipes.values.utf8 import replaced
 
 if TYPE_CHECKING:
     from trainpipes.sources.parquet.read_parquet import ParquetSource

@@ -53,7 +53,8 @@ class ReadWebdataset(FileReader):
 
     In: files, from ``list_files``; a folder stands for its ``.tar`` files, and those with ``.gz``, ``.zst``,
     ``.bz2`` or ``.xz`` behind. Out: rows as Arrow, with the key as ``__key__`` and a column of bytes for each
-    extension, as they are stored: decode them by ``map``. Cursor: which block, and how many rows of it.
+    extension, as they are stored: ``decode_image`` or a ``map`` decodes them. Cursor: which block, and how
+    many rows of it.
 
     The headers of all members are read once, about 5 µs each; of an archive that is compressed or on a
     server all bytes are, once. What they say is kept for later starts (``index``), so that these read

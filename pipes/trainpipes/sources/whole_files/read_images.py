@@ -48,8 +48,7 @@ class ReadImages(FileReader):
     ``.bmp``, ``.pgm``, ``.tif``, ``.tiff``, ``.webp``). Out: rows with ``path``, ``bytes``, and with
     ``labels="folder"``, ``class`` and ``label``: the name of the folder right below the one that was listed,
     and its number among those in the order of their names. Rows then come class by class, as in torchvision's
-    ``ImageFolder``. Images are not decoded: do so in a ``map``, after the shuffle. Cursor, cost: as
-    ``read_bytes``.
+    ``ImageFolder``. ``decode_image`` decodes them, after the shuffle. Cursor, cost: as ``read_bytes``.
 
     Args:
         labels: "folder"; or the path of a CSV with a column of the images' names (``file_name``,

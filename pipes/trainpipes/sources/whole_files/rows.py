@@ -21,7 +21,6 @@ from trainpipes.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import UnreadableError
 from trainpipes.order import IntArray
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.content import table_digest
 from trainpipes.runtime.source import Place
 from trainpipes.sources.files.file_errors import changed, check_unchanged, gone, unreadable
 from trainpipes.sources.files.file_rows import cut_evenly
@@ -29,6 +28,7 @@ from trainpipes.sources.files.list_files import FileList, digests
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import waiting
 from trainpipes.sources.remote.retry import Requests
+from trainpipes.values.content import table_digest
 
 __all__ = ["BLOCK_ROWS", "WholeFiles", "no_columns"]
 

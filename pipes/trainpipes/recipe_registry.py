@@ -1,0 +1,180 @@
+"""``recipe``: prebuilt pipelines by name; ``recipes``: which there are.
+
+A recipe is a function that returns a ``Pipeline``. Packages offer theirs as entry points of the group
+``trainpipes.recipes``; so does the one that comes with this library, which imports none of them
+itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ParamSpec
+
+from trainpipes.errors import ConfigError
+from trainpipes.naming import nearest
+from trainpipes.pipeline import Pipeline
+from trainpipes.recipe_table import RecipeSummary, RecipeTable
+from trainpipes.runtime.options import spelt
+from trainpipes.shown import shown
+
+__all__ = ["GROUP", "recipe", "recipes", "renamed"]
+
+P = ParamSpec("P")
+
+#: Kinds of parameters that can be given by name.
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+#: The entry point group in which packages offer recipes.
+GROUP = "trainpipes.recipes"
+
+
+def recipe(name: str, /, **options: Any) -> Pipeline:
+    """The pipeline of a recipe that is installed.
+
+    Args:
+        name: of the recipe: "sft", "seq2seq", or one that another package offers.
+        options: the recipe's own, by name.
+
+    Raises:
+        ConfigError: no recipe has that name, it cannot be imported, or it does not take these
+            options.
+
+    >>> import trainpipes as tp
+    >>> sums = tp.from_dataset([{"question": "1 + 1?", "answer": "2"}] * 8)
+    >>> batch, *_ = tp.recipe("sft", files=sums, tokenizer="bytes", batch_size=4)
+    >>> batch["input_ids"].shape
+    torch.Size([4, 8])
+    """
+    build = _load(_find(name))
+    _check(name, inspect.signature(build), options)
+    pipeline = build(**options)
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(
+            f"recipe {name!r} returns a trainpipes Pipeline, got {type(pipeline).__name__} from "
+            f"{build.__module__}.{build.__qualname__}"
+        )
+    return pipeline
+
+
+def recipes() -> RecipeTable:
+    """The recipes that are installed: name, the first line of what it does, its options. Imports them all.
+
+    >>> import trainpipes as tp
+    >>> [recipe.name for recipe in tp.recipes() if recipe.name in ("seq2seq", "sft")]
+    ['seq2seq', 'sft']
+    """
+    return RecipeTable(_summary(name, points) for name, points in _installed().items())
+
+
+class RecipeDoc(str):
+    """``recipe``'s docstring, with the recipes that are installed when it is shown: reading all of
+    theirs takes longer than importing this package."""
+
+    __slots__ = ()
+
+    def expandtabs(self, tabsize: Any = 8) -> str:  # with which inspect.getdoc starts
+        listed = textwrap.indent(repr(recipes()), "    ")
+        return f"{self}\n\n    Installed are:\n\n{listed}\n".expandtabs(tabsize)
+
+
+recipe.__doc__ = RecipeDoc(recipe.__doc__)
+
+
+def renamed(**names: str) -> Callable[[Callable[P, Pipeline]], Callable[P, Pipeline]]:
+    """Have a recipe know older names of its options, which are warned about.
+
+    Args:
+        names: the name now of each older one.
+    """
+
+    def knowing(build: Callable[P, Pipeline]) -> Callable[P, Pipeline]:
+        @functools.wraps(build)
+        def built(*args: P.args, **options: P.kwargs) -> Pipeline:
+            return build(*args, **spelt(build.__name__, names, options))
+
+        return built
+
+    return knowing
+
+
+def _check(name: str, signature: inspect.Signature, options: dict[str, Any]) -> None:
+    parameters = signature.parameters
+    plain = [p.replace(annotation=p.empty) for p in parameters.values()]
+    shown = f"{name}{inspect.Signature(plain)}"
+    if not any(p.kind is p.VAR_KEYWORD for p in plain):
+        for option in options:
+            if option not in parameters:
+                raise ConfigError(
+                    f"recipe {name!r} has no option {option!r}{nearest(option, list(parameters))}; it "
+                    f"is {shown}"
+                )
+    needed = [p.name for p in plain if p.default is p.empty and p.kind in BY_NAME]
+    missing = [option for option in needed if option not in options]
+    if missing:
+        raise ConfigError(f"recipe {name!r} needs {' and '.join(missing)}; it is {shown}")
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"recipe {name!r}: {error}; it is {shown}") from None
+
+
+def _installed() -> dict[str, list[EntryPoint]]:
+    """All recipes by name, sorted; those that several packages offer under one name together."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        # A source tree and an installed copy of it may both be on the path.
+        found.setdefault(point.name, {}).setdefault(point.value, point)
+    return {name: list(found[name].values()) for name in sorted(found)}
+
+
+def _summary(name: str, points: list[EntryPoint]) -> RecipeSummary:
+    if len(points) > 1:
+        places = " and ".join(point.value for point in points)
+        return RecipeSummary(name, f"offered more than once, as {places}", ())
+    try:
+        build = _load(points[0])
+    except ConfigError as error:
+        return RecipeSummary(name, str(error), ())
+    first = (inspect.getdoc(build) or points[0].value).splitlines()[0]
+    parameters = inspect.signature(build).parameters.values()
+    options = tuple(str(p.replace(annotation=p.empty)) for p in parameters)
+    return RecipeSummary(name, first, options)
+
+
+def _find(name: str) -> EntryPoint:
+    installed = _installed()
+    if not installed:
+        raise ConfigError(
+            f"no recipe {name!r}: no package that offers recipes is installed, and a source tree "
+            "on the path does not count; pip install it (pip install -e . in the source tree)"
+        )
+    if name not in installed:
+        raise ConfigError(
+            f"no recipe {name!r}{nearest(str(name), list(installed))}; installed are "
+            f"{', '.join(installed)}"
+        )
+    if len(installed[name]) > 1:
+        places = " and ".join(point.value for point in installed[name])
+        raise ConfigError(
+            f"recipe {name!r} is offered more than once, as {places}; import the one you mean"
+        )
+    return installed[name][0]
+
+
+def _load(point: EntryPoint) -> Callable[..., Any]:
+    try:
+        build = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"recipe {point.name!r} is installed as {point.value}, which cannot be imported: {error}"
+        ) from error
+    if not callable(build):
+        raise ConfigError(
+            f"recipe {point.name!r} is a function that returns a Pipeline, got {shown(build)} at "
+            f"{point.value}"
+        )
+    return build  # type: ignore[no-any-return]

@@ -1,0 +1,88 @@
+"""Names the row whose text is not UTF-8, where a stage fails that makes Python strings or tokens of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes.errors import UnreadableError
+from trainpipes.runtime.rows.block import Block
+from trainpipes.values.utf8 import has_text, is_utf8
+
+__all__ = ["naming_bad_text"]
+
+#: Bytes of a text that a message shows.
+SHOWN = 40
+
+
+class naming_bad_text:
+    """A context that says of which row text could not be decoded.
+
+    Args:
+        block: the rows that are worked on.
+        asker: the stage that does; None for whoever iterates.
+
+    Raises:
+        UnreadableError: instead of what was raised over text of these rows that is not UTF-8.
+    """
+
+    __slots__ = ("_asker", "_block")
+
+    def __init__(self, block: Block, asker: object = None) -> None:
+        self._block = block
+        self._asker = asker
+
+    def __enter__(self) -> None:
+        """Nothing is looked at before something is raised."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        found = _first_bad(self._block.data) if _is_about_text(error) else None
+        if found is None:
+            return
+        asker, (number, name, text) = self._asker, found
+        problem = UnreadableError(
+            f"{'' if asker is None else f'{asker}: '}column {name!r} holds text that is not UTF-8: "
+            f'{text}; write the file as UTF-8, or if it is Parquet, take read_parquet(errors="replace")',
+            stage=None if asker is None else str(asker),
+        )
+        problem._trainpipes = asker and str(asker), int(self._block.ids[number])  # type: ignore[attr-defined]
+        raise problem from error
+
+
+def _is_about_text(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, UnicodeDecodeError | pa.ArrowException):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _first_bad(data: Any) -> tuple[int, str, str] | None:
+    """The first row with text that is not UTF-8, its column, and the text, shortened."""
+    found: tuple[int, str, str] | None = None
+    if not isinstance(data, pa.Table):
+        return None
+    for name, column in zip(data.column_names, data.columns, strict=True):
+        first = 0
+        for chunk in column.chunks:
+            bad = _bad_in(chunk)
+            if bad is not None and (found is None or first + bad[0] < found[0]):
+                found = first + bad[0], name, bad[1]
+            if bad is not None:
+                break
+            first += len(chunk)
+    return found
+
+
+def _bad_in(array: Any) -> tuple[int, str] | None:
+    if not has_text(array.type) or is_utf8(array):
+        return None
+    for row in range(len(array)):  # of nested columns, Arrow has looked at others, too
+        try:
+            array[row].as_py()
+        except UnicodeDecodeError as error:
+            text = bytes(error.object)
+            shown = text[max(0, error.start - SHOWN // 2) :][:SHOWN]
+            return row, f"{shown!r}{'' if len(text) <= SHOWN else ' …'}"
+    return None

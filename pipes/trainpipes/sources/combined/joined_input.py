@@ -1,0 +1,280 @@
+"""One of several pipelines whose rows are read as one source: what ``concat`` and ``zip`` have in common.
+
+``JoiningSource`` is a stage: options, and nothing that runs. A ``JoinedInput`` owns the source of one
+pipeline; any thread may ask it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from trainpipes.errors import ConfigError
+from trainpipes.order import IntArray
+from trainpipes.runtime.caching.cache_key import cache_key
+from trainpipes.runtime.kinds import RunStage, Source
+from trainpipes.runtime.planning.arrange import arrange
+from trainpipes.runtime.planning.as_columns import gives_objects
+from trainpipes.runtime.planning.inputs import Inputs
+from trainpipes.runtime.reading.listed import chain_before
+from trainpipes.runtime.reading.random_access import RandomAccessSource
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.payload import Payload
+from trainpipes.runtime.source import Place, Reader, RowSource, read_rows
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.combined.common_columns import CommonColumns, Joined
+
+__all__ = ["JoinedInput", "JoinedRows", "JoiningSource"]
+
+
+class JoiningSource(Source):
+    """A stage that reads the rows of several pipelines as those of one source.
+
+    Args:
+        pipelines: in this order.
+
+    Attributes:
+        joined: what the rows of each are to those of the others.
+    """
+
+    joined: ClassVar[Joined] = "one sequence"
+
+    pipelines: Sequence[Any]
+
+    def check(self) -> None:
+        self._set(pipelines=tuple(self.pipelines))
+        if not self.pipelines:
+            raise ConfigError(f"{self.name}(...) takes pipelines, got none")
+        for number, pipeline in enumerate(self.pipelines):
+            if not hasattr(pipeline, "stages"):
+                raise ConfigError(
+                    f"{self.name}(...) takes pipelines, got {type(pipeline).__name__}"
+                )
+            if getattr(pipeline, "_ranks", None) is not None:
+                raise ConfigError(
+                    f"{self.name}(...): source {number} is distributed(): put that after {self.name}()"
+                )
+        for number, chain in enumerate(self._chains):
+            _check_chain(chain, number, self.name)
+
+    @cached_property
+    def _chains(self) -> list[Sequence[Stage]]:
+        return [pipeline.stages for pipeline in self.pipelines]
+
+    @property
+    def runs_user_code(self) -> bool:
+        return any(stage.runs_user_code for chain in self._chains for stage in chain)
+
+    @property
+    def in_caller(self) -> bool:  # type: ignore[override]
+        return any(stage.in_caller for chain in self._chains for stage in chain)
+
+    @property
+    def makes_objects(self) -> bool:  # type: ignore[override]
+        return all(map(gives_objects, self._chains))
+
+    @property
+    def has_blocks(self) -> bool:  # type: ignore[override]
+        return all(_opener(chain).has_blocks for chain in self._chains)
+
+    @property
+    def random_access(self) -> bool:  # type: ignore[override]
+        return all(_opener(chain).random_access for chain in self._chains)
+
+    def open(self) -> RowSource:
+        return self.opened([None] * len(self._chains))
+
+    def opened(self, sources: Sequence[RowSource | None]) -> RowSource:
+        """The rows of all; of pipelines whose source is open already, that one's."""
+        chains: dict[int, tuple[Inputs, Sequence[Stage]]] = {}
+        columns = CommonColumns(self.name, str(self), chains, self.joined)
+        found = [
+            JoinedInput(n, chain, source, self.name, columns)
+            for n, (chain, source) in enumerate(zip(self._chains, sources, strict=True))
+        ]
+        chains.update((part.number, (part.inputs, part.inputs.chain.steps)) for part in found)
+        return self.rows_of(found)
+
+    @abstractmethod
+    def rows_of(self, parts: Sequence[JoinedInput]) -> JoinedRows:
+        """The rows of all pipelines, made of those of each."""
+
+    def identity(self) -> dict[str, Any]:
+        chains = [
+            [stage.identity() for stage in chain if stage.role != "files"] for chain in self._chains
+        ]
+        return {"stage": self.name, "sources": chains}
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join('.'.join(map(repr, chain)) for chain in self._chains)})"
+
+
+def _opener(chain: Sequence[Stage]) -> Source:
+    """The stage that opens a chain's source."""
+    found = next((stage for stage in chain if stage.role == "reader"), chain[0])
+    assert isinstance(found, Source)
+    return found
+
+
+def _check_chain(stages: Sequence[Stage], number: int, asker: str) -> None:
+    """Raise ConfigError unless a pipeline of these stages may be one of several."""
+    reader = stages.index(_opener(stages))
+    for stage in stages[:reader][1:]:
+        if stage.role == "shuffle":
+            raise ConfigError(f"{asker}(...): put {stage} after it, where it shuffles all sources")
+    for stage in [*_opener(stages).above(), *stages[reader + 1 :]]:
+        if stage.role in ("take", "skip"):  # of rows in file order, since all others keep each row
+            continue
+        plain = stage.role == "rows" and isinstance(stage, RunStage)
+        if not plain or not stage.keeps_rows or stage.by_epoch:
+            raise ConfigError(
+                f"{asker}(...): {stage} in source {number} does not keep each row as it is read, in every "
+                f"epoch: put {stage.name}() after {asker}(), for all sources"
+            )
+
+
+class JoinedRows(RowSource):
+    """The rows of several pipelines. Can be pickled if their sources can.
+
+    Args:
+        stage: which opens it.
+        parts: of each pipeline.
+    """
+
+    def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
+        self.stage = stage
+        self.parts = parts
+        self.joined_inputs = [part.inputs for part in parts]
+
+    def __reduce__(self) -> Any:
+        return _reopened, (self.stage, [part.source for part in self.parts])
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"sources": [part.source.fingerprint() for part in self.parts]}
+
+
+def _reopened(stage: JoiningSource, sources: Sequence[RowSource]) -> RowSource:
+    return stage.opened(sources)
+
+
+class JoinedInput:
+    """The rows of one of the pipelines, in blocks, with the stages that they go through.
+
+    Args:
+        number: of the pipeline, from 0.
+        stages: of the pipeline.
+        source: the pipeline's, if it is open already.
+        asker: the name of the stage that joins them, for messages.
+        columns: of the rows of all.
+
+    Attributes:
+        inputs: what the pipeline reads.
+        source: its source.
+        lengths: rows of each block that are used: all, but for ``take`` and ``skip``. int64 ``[blocks]``.
+        edges: number of the first of these, and of all, int64 ``[blocks + 1]``.
+        skipped: rows of the source before the first one that is used.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        stages: Sequence[Stage],
+        source: RowSource | None,
+        asker: str,
+        columns: CommonColumns,
+    ) -> None:
+        self.number = number
+        self.columns = columns
+        self.inputs = Inputs(arrange([stage.fresh() for stage in stages]), source)
+        if not isinstance(self.inputs.source, RowSource):
+            raise ConfigError(
+                f"{asker}(...) takes sources whose rows are counted before they are read, and source "
+                f"{number}, {self.inputs.chain.stages[0]}, is a stream: "
+                + (
+                    "chain the iterables yourself, or write them to files first"
+                    if asker == "concat"
+                    else "write its rows to files first, by write_parquet()"
+                )
+            )
+        self.source = self.inputs.source
+        self._asker = asker
+        blocks = self.inputs.blocks
+        self._starts = blocks.firsts[:-1] + blocks.begins  # each block's first row that is used
+        self._begins = blocks.begins
+        self.lengths = blocks.lengths
+        self.edges: IntArray = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+        used = np.flatnonzero(self.lengths)
+        self.skipped = int(self._starts[used[0]]) if len(used) else 0
+        self._apply = chain_before(self.inputs.chain.steps)
+        self._key: list[Any] | None = None
+
+    def read(self, reader: Reader, block: int, start: int, stop: int, first: int) -> Payload:
+        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages.
+
+        Args:
+            reader: of the source.
+            block: which.
+            start: the first row.
+            stop: the row after the last.
+            first: the number of this input's first row among those of all.
+        """
+        begin, own = int(self._begins[block]), int(self._starts[block])
+        data = read_rows(self.source, reader, block, begin + start, begin + stop)
+        return self.finished(data, np.arange(own + start, own + stop, dtype=np.int64), first)
+
+    def take(self, index: IntArray, first: int) -> Payload:
+        """Rows by number, of a source that has random access."""
+        assert isinstance(self.source, RandomAccessSource)
+        own = index + self.skipped
+        return self.finished(self.source.take(own), own, first)
+
+    def finished(self, data: Payload, rows: IntArray, first: int) -> Payload:
+        """Rows of the source after the pipeline's stages.
+
+        Args:
+            data: the rows.
+            rows: their numbers in file order within the source, int64 ``[rows]``.
+            first: as ``read`` takes it.
+        """
+        try:
+            return self.columns.of(self.number, self._apply(Block(data, rows))).data
+        except Exception as error:
+            mark = getattr(error, "_trainpipes", None)
+            if mark is not None and mark[1] is not None:
+                if not hasattr(error, "_place"):
+                    error._place = self.inputs.place_of(mark[1])  # type: ignore[attr-defined]
+                error._trainpipes = (mark[0], mark[1] - self.skipped + first)  # type: ignore[attr-defined]
+            raise
+
+    def place(self, row: int) -> Place:
+        """Where one of the rows that are used stands."""
+        return self.inputs.place_of(row + self.skipped)
+
+    def block_key(self, block: int) -> list[Any] | None:
+        """What tells the rows that a block gives from any others."""
+        key = self.source.block_key(block)
+        if key is None:
+            return None
+        if self._key is None:  # once: what functions hold may change from call to call
+            chain = self.inputs.chain
+            stages = chain.stages[chain.stages.index(chain.opener) :]
+            types = self.inputs.first_keys() if any(stage.finds_types for stage in stages) else []
+            self._key = [*cache_key(stages, self._asker), types]
+        changed = self.columns.changed(self.number)
+        return [key, self._key] if changed is None else [key, self._key, changed]
+
+    @cached_property
+    def block_bytes(self) -> Any:
+        """Bytes of each block's rows that are used, float64 ``[blocks]``; None if they are not known."""
+        source = self.source
+        if source.block_bytes is not None:
+            return source.block_bytes * (self.lengths / np.maximum(1, source.lengths))
+        return None
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Lines for ``explain()``."""
+        return [(f"  {self.number}: {label}", text) for label, text in self.source.describe()]

@@ -1,0 +1,438 @@
+"""``mix``: rows of several pipelines, by weights.
+
+The stage: its options, checked, and what they come to for sources of given sizes. It owns nothing that runs;
+the thread that plans calls it. How rows are mixed is in ``trainpipes.sources.mixed``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, fields
+from fractions import Fraction
+from functools import cached_property, partial
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+
+from trainpipes.checks import column_name, whole_number
+from trainpipes.errors import ConfigError, DataError, TrainpipesError
+from trainpipes.fair_queue import common_total, whole_weights
+from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import MixingSource, RunStage
+from trainpipes.runtime.options import identify, show
+from trainpipes.runtime.planning.arrange import arrange
+from trainpipes.runtime.planning.as_columns import gives_objects
+from trainpipes.runtime.planning.inputs import Inputs
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.planning.schemas import Schemas
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.source import RowSource, RowStream
+from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
+from trainpipes.sources.combined.common_columns import CommonColumns
+from trainpipes.sources.mixed.mix_changes import change_mix
+from trainpipes.sources.mixed.mix_rules import MixRules, Stop
+from trainpipes.sources.mixed.mix_weights import (
+    Schedule,
+    by_size,
+    checked_schedule,
+    checked_weights,
+    steps_of,
+)
+from trainpipes.sources.mixed.mixture import Mixture
+from trainpipes.stages.repeat import Repeat
+from trainpipes.stages.token_columns import lengths_of
+from trainpipes.state import Position
+
+__all__ = ["Mix"]
+
+#: Where an epoch ends, for ``explain()``.
+_ENDS = {
+    "all_exhausted": "an epoch ends when each has been gone through",
+    "first_exhausted": "an epoch ends with the first that has been gone through",
+    "repeat": "without an end",
+}
+#: What a stage that cannot stand in a source is to do instead.
+_ELSEWHERE = {
+    "shard": "put it after mix(): it deals all sources",
+    "batch": "put it after mix(): micro-batches are of mixed rows",
+    "finish": "put it after mix() and batch()",
+    "repeat": 'leave it out: sources start again by themselves; see mix(stop="repeat")',
+    "place": "put it at the end of the chain, after mix()",
+}
+
+
+class Mix(MixingSource):
+    """Mixes the rows of several pipelines, each with its share.
+
+    In: pipelines of rows, by name, each with its own filters, shuffle, cache and so on. Out: their rows,
+    interleaved. ``sharding_filter``, ``batch`` and what comes after them stand above. All sources have the
+    same columns.
+
+    In each shard, a source's part of the first n rows never differs from its share by a whole row, for any n;
+    by tokens, never by more than the longest row (see ``trainpipes.fair_queue`` for the rule and its
+    sources). Nothing is random in it. Shards are out of phase, so that over all of them the parts stay closer
+    still.
+
+    Cursor: each source's own, and how far it is ahead of its share. Costs about 0.5 us a row to choose, far
+    less where weights are short decimal numbers, and a gather of the rows. Each source has windows of its
+    own: the memory of their shuffles adds up.
+
+    Args:
+        sources: pipelines by name. Names say which is which in errors and checkpoints.
+        weights: a number for each source, in proportion to its share; 0 leaves it out. If left out, the
+            numbers of rows in the sources.
+        by: what is counted: "rows", or "tokens".
+        tokens: with ``by="tokens"``, the column that is counted: of lists, by their lengths, or of integers
+            that say how long a row is. An empty row counts as one token.
+        temperature: T, without ``weights``: shares are in proportion to ``size ** (1 / T)``. At 1 every row
+            comes as often as any other; above, small sources come more often.
+        repetitions: how many times each source may be read in an epoch of the mix, by name (or one number for
+            all); after that it leaves, and its share goes to the others. No limit if left out.
+        stop: where an epoch of the mix ends, in each shard:
+
+            - "all_exhausted": when each source has been read once. Those that end earlier start again, in
+              another order, so that every row comes at least once.
+            - "first_exhausted": when the first source ends (with its ``repetitions``), so that no row comes
+              twice.
+            - "repeat": nowhere. Steps are counted, as with ``repeat()``.
+        schedule: weights that change during an epoch of the mix: a list of ``(draws, weights)``, where draws
+            counts rows or tokens of all shards together. ``weights`` hold until its first step.
+        interpolation: between the steps of a schedule: "constant", or "linear" for weights that move
+            from each step to the next in 64 small ones.
+        column: a column to add, with the name of each row's source.
+
+    Raises:
+        ConfigError: a weight is missing, negative or no number; a pipeline has a stage that stands above.
+        DataError: a source has no rows.
+        SchemaError: the sources have different columns; names both.
+
+    >>> import trainpipes as tp
+    >>> web, code = tp.from_iterable(lambda: "abcdefg"), tp.from_iterable(lambda: "12345")
+    >>> "".join(tp.mix({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3}))
+    'abc1de2fg3abc4de5'
+    """
+
+    sources: Mapping[str, Any]
+    _: KW_ONLY
+    weights: Mapping[str, float] | None = None
+    by: Literal["rows", "tokens"] = "rows"
+    tokens: str = "input_ids"
+    temperature: float | None = None
+    repetitions: Mapping[str, int | None] | int | None = None
+    stop: Stop = "all_exhausted"
+    schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
+    interpolation: Literal["constant", "linear"] = "constant"
+    column: str | None = None
+
+    def check(self) -> None:
+        if not isinstance(self.sources, Mapping) or not self.sources:
+            raise ConfigError(
+                f"mix(sources) is a dict of pipelines by name, one or more, got {shown(self.sources)}"
+            )
+        self._set(sources=dict(self.sources))
+        for name, pipeline in self.sources.items():
+            if not isinstance(name, str) or not name:
+                raise ConfigError(f"mix(sources): names are strings, got {shown(name)}")
+            _check_source(name, pipeline, self.stop)
+        column_name(self.tokens, "mix(tokens)")
+        if self.column is not None:
+            column_name(self.column, "mix(column)")
+        weights, schedule = self._weights, self._schedule
+        if schedule:
+            if (schedule[0][0] == 0) != (weights is None):
+                raise ConfigError(
+                    "mix(schedule) starts at 0, or later and mix(weights) hold before; got a start at "
+                    f"{schedule[0][0]} {'with' if weights else 'without'} weights"
+                )
+        elif self.interpolation != "constant":
+            raise ConfigError(
+                "mix(interpolation) is between the steps of a schedule, and there is none"
+            )
+        if self.temperature is not None:
+            good = isinstance(self.temperature, Real) and not isinstance(self.temperature, bool)
+            if not good or not 0 < self.temperature < math.inf:
+                raise ConfigError(
+                    f"mix(temperature) is a number above 0, got {shown(self.temperature)}"
+                )
+            if weights is not None or schedule:
+                raise ConfigError(
+                    "mix(temperature) makes weights of the sources' sizes: leave it out, or weights and "
+                    "schedule"
+                )
+        limits = self._repetitions
+        if self.stop == "repeat":
+            last = schedule[-1][1] if schedule else weights
+            if not any(limits[n] is None and (last is None or last[n]) for n in limits):
+                raise ConfigError(
+                    'mix(stop="repeat") has no end, so that a source needs a weight at the end and no limit '
+                    f"of repetitions; got repetitions={self.repetitions!r}"
+                )
+
+    @cached_property
+    def _weights(self) -> dict[str, Fraction] | None:
+        if self.weights is None:
+            return None
+        return checked_weights(self.weights, list(self.sources), "mix(weights)")
+
+    @cached_property
+    def _schedule(self) -> Schedule:
+        return [] if self.schedule is None else checked_schedule(self.schedule, list(self.sources))
+
+    @cached_property
+    def _repetitions(self) -> dict[str, int | None]:
+        return _limits(self.repetitions, list(self.sources))
+
+    @property
+    def endless(self) -> bool:  # type: ignore[override]
+        return self.stop == "repeat"
+
+    @property
+    def runs_user_code(self) -> bool:
+        return any(stage.runs_user_code for p in self.sources.values() for stage in p.stages)
+
+    @property
+    def in_caller(self) -> bool:  # type: ignore[override]
+        return any(stage.in_caller for p in self.sources.values() for stage in p.stages)
+
+    @property
+    def makes_objects(self) -> bool:  # type: ignore[override]
+        return all(gives_objects(pipeline.stages) for pipeline in self.sources.values())
+
+    def settle(self, threads: int) -> None:
+        for part in self.plan_inputs.mixed.values():
+            for stage in part.chain.stages:
+                stage.settle(threads)
+
+    # The sources
+
+    def open(self) -> Mixture:
+        sources, sizes, data = {}, {}, {}
+        for name, pipeline in self.sources.items():
+            with _named(name):
+                plan = Plan.of([stage.fresh() for stage in pipeline.stages])
+                size = plan.counts.batches_in_epoch if plan.counts.known else None
+                if size == 0 or plan.inputs.epoch_rows == 0:
+                    raise DataError(f"{plan.chain.stages[0]} has no rows: leave it out of the mix")
+                data[name] = plan.inputs.source.fingerprint()
+            sources[name], sizes[name] = plan.inputs.source, size
+        rules = self._rules(sizes)
+        return Mixture(sources, sizes, data, rules, self._lines(rules, sizes, sources))
+
+    def parts(self, mixed: Inputs) -> dict[str, Inputs]:
+        above: list[Stage] = [Repeat()]
+        if mixed.chain.shard is not None:
+            above.insert(0, mixed.chain.shard.replaced(tail="even"))
+        mixture = mixed.source
+        assert isinstance(mixture, Mixture)
+        found: dict[str, Inputs] = {}
+        chains: dict[str, tuple[Inputs, Sequence[Stage]]] = {}
+        columns = CommonColumns("mix", str(self), chains)
+        for name, pipeline in sorted(self.sources.items()):
+            alike = _Alike(columns, name)
+            with _named(name):
+                stages = [stage.fresh() for stage in pipeline.stages]
+                stages += [alike, *(stage.fresh() for stage in above)]
+                found[name] = part = Inputs(arrange(stages), mixture.sources[name])
+            steps = part.chain.steps
+            chains[name] = part, steps[: steps.index(alike)]
+            size = mixture.sizes[name]
+            shards = mixed.chain.num_shards
+            if self.stop == "first_exhausted" and (size or math.inf) < shards:
+                raise DataError(
+                    f"{self}: source {name!r} has {size} rows, so that some of {shards} shards "
+                    'have none: lower num_shards in sharding_filter(), or take mix(stop="all_exhausted")'
+                )
+        return found
+
+    def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
+        change_mix(saved, now, position)
+
+    # Weights
+
+    def _rules(self, sizes: Mapping[str, int | None]) -> MixRules:
+        """How sources of these sizes are mixed."""
+        names = tuple(sorted(self.sources))
+        points = list(self._schedule)
+        if not points or points[0][0] > 0:
+            points.insert(0, (0, self._weights or self._by_size(sizes)))
+        steps = steps_of(points, self.interpolation == "linear")
+        weights = [[step[name] for name in names] for _, step in steps]
+        leaves = any(limit is not None for limit in self._repetitions.values())
+        total = common_total(weights, leaves and self.stop != "first_exhausted")
+        return MixRules(
+            names,
+            tuple(start for start, _ in steps),
+            tuple(whole_weights(w, total) for w in weights),
+            tuple(self._repetitions[name] for name in names),
+            self.stop,
+            partial(_tokens, self.tokens, self) if self.by == "tokens" else None,
+            self.column,
+            self,
+        )
+
+    def _by_size(self, sizes: Mapping[str, int | None]) -> dict[str, Fraction]:
+        counted = {name: size for name, size in sizes.items() if size is not None}
+        unknown = [name for name in sizes if name not in counted]
+        if self.by == "tokens" or unknown:
+            why = (
+                f"how many rows {unknown[0]!r} has is not known in advance"
+                if unknown
+                else "how many tokens the sources have is not known"
+            )
+            raise ConfigError(
+                f"mix() without weights takes the sources' numbers of rows, and {why}: give "
+                f"weights={{{', '.join(f'{name!r}: ...' for name in sizes)}}}"
+            )
+        return by_size(counted, self.temperature)
+
+    def _lines(
+        self,
+        rules: MixRules,
+        sizes: Mapping[str, int | None],
+        sources: Mapping[str, RowSource | RowStream],
+    ) -> list[tuple[str, str]]:
+        """Each source's share and size, for ``explain()``."""
+        rows = _epoch_rows(rules, sizes)
+        lines = [("mix", f"{len(rules.names)} sources by {self.by}; {_ENDS[self.stop]}")]
+        for name in self.sources:
+            i = rules.names.index(name)
+            shares = [step[i] / sum(step) for step in rules.steps]
+            said = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
+            size = sizes[name]
+            said += " of an uncounted number of rows" if size is None else f", {size:,} rows"
+            if rows is not None and size:
+                times = rows * shares[0] / size
+                limit = rules.repetitions[i]
+                times = times if limit is None else min(times, limit)
+                said += f", gone through {times:.2f} times in an epoch of the mix"
+            lines.append((f"  {name}", said))
+            lines += [(f"    {label}", text) for label, text in sources[name].describe()]
+        return lines
+
+    # The record
+
+    def identity(self) -> dict[str, Any]:
+        found = {k: identify(v) for k, v in self.options.items() if k != "sources"}
+        if found["by"] == "rows":
+            del found["tokens"]
+        found = {k: v for k, v in found.items() if v is not None}
+        return {"stage": self.name, **found, "sources": self._identities}
+
+    @cached_property
+    def _identities(self) -> dict[str, Any]:
+        opened = self.plan_inputs.source.sources
+        plans = {
+            name: Plan.of([stage.fresh() for stage in p.stages], opened[name], Schemas())
+            for name, p in self.sources.items()
+        }
+        return {name: json.loads(plan.identity)["stages"] for name, plan in plans.items()}
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, pipeline in self.sources.items():
+            text = ".".join(map(repr, pipeline.stages))
+            shown.append(f"{name!r}: {text if len(text) <= 60 else text[:56] + ' ...'}")
+        said = [
+            f"{field.name}={show(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.name != "sources" and getattr(self, field.name) != field.default
+        ]
+        return f"mix({', '.join(['{' + ', '.join(shown) + '}', *said])})"
+
+
+class _Alike(RunStage):
+    """Makes of a pipeline's rows what goes together with those of others.
+
+    Args:
+        columns: of all pipelines.
+        part: which pipeline this is.
+    """
+
+    thread_safe = True
+    holds_data = True
+
+    columns: Any
+    part: str
+
+    def process(self, run: Run) -> Run:
+        return run.with_block(self.columns.of(self.part, run.block))
+
+    def __repr__(self) -> str:
+        return str(self.columns._stage)
+
+
+def _tokens(column: str, mix: Mix, block: Block) -> IntArray:
+    return np.maximum(1, lengths_of(block, column, mix))
+
+
+def _epoch_rows(rules: MixRules, sizes: Mapping[str, int | None]) -> float | None:
+    """About how many rows an epoch of the mix has, where that follows from sizes and weights."""
+    counted = [sizes[name] for name in rules.names]
+    if rules.stop == "repeat" or rules.lengths is not None or len(rules.steps) > 1:
+        return None
+    if any(size is None for size in counted):
+        return None
+    limits = [limit or 1 for limit in rules.repetitions]
+    total, weights = sum(rules.steps[0]), rules.steps[0]
+    ends = [
+        (size or 0) * total / weight * (limit if rules.stop == "first_exhausted" else 1)
+        for size, weight, limit in zip(counted, weights, limits, strict=True)
+        if weight
+    ]
+    return min(ends) if rules.stop == "first_exhausted" else max(ends)
+
+
+def _limits(repetitions: Any, names: Sequence[str]) -> dict[str, int | None]:
+    """How often each source may be gone through."""
+    if repetitions is None or not isinstance(repetitions, Mapping):
+        repetitions = dict.fromkeys(names, repetitions)
+    unknown = [name for name in repetitions if name not in names]
+    if unknown:
+        raise ConfigError(
+            f"mix(repetitions): there is no source {unknown[0]!r} (sources: {', '.join(names)})"
+        )
+    for limit in repetitions.values():
+        if limit is not None:
+            whole_number(
+                limit, 1, "mix(repetitions)", "times that a source is gone through, or None"
+            )
+    return {name: repetitions.get(name) for name in names}
+
+
+def _check_source(name: str, pipeline: Any, stop: str) -> None:
+    if not hasattr(pipeline, "stages") or not hasattr(pipeline, "then"):
+        raise ConfigError(
+            f"mix(sources): {name!r} is a pipeline, such as list_files(...).read_parquet(), got "
+            f"{shown(pipeline)}"
+        )
+    if getattr(pipeline, "_ranks", None) is not None:
+        raise ConfigError(f"mix(sources): {name!r} is distributed(): put that after mix()")
+    stages = pipeline.stages
+    for stage in stages:
+        if stage.role in _ELSEWHERE:
+            raise ConfigError(f"mix(sources): {name!r} has {stage}: {_ELSEWHERE[stage.role]}")
+    if getattr(stages[0], "makes_batches", False):
+        raise ConfigError(
+            f"mix(sources): {name!r} gives batches ({stages[0]}): mix rows, and batch() them after mix()"
+        )
+    if getattr(stages[0], "endless", False) and stop != "repeat":
+        raise ConfigError(
+            f"mix(sources): {name!r} is a mix without an end, and stop={stop!r} would wait for it: take "
+            'stop="repeat" here, or another stop there'
+        )
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Says in errors which source they are about."""
+    try:
+        yield
+    except TrainpipesError as error:
+        error.message = f"mix(sources): {name!r}: {error.message}"
+        raise

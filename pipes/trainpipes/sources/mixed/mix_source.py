@@ -1,0 +1,175 @@
+"""One source of a mix: where its next row stands in each shard.
+
+The only module of the mix that knows how the shards of a pipeline are read: by ``ShardOpener`` and
+``ShardRuns``. A ``MixSource`` belongs to one pass in one process, a ``SourceRows`` to one shard of it; the
+thread that makes that shard's next run calls it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainpipes.errors import TrainpipesError
+from trainpipes.runtime.planning.check_state import leads
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.shards.opener import RUN_ROWS, ShardOpener
+from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
+
+if TYPE_CHECKING:
+    from trainpipes.sources.mixed.mixture import Mixture
+
+__all__ = ["MixSource", "SourceRows", "is_place"]
+
+#: A source's cursor before so many more of its rows; None at the start of a pass.
+CursorAfter = Callable[[int], "dict[str, Any] | None"]
+
+
+class MixSource:
+    """One source, for the shards of one process.
+
+    Args:
+        name: of the source.
+        plan: of the source.
+        mixture: that it is part of.
+        pool: reads ahead.
+        epoch: of the mix, in which the pass begins.
+        shards: how many there are in this process.
+        share: of the mix's rows that are this source's, at most.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        mixture: Mixture,
+        pool: Pool | None,
+        epoch: int,
+        shards: int,
+        share: float,
+    ) -> None:
+        self.name = name
+        self._mixture = mixture
+        windows = plan.windows(pool, epoch)
+        sharing = max(1, round(shards / max(2 * share, 0.01)))
+        # Runs are as long as the share asks for: others wait for the last row of each.
+        most = max(16, math.ceil(2 * share * RUN_ROWS))
+        self.opener = ShardOpener(plan, windows, sharing, most)
+
+    def expect(self, shard: int, epoch: int, cursor: dict[str, Any] | None) -> None:
+        """Keep the windows that a shard needs from a cursor on."""
+        if cursor is None or not cursor.get("gone"):
+            ShardRuns(self.opener, shard, epoch, cursor)
+
+    def mixed(self, block: Block) -> tuple[Block, list[int]]:
+        """Rows of the source as rows of the mix, and their tokens, where those are counted."""
+        block.ids = self._mixture.ids.of(self.name, block.ids)
+        lengths = self._mixture.rules.lengths
+        return block, [] if lengths is None else lengths(block).tolist()
+
+    def named(self, error: Exception) -> None:
+        """Say in an error from below which source it is about."""
+        stage, row = getattr(error, "_trainpipes", (None, None))
+        if row is not None:
+            own = self._mixture.ids.of(self.name, np.array([row], dtype=np.int64))
+            error._trainpipes = stage, int(own[0])  # type: ignore[attr-defined]
+        elif isinstance(error, TrainpipesError):
+            error.source = error.source or self.name
+            error.message = f"{error.message} (in source {self.name!r} of a mix)"
+        else:
+            error.add_note(f"in source {self.name!r} of a mix")
+
+    def close(self) -> None:
+        """Let go of all rows: the pass is over."""
+        self.opener.windows.close()
+
+
+class SourceRows:
+    """The rows of one source in one shard: those that are ready, and where the next one stands.
+
+    Args:
+        source: of the mix.
+        shard: which shard.
+        epoch: of the mix, a pass of the source.
+        cursor: of the source's next row; None for the pass's start.
+
+    Attributes:
+        left: rows that are ready; who takes some says so here.
+        passes: times gone through before the next row.
+        gone: whether the source has left the mix in this epoch.
+    """
+
+    def __init__(
+        self, source: MixSource, shard: int, epoch: int, cursor: dict[str, Any] | None
+    ) -> None:
+        self.gone = cursor is not None and bool(cursor.get("gone"))
+        self.left = self.passes = 0
+        self._source = source
+        self._start = cursor
+        self._first_epoch = source.opener.plan.chain.first_epoch(epoch)
+        self._runs = None if self.gone else ShardRuns(source.opener, shard, epoch, cursor)
+        self._made: PlacedRun | None = None
+        self._block: Block | None = None
+        self._lengths: list[int] = []
+        self._begin = 0  # of those rows of the block that are taken and not given away yet
+        self._pieces: list[Block] = []  # taken from blocks before
+
+    def fill(self) -> None:
+        """Have a row ready, or more."""
+        assert self._runs is not None
+        self._put_by()
+        try:
+            made = self._runs.next()
+            assert made.run is not None
+            block = made.run.block
+        except Exception as error:
+            self._source.named(error)
+            raise
+        self._block, self._lengths = self._source.mixed(block.slice(made.first, made.last))
+        self._made = made.without_rows()
+        self.left, self._begin = made.last - made.first, 0
+        self.passes = self._runs.epoch - self._first_epoch
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of the rows that are ready, where they are counted."""
+        return self._lengths[len(self._lengths) - self.left :]
+
+    def taken(self) -> list[Block]:
+        """The rows that were taken since this was last asked."""
+        self._put_by()
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _put_by(self) -> None:
+        if self._block is not None:
+            end = len(self._block) - self.left
+            if end > self._begin:
+                self._pieces.append(self._block.slice(self._begin, end))
+            self._begin = end
+
+    def cursor_after(self) -> CursorAfter:
+        """Gives the cursors of the next rows that are ready, which hold none of these rows."""
+        if self._made is None:
+            start = self._start
+            return lambda _: start
+        return partial(_place, self._made, self._made.last - self.left, self.gone)
+
+
+def _place(made: PlacedRun, used: int, gone: bool, count: int) -> dict[str, Any]:
+    used += count
+    found = {**made.place(used), "at": made.at + used - made.first}
+    return {**found, "gone": True} if gone else found
+
+
+def is_place(plan: Plan, shard: int, epoch: int, cursor: Any) -> bool:
+    """Whether a source's cursor may be one of a shard's, as far as can be told."""
+    if not isinstance(cursor, dict) or cursor.get("gone", True) is not True:
+        return False
+    return leads(plan, shard, epoch, {k: v for k, v in cursor.items() if k != "gone"})

@@ -1,0 +1,265 @@
+"""The rows of several pipelines as one source, and what reads them in one process.
+
+A ``Mixture`` is immutable, and any thread may ask it. A ``MixWindows`` owns the windows of all sources for
+one pass; the threads that make runs call it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.cursor import is_count
+from trainpipes.errors import SchemaError
+from trainpipes.order import IntArray
+from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.planning.inputs import Inputs
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.source import MixedWindows, Place, RowMixture, RowSource, RowStream
+from trainpipes.sources.mixed.mix_rules import MixRules
+from trainpipes.sources.mixed.mix_runs import MixRuns
+from trainpipes.sources.mixed.mix_source import MixSource, is_place
+from trainpipes.values.row_types import NoColumn, unite
+
+__all__ = ["MixedIds", "Mixture"]
+
+#: Rows or tokens by which a source may be ahead, at most; it is a row's length, about.
+MOST_AHEAD = 1 << 40
+#: Bits of a row's number that are its own, and that tell its source.
+ROW_BITS = 40
+TAG_BITS = 23
+ROW_MASK = (1 << ROW_BITS) - 1
+
+#: Names that lead to a source, from the outermost mix inwards.
+Path = tuple[str, ...]
+
+
+class Mixture(RowMixture):
+    """The rows of several pipelines.
+
+    Args:
+        sources: where the rows of each pipeline are from, by name.
+        sizes: rows of an epoch of each, None where they are not counted.
+        data: what identifies the data of each, of plain JSON types.
+        rules: how they are mixed.
+        lines: for ``explain()``.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, RowSource | RowStream],
+        sizes: Mapping[str, int | None],
+        data: Mapping[str, Any],
+        rules: MixRules,
+        lines: list[tuple[str, str]],
+    ) -> None:
+        self.sources = sources
+        self.sizes = sizes
+        self.rules = rules
+        self.ids: MixedIds = MixedIds(
+            {n: s.ids if isinstance(s, Mixture) else None for n, s in sources.items()}
+        )
+        self._data = data
+        self._lines = lines
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"sources": dict(self._data)}
+
+    def describe(self) -> list[tuple[str, str]]:
+        return self._lines
+
+    def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixWindows:
+        return MixWindows(plan, self, pool, number)
+
+    def naming(self, name: str) -> RunStage:
+        return _Named(self.rules, self.rules.names.index(name))
+
+    def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:
+        rule = f"{asker}: rows of all sources have the same columns, and"
+        (first, schema), *others = found.items()
+        types = {field.name: field.type for field in schema}
+        for name, schema in others:
+            for column in sorted(set(schema.names) ^ set(types)):
+                has, lacks = (name, first) if column in schema.names else (first, name)
+                raise SchemaError(
+                    f"{rule} {has!r} has {column!r}, which {lacks!r} has not; bring them in line in the "
+                    "sources, by map() or select()",
+                    stage=asker,
+                )
+            for field in schema:
+                try:
+                    types[field.name] = unite(types[field.name], field.type)
+                except NoColumn as error:
+                    raise SchemaError(
+                        f"{rule} {field.name!r} holds {error} in {first!r} and {name!r}; bring them in line "
+                        "in the sources, by map()",
+                        stage=asker,
+                    ) from None
+        return pa.schema(list(types.items()))
+
+    def place_of(self, inputs: Inputs, row: int) -> Place:
+        ((path, _, (own,)),) = self.ids.split(np.array([row], dtype=np.int64))
+        for name in path:
+            inputs = inputs.mixed[name]
+        place = inputs.place_of(int(own))
+        return Place(place.path, place.row_group, place.row, "/".join(path))
+
+    def leads(self, plan: Plan, shard: int, place: dict[str, Any]) -> bool:
+        names, most = self.rules.names, sum(self.rules.steps[0]) * MOST_AHEAD
+        found = dict(place)
+        epoch, window, row = (found.pop(key) for key in ("epoch", "window", "row"))
+        if window != 0 or not found:
+            return bool(window == row == 0)
+        cursors = found.pop("sources", None)
+        # Shares are counted anew where the mix was changed.
+        ahead = found.pop("ahead", [0] * len(names))
+        counted = self.rules.lengths is None or is_count(found.pop("tokens", None))
+        if found or not counted or not isinstance(ahead, list) or not isinstance(cursors, dict):
+            return False
+        return (
+            len(ahead) == len(names)
+            and all(type(a) is int and -most <= a <= most for a in ahead)
+            and sum(ahead) == 0
+            and cursors.keys() <= set(names)
+            and all(is_place(plan.mixed[n], shard, epoch, cursor) for n, cursor in cursors.items())
+        )
+
+
+class _Named(RunStage):
+    """Adds its name to the rows of one source.
+
+    Args:
+        rules: of the mix.
+        number: of the source.
+    """
+
+    holds_data = True
+
+    rules: Any
+    number: int
+
+    def process(self, run: Run) -> Run:
+        source = np.full(len(run.block), self.number, dtype=np.int64)
+        return run.with_block(self.rules.with_names(run.block, source))
+
+
+class MixWindows(MixedWindows):
+    """The windows of all sources of a mix, for the shards of one process.
+
+    Args:
+        plan: of the mix.
+        mixture: its rows.
+        pool: reads ahead.
+        number: of the pass.
+    """
+
+    def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, number: int) -> None:
+        self._plan = plan
+        self._mixture = mixture
+        self._pool = pool
+        self._epoch = plan.chain.first_epoch(number)
+        self._sources: list[MixSource] = []
+
+    def _opened(self, shards: int) -> list[MixSource]:
+        if not self._sources:
+            rules = self._mixture.rules
+            self._sources = [
+                MixSource(
+                    name, self._plan.mixed[name], self._mixture, self._pool, self._epoch, shards,
+                    max(weights) / sum(rules.steps[0]),
+                )
+                for name, *weights in zip(rules.names, *rules.steps, strict=True)
+            ]  # fmt: skip
+        return self._sources
+
+    def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
+        for source in self._opened(shards):
+            source.expect(shard, state["epoch"], state.get("sources", {}).get(source.name))
+
+    def open(
+        self,
+        shard: int,
+        state: dict[str, Any],
+        rows: tuple[int, int],
+        shards: int,
+        last_epoch: int | None,
+        rolling: bool,
+    ) -> MixRuns:
+        chain = self._plan.chain
+        if _calls_rows(self._plan):
+            few = max(8, chain.batch_size)
+            rows = min(few, rows[0]), min(few, rows[1])
+        return MixRuns(
+            self._mixture.rules, self._opened(shards), shard, chain.num_shards, state, rows, last_epoch,
+            rolling,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()
+
+
+def _calls_rows(mix: Plan) -> bool:
+    """Whether Python is called for each row of a source, so that few are made at a time."""
+    return any(
+        stage.per_row
+        for plan in mix.mixed.values()
+        for stage in (*plan.chain.before, *plan.chain.after)
+    ) or any(map(_calls_rows, mix.mixed.values()))
+
+
+class MixedIds:
+    """Numbers of the rows of a mix: which source, and which row of it.
+
+    A number has the row's own in its lower 40 bits, and a tag of the source above: a hash of its name, so
+    that rows keep their numbers when sources are added or taken away. Sources of a source have tags of their
+    own.
+
+    Args:
+        below: for each source its own numbering if it is a mix itself, else None.
+
+    >>> ids = MixedIds({"code": None, "web": None})
+    >>> ids.of("web", np.array([7])).tolist()
+    [4104363656790147079]
+    >>> [(path, rows.tolist()) for path, _, rows in ids.split(np.array([4104363656790147079]))]
+    [(('web',), [7])]
+    """
+
+    def __init__(self, below: Mapping[str, MixedIds | None]) -> None:
+        inner = {name: {} if ids is None else ids._paths for name, ids in below.items()}
+        paths = [(name, *path) for name in inner for path in (inner[name].values() or [()])]
+        self._paths: dict[int, Path] = {}
+        for path in sorted(paths):
+            digest = hashlib.sha256(json.dumps(path).encode()).digest()
+            tag = int.from_bytes(digest[:8], "big") % (1 << TAG_BITS)
+            while tag in self._paths:
+                tag = (tag + 1) % (1 << TAG_BITS)
+            self._paths[tag] = path
+        tags = {path: tag for tag, path in self._paths.items()}
+        #: Of each source the tags of its own numbers, ascending, and those that they become.
+        self._tags: dict[str, tuple[IntArray, IntArray]] = {}
+        for name, own in inner.items():
+            pairs = sorted((tag, tags[name, *path]) for tag, path in own.items())
+            before, after = np.array(pairs or [(0, tags.get((name,), 0))], dtype=np.int64).T
+            self._tags[name] = before, after
+
+    def of(self, name: str, rows: IntArray) -> IntArray:
+        """The numbers of a source's rows, given by its own numbers of them: int64 ``[rows]``."""
+        before, after = self._tags[name]
+        tags = after[np.searchsorted(before, rows >> ROW_BITS)]
+        found: IntArray = (tags << ROW_BITS) | (rows & ROW_MASK)
+        return found
+
+    def split(self, rows: IntArray) -> Iterator[tuple[Path, IntArray, IntArray]]:
+        """For each source among some rows: its path, places of its rows, and their own numbers."""
+        tags = rows >> ROW_BITS
+        for tag in np.unique(tags).tolist():
+            places = np.flatnonzero(tags == tag)
+            yield self._paths[tag], places, rows[places] & ROW_MASK

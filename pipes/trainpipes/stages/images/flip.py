@@ -1,0 +1,55 @@
+"""``flip``: images mirrored by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY
+from typing import Literal
+
+import numpy as np
+
+from trainpipes.checks import column_name
+from trainpipes.stages.images.image_stage import RandomImageStage, probability
+from trainpipes.stages.images.pixels import Pixels
+
+__all__ = ["Flip"]
+
+
+class Flip(RandomImageStage):
+    """Mirrors some images, left to right or top to bottom.
+
+    In: rows with an image ``[C, H, W]``. Out: the same rows, dicts. Cursor: none of its own. Costs about
+    40 us for an image of 224 x 224 pixels that is mirrored. Which ones is a function of seed, epoch and row:
+    others in every epoch, and the same after a resume and on any topology.
+
+    Args:
+        probability: that an image is mirrored.
+        direction: "horizontal", left to right; or "vertical".
+        column: the image.
+        seed: of the choice.
+
+    Raises:
+        DataError: a row holds no image; names the row.
+
+    >>> import numpy as np, trainpipes as tp
+    >>> rows = tp.from_dataset([{"image": np.array([[[1, 2, 3]]], np.uint8)}] * 4)
+    >>> [row["image"].tolist() for row in rows.flip(seed=2)]
+    [[[[1, 2, 3]]], [[[3, 2, 1]]], [[[3, 2, 1]]], [[[1, 2, 3]]]]
+    """
+
+    probability: float = 0.5
+    _: KW_ONLY
+    direction: Literal["horizontal", "vertical"] = "horizontal"
+    column: str = "image"
+    seed: int = 0
+
+    def check(self) -> None:
+        super().check()
+        probability(self.probability, "flip(probability)")
+        column_name(self.column, "flip(column)")
+
+    def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
+        if drawn[0] >= self.probability:
+            return image
+        axis = 2 if self.direction == "horizontal" else 1
+        return np.ascontiguousarray(np.flip(image, axis))

@@ -1,0 +1,167 @@
+"""``image_transform``: a transform of torchvision's, or any other that draws from torch's generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from trainpipes.checks import column_name, whole_number
+from trainpipes.errors import ConfigError
+from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.options import identify
+from trainpipes.runtime.run import Run
+from trainpipes.runtime.stage import Stage
+from trainpipes.shown import shown
+from trainpipes.stages.images.image_stage import image_of
+from trainpipes.stages.map import Map, same_below
+
+__all__ = ["ImageTransform"]
+
+
+class ImageTransform(RunStage):
+    """Puts each image through a transform, such as one of ``torchvision.transforms.v2``, or a function.
+
+    In: rows with an image ``[C, H, W]``. Out: the same rows, dicts, with what the transform returned. Cursor:
+    none of its own. Costs what the transform costs.
+
+    Such transforms draw from torch's global generator. Around each call it is seeded by the row's own
+    numbers, and then put back as it was: what is drawn is a function of seed, epoch and row, the same after a
+    resume and on any topology, and the training loop's own draws are what they were without. A process has
+    one such generator. So the transform is called by the thread that iterates, one row after the other; or in
+    worker processes, by ``num_workers`` or by those of a ``Loader``. Draws from Python's ``random`` or from
+    NumPy's global generator are not repeated: a function that needs these gets a generator of the row from
+    ``map(fn, rng=True)``.
+
+    Args:
+        transform: takes a tensor ``[C, H, W]``, uint8 after ``decode_image``, and returns what takes its
+            place.
+        column: the image.
+        seed: of what is drawn.
+        version: names the transform in checkpoints. Left out, it is known by how it prints, as torch's
+            modules print their options; a function by its module and name.
+        num_workers: processes that call it, as in ``map(method="process")``; 0 for none.
+
+    Raises:
+        DataError: a row holds no image; names the row.
+        ConfigError: with workers, the transform does not pickle.
+
+    >>> import numpy as np, torch, trainpipes as tp
+    >>> rows = tp.from_dataset([{"image": np.zeros((1, 1, 1), np.uint8)}] * 3)
+    >>> noisy = rows.image_transform(lambda image: image + torch.randint(100, ()), version="1")
+    >>> [int(row["image"]) for row in noisy], [int(row["image"]) for row in noisy]
+    ([80, 51, 58], [6, 33, 18])
+    """
+
+    per_row = True
+    makes_objects = True
+    by_row = True
+    by_epoch = True
+    in_caller = True
+    versioned = "transform"
+    free = frozenset({"num_workers"})
+
+    transform: Callable[[torch.Tensor], Any]
+    _: KW_ONLY
+    column: str = "image"
+    seed: int = 0
+    version: str | None = None
+    num_workers: int = 0
+
+    def check(self) -> None:
+        if not callable(self.transform):
+            raise ConfigError(
+                "image_transform(transform) takes a transform or a function of a tensor [C, H, W], got "
+                f"{shown(self.transform)}"
+            )
+        column_name(self.column, "image_transform(column)")
+        whole_number(self.seed, None, "image_transform(seed)", "of what is drawn")
+        whole_number(self.num_workers, 0, "image_transform(num_workers)", "processes")
+
+    _turn = 0  # which one it is of several alike
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        return self.resolved(_turn=same_below(self, below))
+
+    @made_once
+    def _map(self) -> Map:
+        """What calls the transform."""
+        name = self.version or str(identify(self.transform))
+        found = Map(
+            Seeded(self.transform, self.column, str(self), name), rng=True, seed=self.seed,
+            num_workers=self.num_workers, method="process",
+        )  # fmt: skip
+        return found.resolved(_turn=self._turn)
+
+    @property
+    def runs_user_code(self) -> bool:
+        return not self.has_workers
+
+    @property
+    def has_workers(self) -> bool:
+        return self._map.has_workers
+
+    def settle(self, threads: int) -> None:
+        self._map.settle(threads)
+
+    def process(self, run: Run) -> Run:
+        with self._named():
+            return self._map.process(run)
+
+    def submit_run(self, run: Run) -> Callable[[], Run] | None:
+        with self._named():
+            wait = self._map.submit_run(run)
+        return None if wait is None else lambda: self._waited(wait)
+
+    def _waited(self, wait: Callable[[], Run]) -> Run:
+        with self._named():
+            return wait()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Have errors name this stage, and not the ``map`` that it is made of."""
+        try:
+            yield
+        except Exception as error:
+            if hasattr(error, "_trainpipes"):
+                error._trainpipes = str(self), error._trainpipes[1]
+            raise
+
+
+class Seeded:
+    """A transform of the image of a row, with torch's generator seeded by the row's.
+
+    Args:
+        transform: the transform.
+        column: the image.
+        said: the stage, as messages name it.
+        name: what a state knows the transform by.
+    """
+
+    def __init__(
+        self, transform: Callable[[torch.Tensor], Any], column: str, said: str, name: str
+    ) -> None:
+        self._transform, self._column = transform, column
+        self._said, self._name = said, name
+
+    def fingerprint(self) -> str:
+        return self._name
+
+    def __call__(self, row: Any, rng: np.random.Generator) -> dict[str, Any]:
+        image = torch.from_numpy(np.array(image_of(row, self._column, self._said)))
+        generator = torch.default_generator
+        before = generator.get_state()
+        # Not torch.manual_seed, which seeds the devices' generators, too.
+        generator.manual_seed(int(rng.bit_generator.random_raw()) >> 1)
+        try:
+            found = self._transform(image)
+        finally:
+            generator.set_state(before)
+        if isinstance(found, torch.Tensor):
+            found = found.as_subclass(torch.Tensor)
+        return {**row, self._column: found}

@@ -1,0 +1,59 @@
+"""``resize``: images in another size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY
+
+from trainpipes.checks import column_name, several, whole_number
+from trainpipes.extra import need
+from trainpipes.stages.images.image_stage import ImageStage, Size, of_bytes, size_of
+from trainpipes.stages.images.pixels import Interpolation, Pixels, resized
+
+__all__ = ["Resize"]
+
+
+class Resize(ImageStage):
+    """Brings images to another size.
+
+    In: rows with an image, uint8 ``[C, H, W]``. Out: the same rows, dicts. Cursor: none of its own. Costs 0.2
+    to 1 ms an image, by how large it was.
+
+    Args:
+        size: of the shorter side; the other one follows, as in torchvision. Or height and width.
+        column: the image.
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos". All but "nearest" are antialiased: each
+            new pixel is made of all that it stands for.
+
+    Raises:
+        DataError: a row holds no image; names the row.
+        MissingExtraError: Pillow is not installed.
+
+    >>> import numpy as np, trainpipes as tp
+    >>> rows = tp.from_dataset([{"image": np.zeros((3, 40, 60), np.uint8)}])
+    >>> next(iter(rows.resize(20)))["image"].shape, next(iter(rows.resize((8, 9))))["image"].shape
+    ((3, 20, 30), (3, 8, 9))
+    """
+
+    size: Size
+    _: KW_ONLY
+    column: str = "image"
+    interpolation: Interpolation = "bilinear"
+
+    def check(self) -> None:
+        if several(self.size):
+            size_of(self.size, "resize(size)")
+        else:
+            whole_number(self.size, 1, "resize(size)", "pixels of the shorter side")
+        column_name(self.column, "resize(column)")
+        need("PIL", "resize()", "trainpipes[images]")
+
+    def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
+        return resized(of_bytes(image, self), self._size(*image.shape[1:]), self.interpolation)
+
+    def _size(self, height: int, width: int) -> tuple[int, int]:
+        if not isinstance(self.size, int):
+            return size_of(self.size, "resize(size)")
+        if height <= width:
+            return self.size, self.size * width // height
+        return self.size * height // width, self.size

@@ -1,0 +1,112 @@
+"""Supervised fine-tuning on conversations, as the tokenizer's own chat template writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainpipes import Pipeline
+from trainpipes_recipes.bad_rows import BadRows
+from trainpipes_recipes.conversations import conversations
+from trainpipes_recipes.inputs import CONVERSATIONS, Input, shuffled
+
+__all__ = ["chat"]
+
+
+def chat(
+    files: Any,
+    tokenizer: Any,
+    *,
+    messages: str | None = None,
+    tools: str | None = None,
+    template: str | None = None,
+    roles: Mapping[str, str] | None = None,
+    bad_rows: BadRows = "error",
+    parse_arguments: bool = True,
+    max_length: int = 2048,
+    packed: bool = False,
+    batch_size: int = 8,
+    buffer_size: int = 40_960,
+    seed: int = 0,
+    num_shards: int = 24,
+    drop_last: bool = True,
+    cache: bool | str = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Batches for fine-tuning a causal language model on conversations of any number of turns.
+
+    The tokenizer's own chat template writes them; the loss is on what the assistant says, to the token. Each
+    batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
+
+        input_ids        the conversation's tokens, then padding
+        attention_mask   1 where input_ids holds a token, 0 where it holds padding
+        labels           input_ids on the assistant's turns, tool calls and the mark that ends each turn
+                         included, -100 elsewhere
+
+    With ``packed`` several conversations share a row of L = ``max_length``, and a batch has, as that of
+    ``pretrain``, ``position_ids``, ``segment_ids``, ``cu_seqlens`` and ``max_seqlen``, and no mask. Labels
+    stand at the place of the token they are: the logits of position t are compared with the label of t + 1.
+
+    A row is a list of messages, in OpenAI's layout ({"role", "content"}, and "tool_calls") or ShareGPT's
+    ({"from", "value"}); ``conversations`` says which are bad. Not for pairs of prompt and response without
+    turns (``sft``), and not for pictures in messages. A conversation that is too long is cut, and teaches
+    nothing of what is cut off.
+
+    Args:
+        files: files of any format that ``Input`` knows (Parquet, JSON lines, Arrow, ...): path, folder, glob,
+            any fsspec URL, or a list of these; or a pipeline of rows.
+        tokenizer: a fast tokenizer of transformers, or a local directory of one.
+        messages: column of the conversations. Left out, the first of messages, conversations, conversation,
+            dialog and chat that is there; which is logged.
+        tools: column of what the assistant may call in each: lists of JSON schemas, or JSON texts of them.
+        template: Jinja in place of the tokenizer's own. One that marks the assistant's parts by
+            ``{% generation %}`` is needed where the tokenizer's own writes earlier turns otherwise than the
+            last one.
+        roles: other names of roles: ``{"narrator": "system"}``.
+        bad_rows: "error" names the first row whose roles are in the wrong order, in which the assistant says
+            nothing, or whose response is empty; "drop" leaves such rows out; "keep" takes them as they are.
+        parse_arguments: give the template a tool call's arguments as a dict where they are JSON text; False
+            for a template that wants text.
+        max_length: tokens of a row at most.
+        packed: let conversations share rows. How many batches an epoch has is then known at its end only, as
+            it is with ``bad_rows="drop"``; each shard ends with a batch that may be short.
+        batch_size: rows in a batch.
+        buffer_size: conversations that are mixed with each other, at least.
+        seed: of the order.
+        num_shards: a multiple of every number of ranks to train on.
+        drop_last: leave out the short batch at the end of an epoch, where rows are not packed.
+        cache: keep token ids on disk, so that later epochs and runs read them instead of tokenizing: True
+            for the folder of ``trainpipes.cache``, or a folder. Batches and states are the same.
+        storage_options: for the file system, as fsspec takes them.
+
+    >>> import pathlib, tempfile, transformers, trainpipes as tp
+    >>> from trainpipes_recipes.samples import write_tokenizer
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> write_tokenizer(folder, [("1 + 1?", "2")])
+    >>> tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    >>> told = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    >>> (batch,) = chat(tp.from_dataset([{"messages": told}]), tokenizer, batch_size=1, num_shards=1)
+    >>> print(tokenizer.decode(batch["input_ids"][0]))
+    <|im_start|>user
+    1 + 1?<|im_end|>
+    <|im_start|>assistant
+    2<|im_end|>
+    <BLANKLINE>
+    >>> print(tokenizer.decode(batch["labels"][0][batch["labels"][0] != -100]))
+    2<|im_end|>
+    <BLANKLINE>
+    """
+    given = Input("chat", files, storage_options)
+    (messages,) = given.find({"messages": messages}, CONVERSATIONS)
+    columns = [messages] if tools is None else [messages, tools]
+    rows = conversations(given.rows(columns), messages, roles=roles, bad_rows=bad_rows)
+    rows = rows.chat_template(
+        tokenizer, messages, template=template, tools=tools, parse_arguments=parse_arguments,
+        max_length=max_length,
+    ).select("input_ids", "labels")  # fmt: skip
+    if cache:  # else conversations are written out once rows are dealt, wherever that stands
+        rows = rows.cache(None if cache is True else cache)
+    rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
+    if packed:  # each shard packs its own, and keeps what is left at its end
+        return rows.pack(max_length, seed=seed).batch(batch_size).pad_collate()
+    return rows.batch(batch_size, drop_last=drop_last).pad_collate()

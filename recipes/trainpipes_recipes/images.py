@@ -1,0 +1,190 @@
+"""Training and evaluation of image classifiers: pictures and their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
+from trainpipes_recipes.inputs import Input, shuffled
+
+__all__ = ["images"]
+
+#: Common names of columns, the first one that is there is taken.
+PICTURES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes", "pixels")
+LABELS = ("label", "labels", "class", "cls", "target", "category", "fine_label", "y")
+
+#: Of the photos of ImageNet, which most published models were trained with.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def images(
+    data: Any,
+    *,
+    image: str | None = None,
+    label: str | None = None,
+    classes: Sequence[str] | None = None,
+    size: int = 224,
+    train: bool = True,
+    scale: tuple[float, float] = (0.08, 1.0),
+    padding: int | None = None,
+    flip: float = 0.5,
+    transform: Callable[[Tensor], Any] | None = None,
+    normalize: bool = True,
+    mean: float | Sequence[float] = MEAN,
+    std: float | Sequence[float] = STD,
+    resize: int | None = None,
+    min_size: int | None = None,
+    on_error: str = "error",
+    batch_size: int = 32,
+    buffer_size: int = 40_960,
+    seed: int = 0,
+    num_shards: int = 24,
+    drop_last: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Batches of pictures and their classes, for training or evaluating a classifier. Each is a dict:
+
+        images           float32 ``[B, C, H, W]``, or uint8 with ``normalize=False``; B = ``batch_size``,
+                         C = 3, H = W = ``size``
+        labels           int64 ``[B]``, the number of the class
+
+    For training, rows come in another order every epoch, and each picture is augmented by random numbers of
+    its row: other ones in every epoch, and the same after a resume and on any number of ranks. For
+    evaluation (``train=False``) each row comes once, in file order, and its middle is cut out; on several
+    ranks the last batches may be fewer on some.
+
+    Not for boxes, masks or captions beside the pictures: put ``decode_image`` and a ``map`` into a chain of
+    your own. Small pictures that are read many times come 20 to 50 times as fast from a memory map
+    (``write_memmap`` of the decoded rows), which this recipe takes as well.
+
+    Args:
+        data: a folder with a folder of pictures for each class; files of any format that ``Input`` knows (tar
+            archives, Parquet with bytes or with images as Hugging Face's datasets have them, a folder that
+            ``write_memmap`` wrote, ...): path, glob, any fsspec URL, or a list of these; or a pipeline of
+            rows.
+        image: column of the pictures, as bytes or as arrays uint8 ``[C, H, W]``. Left out, the first of
+            image, img, picture, photo, jpg, jpeg, png, webp, bytes and pixels that is there.
+        label: column of the classes: their numbers, or their names, of which ``classes`` says the numbers.
+            Left out, the first of label, labels, class, cls, target, category, fine_label and y that is
+            there. In a folder of folders it is the number of the class in the order of the names.
+        classes: the names of all classes, in the order of their numbers; or of numbers, what they stand for.
+            A label that is none of them is an error.
+        size: H and W.
+        train: whether to train or to evaluate.
+        scale: when training, least and greatest share of a picture's area that is cut out of it.
+        padding: cut ``size`` x ``size`` pixels out at a random place instead, after so many pixels were put
+            around the picture: usual for small pictures of one size.
+        flip: when training, the probability that a picture is mirrored, left to right.
+        transform: when training, what takes the place of all this, such as a transform of
+            ``torchvision.transforms.v2``: see ``image_transform``. Pictures must come out of one size.
+        normalize: ``(x / 255 - mean) / std``, with the next two; else bytes.
+        mean: of each channel, or one for all.
+        std: of each channel, or one for all.
+        resize: when evaluating, pixels of the shorter side before the middle is cut out; by default an eighth
+            more than ``size``.
+        min_size: decode large JPEG files faster, in a smaller size that has so many pixels each side at
+            least: see ``decode_image``.
+        on_error: "skip" leaves pictures out that cannot be decoded, and says how many.
+        batch_size: B, rows in a batch.
+        buffer_size: rows that are mixed with each other, at least.
+        seed: of the order and of the augmentations.
+        num_shards: a multiple of every number of ranks to train on.
+        drop_last: when training, leave out the short batch at the end of an epoch.
+        storage_options: for the file system, as fsspec takes them.
+
+    Raises:
+        UnreadableError: a picture cannot be decoded; names file and row.
+        DataError: a label is no class; names file and row.
+
+    >>> import numpy as np, trainpipes as tp
+    >>> rows = [{"image": np.full((3, 8, 8), 9 * n, np.uint8), "label": n % 2} for n in range(6)]
+    >>> batch = images(tp.from_dataset(rows), size=4, batch_size=6, num_shards=1).peek()
+    >>> batch["images"].shape, batch["images"].dtype, batch["labels"]
+    (torch.Size([6, 3, 4, 4]), torch.float32, tensor([1, 0, 0, 0, 1, 1]))
+    """
+    given = Input("images", data, storage_options)
+    (image,) = given.find({"image": image}, [(name,) for name in PICTURES])
+    (label,) = given.find({"label": label}, [(name,) for name in LABELS if name != image])
+    lacking = [name for name in (image, label) if name not in given.columns]
+    if lacking:
+        raise SchemaError(f"images: there is no column {lacking[0]!r}, only {given.columns}")
+    # Python's rows stay as they are: pictures of different sizes make no column.
+    rows = given.rows(None if isinstance(data, Pipeline) else [image, label])
+
+    encoded = not isinstance(rows.peek()[image], np.ndarray | Tensor)
+    if train:
+        rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
+    elif not any(stage.role == "shard" for stage in rows.stages):
+        rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
+    if encoded:
+        rows = rows.decode_image(image, into=image, on_error=on_error, min_size=min_size)  # type: ignore[arg-type]
+
+    if not train:
+        larger = size * 8 // 7 if resize is None else resize
+        rows = rows.resize(larger, column=image).center_crop(size, column=image)
+    elif transform is not None:
+        rows = rows.image_transform(transform, column=image, seed=seed)
+    elif padding is not None:
+        rows = rows.random_crop(size, padding=padding, column=image, seed=seed)
+    else:
+        rows = rows.random_resized_crop(size, scale=scale, column=image, seed=seed)
+    if train and transform is None:
+        rows = rows.flip(flip, column=image, seed=seed)
+
+    batches = (
+        rows.then(Labelled(image, label, classes=None if classes is None else list(classes)))
+        .batch(batch_size, drop_last=train and drop_last)
+        .collate()
+    )
+    return batches.normalize(mean, std, column="images") if normalize else batches
+
+
+class Labelled(RowStage):
+    """Rows of a picture and the number of its class.
+
+    Args:
+        image: column of the picture.
+        label: column of the class.
+        classes: their names, in the order of their numbers.
+    """
+
+    thread_safe = True
+
+    image: str
+    label: str
+    _: KW_ONLY
+    classes: Sequence[str] | None = None
+
+    def check(self) -> None:
+        names = [] if self.classes is None else list(self.classes)
+        if len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"images(classes) is the name of each class once, got {names}")
+
+    def apply(self, row: Any) -> Any:
+        return {"images": row[self.image], "labels": self.number(row[self.label])}
+
+    def number(self, label: Any) -> int:
+        """The number of a class."""
+        label = label.item() if isinstance(label, np.generic | np.ndarray | Tensor) else label
+        if isinstance(label, bytes):  # of tar archives
+            label = label.decode(errors="replace").strip()
+        names = self.classes
+        if isinstance(label, str) and names is not None and label in names:
+            return names.index(label)
+        if isinstance(label, str) and label.isdecimal():
+            label = int(label)
+        if isinstance(label, int) and 0 <= label < (2**63 if names is None else len(names)):
+            return int(label)
+        if isinstance(label, str) and names is None:
+            way = "name all classes, in the order of their numbers, by classes=[...]"
+        else:
+            known = (
+                "numbers from 0 on" if names is None else f"{len(names)}: {', '.join(names[:9])}"
+            )
+            way = f"the classes are {known}{', …' if names and len(names) > 9 else ''}"
+        raise DataError(f"images: column {self.label!r} holds {label!r}, which is no class: {way}")

@@ -1,0 +1,143 @@
+"""Preferences: a prompt, a response that is chosen and one that is rejected, for DPO and reward models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainpipes import Pipeline
+from trainpipes_recipes.bad_rows import BadRows, EmptyTexts, checked
+from trainpipes_recipes.conversations import conversations
+from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, shuffled
+from trainpipes_recipes.shared_prompt import SplitPrompt
+
+__all__ = ["preference"]
+
+
+def preference(
+    files: Any,
+    tokenizer: Any,
+    *,
+    prompt: str | None = None,
+    chosen: str | None = None,
+    rejected: str | None = None,
+    template: str | None = None,
+    roles: Mapping[str, str] | None = None,
+    bad_rows: BadRows = "error",
+    max_length: int = 1024,
+    batch_size: int = 8,
+    buffer_size: int = 40_960,
+    seed: int = 0,
+    num_shards: int = 24,
+    drop_last: bool = True,
+    cache: bool | str = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """Batches for preference optimisation (DPO and its kin) and for reward models.
+
+    Each is a dict of int64 tensors, B = ``batch_size``, L the longest chosen row of the batch, M the longest
+    rejected one:
+
+        chosen_input_ids          [B, L]  the prompt's tokens, then the response's, its end, then padding
+        chosen_attention_mask     [B, L]  1 where there is a token, 0 where there is padding
+        chosen_labels             [B, L]  the ids of the response and its end, -100 elsewhere
+        rejected_input_ids        [B, M]  and the same two for the response that is rejected
+        rejected_attention_mask   [B, M]
+        rejected_labels           [B, M]
+
+    Labels stand at the place of the token they are: the logits of position t are compared with the label of
+    t + 1. A reward model takes no labels, and scores the last token where the mask is 1.
+
+    Rows hold texts, or conversations: lists of messages in OpenAI's or ShareGPT's layout, which the
+    tokenizer's chat template writes. Which it is, the first row tells. Conversations may have their prompt in
+    a column of messages, or at the start of both: the messages that they share. Not for pairs without a
+    prompt, and not for more than two responses. A row that is too long loses its end; of a prompt that fills
+    it, nothing is learnt: choose ``max_length`` so that few are.
+
+    Args:
+        files: files of any format that ``Input`` knows (Parquet, JSON lines, Arrow, ...): path, folder, glob,
+            any fsspec URL, or a list of these; or a pipeline of rows.
+        tokenizer: of texts whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object. Of
+            conversations a fast tokenizer of transformers, or a local directory of one.
+        prompt: column of what is given to the model. Left out, the first of prompt, question, instruction,
+            input and query that is there; which is logged. Of conversations that start with it, none.
+        chosen: column of the better response. Left out, it and ``rejected`` are chosen + rejected or other
+            common names (``trainpipes_recipes.inputs.PREFERENCES``).
+        rejected: column of the worse response.
+        template: of conversations, Jinja in place of the tokenizer's own.
+        roles: of conversations, other names of roles: ``{"narrator": "system"}``.
+        bad_rows: "error" names the first row with an empty response, or whose roles are in the wrong order;
+            "drop" leaves such rows out; "keep" takes them as they are.
+        max_length: tokens of prompt and response at most, the end included.
+        batch_size: rows in a batch.
+        buffer_size: rows that are mixed with each other, at least.
+        seed: of the order.
+        num_shards: a multiple of every number of ranks to train on.
+        drop_last: leave out the short batch at the end of an epoch.
+        cache: keep token ids on disk, so that later epochs and runs read them instead of tokenizing: True for
+            the folder of ``trainpipes.cache``, or a folder. Batches and states are the same.
+        storage_options: for the file system, as fsspec takes them.
+
+    >>> import trainpipes as tp
+    >>> rows = tp.from_dataset([{"prompt": "1 + 1 =", "chosen": " 2", "rejected": " three"}])
+    >>> (batch,) = preference(rows, "bytes", batch_size=1, num_shards=1)
+    >>> {name: tuple(tensor.shape) for name, tensor in batch.items() if "labels" in name}
+    {'chosen_labels': (1, 10), 'rejected_labels': (1, 14)}
+    >>> batch["chosen_labels"][0].tolist()  # bytes, and 256 for the end
+    [-100, -100, -100, -100, -100, -100, -100, 32, 50, 256]
+    """
+    given = Input("preference", files, storage_options)
+    chosen, rejected = given.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
+    if not isinstance(given.first(chosen), str | None):
+        rows, prompt = _conversations(given, prompt, chosen, rejected, roles, bad_rows)
+        for side, column in (("chosen", chosen), ("rejected", rejected)):
+            rows = rows.chat_template(
+                tokenizer, column, prompt=prompt, template=template, max_length=max_length
+            ).rename(_names(side))
+    else:
+        (prompt,) = given.find({"prompt": prompt}, PROMPTS)
+        rows = checked(
+            given.rows([prompt, chosen, rejected]), EmptyTexts((chosen, rejected)), bad_rows
+        )
+        for side, column in (("chosen", chosen), ("rejected", rejected)):
+            rows = rows.tokenize(
+                tokenizer, [prompt, column], max_length=max_length, eos=True, labels=column,
+                keep_text=True,
+            ).rename(_names(side))  # fmt: skip
+    rows = rows.select(*_names("chosen").values(), *_names("rejected").values())
+    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
+        rows = rows.cache(None if cache is True else cache)
+    return (
+        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
+        .batch(batch_size, drop_last=drop_last)
+        .pad_collate(
+            mask={f"{side}_input_ids": f"{side}_attention_mask" for side in ("chosen", "rejected")},
+            columns={f"{side}_labels": {"value": -100} for side in ("chosen", "rejected")},
+        )
+    )
+
+
+def _conversations(
+    given: Input,
+    prompt: str | None,
+    chosen: str,
+    rejected: str,
+    roles: Mapping[str, str] | None,
+    bad_rows: BadRows,
+) -> tuple[Pipeline, str]:
+    """Rows with columns of messages, and the name of the one that holds the prompt."""
+    if prompt is None:
+        common = [name for (name,) in PROMPTS if name in given.columns]
+        prompt = next((name for name in common if not isinstance(given.first(name), str)), None)
+    if prompt is None:
+        prompt = "shared prompt"
+        rows = given.rows([chosen, rejected]).with_columns(SplitPrompt(chosen, rejected, prompt))
+    else:
+        rows = given.rows([prompt, chosen, rejected])
+    for column in (chosen, rejected):
+        rows = conversations(rows, column, prompt=prompt, roles=roles, bad_rows=bad_rows)
+    return rows, prompt
+
+
+def _names(side: str) -> dict[str, str]:
+    return {"input_ids": f"{side}_input_ids", "labels": f"{side}_labels"}

@@ -1,0 +1,188 @@
+"""Write small data to try every recipe on, without a download.
+
+    python -m trainpipes_recipes.samples samples
+
+All of it is made of the source of Python's standard library, except for the pictures, which are drawn:
+
+    functions/*.parquet    prompt: a function's signature and docstring; response: its body
+    texts/*.parquet        text: whole functions
+    chats.jsonl            messages: questions about functions, and answers
+    preferences.parquet    prompt, chosen: the function's body; rejected: that of another one
+    topics.parquet         text: a function; label: the part of the library that it is from
+    functions.csv          numbers and words about functions; label: whether it returns something
+    ids/train.bin          the texts as token ids, uint16, one after the other
+    pictures/              JPEGs of circles, squares and crosses, a folder each (needs Pillow)
+    tokenizer/             a byte-level BPE tokenizer with a chat template, as transformers loads it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from trainpipes_recipes.demo.corpus import END, PAD, function_pairs, train_tokenizer, write_parquet
+from trainpipes_recipes.training.progress import Progress
+
+__all__ = ["main", "write_samples"]
+
+MASK, START, STOP = "<mask>", "<|im_start|>", "<|im_end|>"
+#: Turns as ChatML writes them; what the assistant says is marked, as transformers knows it.
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}<|im_end|>\n{% endgeneration %}"
+    "{% else %}{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+#: What a function is about, by a word in it; the first that is there counts.
+TOPICS = ("socket", "thread", "path", "date", "xml", "email", "test", "parse", "read")
+SHAPES = ("circle", "cross", "square")
+PICTURES, SIDE = 40, 96
+
+
+def write_samples(
+    folder: Path, every: int = 1, tell: Callable[[str], None] = lambda _: None
+) -> None:
+    """Write all of them.
+
+    Args:
+        folder: where; made if it is not there.
+        every: use every n-th file of the standard library only.
+        tell: called with a line on how far it is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = [pair for pair in function_pairs(tell, every) if pair[1]]
+    texts = ["\n".join(pair) for pair in pairs]
+    tell("training a tokenizer")
+    write_tokenizer(folder / "tokenizer", pairs)
+    tell("writing files")
+    write_parquet(pairs, folder / "functions")
+    (folder / "texts").mkdir(exist_ok=True)
+    pq.write_table(pa.table({"text": texts}), folder / "texts" / "0.parquet", row_group_size=500)
+    write_chats(folder / "chats.jsonl", pairs)
+    others = [body for _, body in pairs[1:]] + [pairs[0][1]]
+    columns = [("prompt", [p for p, _ in pairs]), ("chosen", [b for _, b in pairs])]
+    pq.write_table(pa.table(dict([*columns, ("rejected", others)])), folder / "preferences.parquet")
+    pq.write_table(topics(texts), folder / "topics.parquet")
+    pa.csv.write_csv(table(pairs), folder / "functions.csv")
+    write_ids(folder, texts)
+    tell("drawing pictures")
+    draw_pictures(folder / "pictures")
+
+
+def write_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]]) -> None:
+    """A tokenizer as transformers saves one."""
+    folder.mkdir(exist_ok=True)
+    special = [END, PAD, MASK, START, STOP]
+    train_tokenizer(pairs, folder / "tokenizer.json", special=special)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "mask_token": MASK,
+        "chat_template": TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+
+
+def write_chats(path: Path, pairs: Sequence[tuple[str, str]]) -> None:
+    """Conversations of two or four messages, some with a system's before them."""
+    with open(path, "w", encoding="utf-8") as file:
+        for number, (prompt, body) in enumerate(pairs):
+            head, _, doc = prompt.partition("\n")
+            turns = [("user", f"What does this do?\n{head}"), ("assistant", doc.strip(' "\n'))]
+            if number % 3:
+                turns += [("user", "How is it written?"), ("assistant", body)]
+            if number % 5 == 0:
+                turns.insert(0, ("system", "You know Python's standard library."))
+            messages = [{"role": role, "content": content} for role, content in turns]
+            file.write(json.dumps({"messages": messages}) + "\n")
+
+
+def topics(texts: Sequence[str]) -> pa.Table:
+    """Functions that name one of the topics."""
+    found = [(text, next((t for t in TOPICS if t in text.lower()), None)) for text in texts]
+    kept = [(text, topic) for text, topic in found if topic is not None]
+    return pa.table({"text": [t for t, _ in kept], "label": [topic for _, topic in kept]})
+
+
+def table(pairs: Sequence[tuple[str, str]]) -> pa.Table:
+    """Numbers and words about functions; some numbers are missing."""
+    rows: dict[str, list[Any]] = {
+        "lines": [body.count("\n") + 1 for _, body in pairs],
+        "arguments": [prompt.split(")")[0].count(",") + 1 for prompt, _ in pairs],
+        "words": [
+            len(prompt.split()) if number % 7 else None for number, (prompt, _) in enumerate(pairs)
+        ],
+        "first_word": [(re.findall("[A-Za-z]+", prompt.partition('"""')[2]) or ["none"])[0]
+                       for prompt, _ in pairs],
+        "method": ["self" in prompt.split(")")[0] for prompt, _ in pairs],
+        "label": [int("return " in body) for _, body in pairs],
+    }  # fmt: skip
+    return pa.table(rows)
+
+
+def write_ids(folder: Path, texts: Sequence[str]) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+    end = tokenizer.token_to_id(END)
+    ids = [[*encoding.ids, end] for encoding in tokenizer.encode_batch(list(texts))]
+    (folder / "ids").mkdir(exist_ok=True)
+    np.concatenate([np.array(row, np.uint16) for row in ids]).tofile(folder / "ids" / "train.bin")
+
+
+def draw_pictures(folder: Path) -> bool:
+    """JPEGs of shapes in several colours, sizes and places; False where Pillow is not installed."""
+    try:
+        from PIL import Image, ImageDraw
+    except ImportError:
+        return False
+    rng = random.Random(0)
+    for shape in SHAPES:
+        (folder / shape).mkdir(parents=True, exist_ok=True)
+        for number in range(PICTURES):
+            colours = [tuple(rng.randrange(256) for _ in "rgb") for _ in range(2)]
+            image = Image.new("RGB", (SIDE, SIDE), colours[0])
+            size = rng.randrange(SIDE // 3, SIDE * 2 // 3)
+            x, y = rng.randrange(SIDE - size), rng.randrange(SIDE - size)
+            box, draw = (x, y, x + size, y + size), ImageDraw.Draw(image)
+            if shape == "circle":
+                draw.ellipse(box, fill=colours[1])
+            elif shape == "square":
+                draw.rectangle(box, fill=colours[1])
+            else:
+                draw.line(box, fill=colours[1], width=8)
+                draw.line((x, y + size, x + size, y), fill=colours[1], width=8)
+            image.save(folder / shape / f"{number}.jpg", quality=90)
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write them, as the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainpipes_recipes.samples",
+        description="Write small data to try every recipe on, without a download.",
+    )
+    parser.add_argument("folder", type=Path, help="where to write")
+    parser.add_argument("--every", type=int, default=1, help="use every n-th source file only")
+    args = parser.parse_args(arguments)
+    progress = Progress()
+    write_samples(args.folder, args.every, progress.show)
+    progress.say(
+        f"wrote {args.folder}: " + ", ".join(sorted(p.name for p in args.folder.iterdir()))
+    )
+
+
+if __name__ == "__main__":
+    main()

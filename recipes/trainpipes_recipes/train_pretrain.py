@@ -1,0 +1,74 @@
+"""Pretrain a small causal transformer on documents, packed into rows of one length.
+
+    python -m trainpipes_recipes.train_pretrain --files 'my/*.parquet' --tokenizer tokenizer.json --steps 500
+    torchrun --nproc-per-node 2 -m trainpipes_recipes.train_pretrain --files 'my/*.parquet'
+
+Killed at any moment and started again, it goes on from its last checkpoint, also on another number of
+ranks or with another ``--num-workers``. The model is for trying things out: copy this file, and put
+yours in its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+
+from trainpipes import Loader
+from trainpipes_recipes import training
+from trainpipes_recipes.pretrain import pretrain
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, as the command line says."""
+    args = parse(arguments)
+    with training.this_rank(args) as rank:
+        pipe = pretrain(
+            args.files,
+            args.tokenizer,
+            text=args.text,
+            max_length=args.max_length,
+            batch_size=args.batch_size,
+            buffer_size=args.buffer_size,
+            seed=args.seed,
+            num_shards=args.num_shards,
+        )
+        loader = Loader(pipe, num_workers=args.num_workers, pin_memory=rank.device.type == "cuda")
+
+        vocabulary = training.vocabulary_size(args)
+        model = rank.wrap(
+            training.Transformer(vocabulary, args.max_length, args.width, args.layers, args.heads)
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
+
+        checkpoints = training.Checkpoints(args, rank, loader, model=model, optimizer=optimizer)
+        step = checkpoints.resume()
+        with training.Log(args, rank, after=step) as log:
+            for batch in training.batches(loader, rank, args.steps - step):
+                # Each document sees its own tokens only.
+                segments, places = batch["segment_ids"], batch["position_ids"]
+                scores = model(batch["input_ids"], segments, places)  # [B, L, V]
+                loss = training.next_token_loss(scores, batch["labels"])
+
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+                step += 1
+                log.write(step, batch, loss)
+                if step % args.checkpoint_every == 0 or step == args.steps:
+                    checkpoints.save(step)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = training.text_options("train_pretrain", __doc__)
+    add = parser.add_argument
+    add("--text", help="column of the documents; found by its name if left out")
+    add("--num-shards", type=int, default=24, help="any number of ranks that divides it can go on")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

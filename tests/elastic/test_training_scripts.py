@@ -1,0 +1,96 @@
+"""The training scripts of recipes on real ranks: killed and resumed, they train on one sequence."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from elastic.launch import Launch
+from elastic.test_docs_examples import TORCH_ABORTS
+from trainpipes_recipes.training.log import Step, read_log
+
+#: A script, and what it takes besides what all take.
+SCRIPTS = {
+    "train_sft": ["--buffer-size", "50"],
+    "train_seq2seq": ["--buffer-size", "50"],
+    "train_pretrain": ["--buffer-size", "50", "--num-shards", "4"],
+}
+EVERY = 5
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rows") / "rows.parquet"
+    prompts = [f"count to {i}:" for i in range(150)]
+    responses = ["".join(f" {k}" for k in range(i % 11 + 1)) for i in range(150)]
+    texts = [a + b for a, b in zip(prompts, responses, strict=True)]
+    table = pa.table({"prompt": prompts, "response": responses, "text": texts})
+    pq.write_table(table, path, row_group_size=20)
+    return path
+
+
+def options(script: str, rows: Path, folder: Path, steps: int) -> list[str]:
+    return [
+        *("--files", str(rows), "--checkpoint-dir", str(folder), "--steps", str(steps)),
+        *("--checkpoint-every", str(EVERY), "--device", "cpu", "--batch-size", "4", "--lr", "0.01"),
+        *("--max-length", "48", "--width", "16", "--layers", "1", "--heads", "2", "--threads", "1"),
+        *SCRIPTS[script],
+    ]
+
+
+def logs(folder: Path) -> list[list[Step]]:
+    """What each of two ranks has logged."""
+    return [read_log(folder / name) for name in ("log.jsonl", "log-1.jsonl")]
+
+
+def in_turn(ranks: list[list[Step]]) -> list[str]:
+    """The batches of ranks as one sequence."""
+    return [step.batch for both in zip(*ranks, strict=True) for step in both]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("torch_as_before")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_killed_on_two_ranks_goes_on_on_two_and_on_one(
+    script: str, rows: Path, tmp_path: Path
+) -> None:
+    module = importlib.import_module(f"trainpipes_recipes.{script}")
+    run = tmp_path / "run"
+    killed = Launch(Path(module.__file__), 2, tmp_path / "1", *options(script, rows, run, 10_000))
+    killed.kill_when(
+        lambda: (
+            all((run / f).exists() for f in ("log.jsonl", "log-1.jsonl", "checkpoint.pt"))
+            and all(len(steps) >= EVERY + 3 for steps in logs(run))
+        )
+    )
+    before = logs(run)
+    shutil.copytree(run, tmp_path / "one")
+    saved = torch.load(run / "checkpoint.pt", weights_only=True)["step"]
+    steps = saved + 6
+
+    alone = tmp_path / "alone"
+    module.main(options(script, rows, alone, 2 * steps))
+    whole = [step.batch for step in read_log(alone / "log.jsonl")]
+    assert len(set(whole)) > steps
+
+    again = Launch(Path(module.__file__), 2, tmp_path / "2", *options(script, rows, run, steps))
+    assert again.wait(200) == 0 or TORCH_ABORTS in again.said(), again.said()
+    assert f"goes on after step {saved}" in again.said()
+    after = logs(run)
+    assert [[step.number for step in found] for found in after] == [[*range(1, steps + 1)]] * 2
+    assert in_turn(after) == whole[: 2 * steps]
+    for had, has in zip(before, after, strict=True):  # losses too, of steps that were made twice
+        assert len(had) >= saved
+        assert has[: len(had)] == had[:steps]
+
+    module.main(options(script, rows, tmp_path / "one", steps))
+    found = read_log(tmp_path / "one" / "log.jsonl")
+    assert [step.number for step in found] == [*range(1, steps + 1)]
+    assert [step.batch for step in found[saved:]] == whole[2 * saved :][: steps - saved]
+    assert len(read_log(tmp_path / "one" / "log-1.jsonl")) == saved

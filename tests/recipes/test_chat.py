@@ -1,0 +1,411 @@
+"""The recipe for conversations: what its batches hold, layouts, tools, and rows that it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import trainpipes as tp
+from recipes.chats import conversations_of, small_tokenizer
+from recipes.trained import check_training, real_text, short_and_long
+from trainpipes.testing import check_resume, digest
+from trainpipes_recipes import chat, training
+from trainpipes_recipes.conversations import conversations
+
+TOKENIZER = small_tokenizer()
+SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 8, "num_shards": 2}
+ONE: dict[str, Any] = {"batch_size": 1, "num_shards": 1}
+TOOLS = (
+    "{% if tools %}{{ tools | tojson }}|{% endif %}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}a:{% generation %}{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endgeneration %}"
+    "{% else %}{{ m.role[0] + ':' + m.content }}{% endif %}|{% endfor %}"
+)
+
+
+def message(role: str, content: Any = "x", **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def made(count: int = 30) -> list[list[dict[str, Any]]]:
+    """Made conversations of one to three turns."""
+    return conversations_of([(f"{k} + {k}?", f"é{2 * k}" * (1 + k % 4)) for k in range(count)])
+
+
+def rows(*told: Any) -> tp.Pipeline:
+    return tp.from_dataset([{"messages": each} for each in told])
+
+
+def texts(batch: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
+    """Of each row of a batch the text, and the part of it that is learnt."""
+    found = []
+    for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+        text, learnt = TOKENIZER.decode(ids), TOKENIZER.decode(labels[labels != -100])
+        found.append((text.replace("<pad>", ""), learnt))
+    return found
+
+
+def only(*told: Any, **options: Any) -> list[tuple[str, str]]:
+    """The texts of conversations, in their order."""
+    pipe = chat(rows(*told), TOKENIZER, **{**ONE, **options})
+    return sorted(pair for batch in pipe for pair in texts(batch))
+
+
+def test_a_batch_holds_what_transformers_writes_and_the_assistants_part_of_it() -> None:
+    told = made()
+    order = (
+        tp.from_dataset([{"n": n} for n in range(len(told))]).sharding_filter(2).shuffle(8, seed=3)
+    )
+    found = list(chat(rows(*told), TOKENIZER, seed=3, drop_last=False, **SMALL))
+    for batch, numbers in zip(found, order.batch(4), strict=True):
+        wanted = TOKENIZER.apply_chat_template(
+            [told[row["n"]] for row in numbers], return_dict=True, return_tensors="pt",
+            return_assistant_tokens_mask=True, padding=True,
+        )  # fmt: skip
+        learnt = torch.as_tensor(wanted["assistant_masks"]).bool()
+        labels = wanted["input_ids"].masked_fill(~learnt, -100)
+        assert sorted(batch) == ["attention_mask", "input_ids", "labels"]
+        for name in ("input_ids", "attention_mask"):
+            assert torch.equal(batch[name], wanted[name])
+        assert torch.equal(batch["labels"], labels)
+        assert all(tensor.dtype == torch.int64 for tensor in batch.values())
+
+
+def share_gpt(told: Any) -> list[dict[str, str]]:
+    names = {"user": "human", "assistant": "gpt", "system": "system"}
+    return [{"from": names[each["role"]], "value": each["content"]} for each in told]
+
+
+def write_json(table: pa.Table, path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+FILES: dict[str, Callable[[pa.Table, Path], Any]] = {
+    "x.parquet": lambda table, path: pq.write_table(table, path, row_group_size=3),
+    "x.jsonl": write_json,
+    "x.arrow": lambda table, path: pa.feather.write_feather(table, path),
+}
+SOURCES: dict[str, Callable[[list[Any]], tp.Pipeline]] = {
+    "from_arrow": lambda told: tp.from_arrow(pa.table({"conversations": told})),
+    "from_dataset": lambda told: tp.from_dataset([{"conversations": each} for each in told]),
+    "from_iterable": lambda told: tp.from_iterable([{"conversations": each} for each in told]),
+    "filter": lambda told: tp.from_arrow(pa.table({"conversations": told})).filter(len),
+    "mix": lambda told: tp.mix(
+        {
+            "a": tp.from_arrow(pa.table({"conversations": told[:8]})),
+            "b": tp.from_dataset([{"conversations": each} for each in told[8:]]),
+        },
+        weights={"a": 1, "b": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_both_layouts_in_files_of_any_format(name: str, tmp_path: Path) -> None:
+    told = made()
+    one, other = tmp_path / "openai", tmp_path / "sharegpt"
+    for folder, rows_of in ((one, told), (other, [share_gpt(each) for each in told])):
+        folder.mkdir()
+        FILES[name](pa.table({"conversations": rows_of, "id": range(len(told))}), folder / name)
+    found = [digest(batch) for batch in chat(one, TOKENIZER, **SMALL)]
+    assert found == [digest(batch) for batch in chat(other, TOKENIZER, **SMALL)]
+    assert len(found) == len(told) // 4
+    check_resume(lambda: chat(other, TOKENIZER, **SMALL), every=2, processes=0)
+
+
+@pytest.mark.parametrize("layout", [list, share_gpt])
+@pytest.mark.parametrize("name", SOURCES)
+def test_both_layouts_from_pipelines_of_rows(name: str, layout: Any) -> None:
+    told = [layout(each) for each in made()]
+    pipe = chat(SOURCES[name](told), TOKENIZER, **{**SMALL, "drop_last": False})
+    if name != "mix":  # which has no end
+        found = sorted(pair for batch in pipe for pair in texts(batch))
+        assert found == only(*made())
+    check_resume(
+        lambda: chat(SOURCES[name](told), TOKENIZER, **SMALL), every=2, processes=0,
+        limit=6 if name == "mix" else None, epochs=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_ranks_and_workers_do_not_change_the_batches(packed: bool) -> None:
+    pipe = chat(rows(*made(90)), TOKENIZER, packed=packed, max_length=200, **SMALL)
+    whole = [digest(batch) for batch in pipe]
+    assert [digest(b) for b in tp.Loader(tp.Pipeline(pipe.stages), num_workers=2)] == whole
+    if not packed:
+        ranks = [
+            [digest(batch) for batch in pipe.distributed(rank=rank, world_size=2)]
+            for rank in range(2)
+        ]
+        together = [batch for step in zip(*ranks, strict=True) for batch in step]
+        assert together == whole[: len(whole) // 2 * 2]
+
+
+def test_packed_rows_hold_each_conversation_once() -> None:
+    told = made(60)
+    pipe = chat(rows(*told), TOKENIZER, packed=True, max_length=300, **SMALL)
+    found, learnt = [], 0
+    for batch in pipe:
+        assert batch["input_ids"].shape[1] == 300
+        assert sorted(batch) == [
+            "cu_seqlens", "input_ids", "labels", "max_seqlen", "position_ids", "segment_ids",
+        ]  # fmt: skip
+        learnt += int((batch["labels"] != -100).sum())
+        for ids, segments in zip(batch["input_ids"], batch["segment_ids"], strict=True):
+            found += [
+                TOKENIZER.decode(ids[segments == n]) for n in range(1, int(segments.max()) + 1)
+            ]
+    wanted = only(*told)
+    assert sorted(found) == [text for text, _ in wanted]
+    alone = chat(rows(*told), TOKENIZER, **{**SMALL, "drop_last": False})
+    assert learnt == sum(int((batch["labels"] != -100).sum()) for batch in alone)
+
+
+def test_what_is_too_long_is_cut_and_does_not_teach_its_end() -> None:
+    told = [message("user", "ab"), message("assistant", "cdef")]
+    ((text, learnt),) = only(told)
+    assert learnt == "cdef<|im_end|>"
+    length = len(TOKENIZER.encode(text))
+    cut = [only(told, max_length=length - less)[0][1] for less in (2, 3, 6, 7, 20)]
+    assert cut == ["cdef"[:n] for n in (4, 3, 0, 0, 0)]
+
+
+def test_token_ids_that_are_kept_give_the_same_batches(tmp_path: Path) -> None:
+    given = tp.from_arrow(pa.table({"messages": made()}))
+    fresh = [digest(batch) for batch in chat(given, TOKENIZER, **SMALL)]
+    for _ in range(2):
+        kept = chat(given, TOKENIZER, cache=str(tmp_path), **SMALL)
+        assert [digest(batch) for batch in kept] == fresh
+
+
+# Tools
+
+ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+NEG = {"type": "function", "function": {"name": "neg", "arguments": {"x": 3}}}
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_tool_calls_are_learnt_and_their_results_are_not(text: bool, tmp_path: Path) -> None:
+    """Two functions of other arguments, whose columns have a null for each that a call does not take."""
+
+    def call(tool: Any) -> dict[str, Any]:
+        own = tool["function"]
+        arguments = json.dumps(own["arguments"]) if text else own["arguments"]
+        return message("assistant", None, tool_calls=[
+            {"type": "function", "function": {"name": own["name"], "arguments": arguments}}
+        ])  # fmt: skip
+
+    told = [
+        [message("user", "q"), call(ADD), message("tool", "3"), message("assistant", "three")],
+        [message("user", "q"), call(NEG), message("tool", "-3"), message("tool", "ok"),
+         message("assistant", "less")],
+    ]  # fmt: skip
+    schema = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    table = pa.table({"messages": told, "tools": [json.dumps(schema), None]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    write_json(table, tmp_path / "x.jsonl")
+    for path in tmp_path.iterdir():
+        pipe = chat(path, TOKENIZER, tools="tools", template=TOOLS, batch_size=1, num_shards=1)
+        assert sorted(pair for batch in pipe for pair in texts(batch)) == sorted([
+            (
+                json.dumps(schema) + '|u:q|a:{"name": "add", "arguments": {"a": 1, "b": 2}}|t:3|a:three|',
+                '{"name": "add", "arguments": {"a": 1, "b": 2}}three',
+            ),
+            (
+                'u:q|a:{"name": "neg", "arguments": {"x": 3}}|t:-3|t:ok|a:less|',
+                '{"name": "neg", "arguments": {"x": 3}}less',
+            ),
+        ])  # fmt: skip
+
+
+def test_function_calls_of_sharegpt_become_tool_calls() -> None:
+    told = [
+        {"from": "human", "value": "q"},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+        {"from": "observation", "value": "2"},
+        {"from": "gpt", "value": "two"},
+    ]
+    call = '{"name": "add", "arguments": {"a": 1}}'
+    assert only(told, template=TOOLS) == [(f"u:q|a:{call}|t:2|a:two|", f"{call}two")]
+    told[1]["value"] = "add it"  # not JSON: what the assistant says
+    assert only(told, template=TOOLS) == [("u:q|a:add it|t:2|a:two|", "add ittwo")]
+
+
+# Rows of other kinds
+
+
+def test_names_and_layouts_that_are_not_common() -> None:
+    told = [
+        {"from": "narrator", "value": "s"},
+        {"from": "Human", "value": "u"},
+        {"from": "bot", "value": "a"},
+    ]
+    roles = {"narrator": "system", "Human": "user"}
+    (pair,) = only(told, roles=roles, template=TOOLS)
+    assert pair == ("s:s|u:u|a:a|", "a")
+    mixed = [[message("user"), message("assistant")],
+             [{"from": "human", "value": "y"}, {"from": "gpt", "value": "z"}]]  # fmt: skip
+    assert only(*mixed, template=TOOLS) == [("u:x|a:x|", "x"), ("u:y|a:z|", "z")]
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    told = [message("user", parts), message("assistant", parts[:1])]
+    assert only(told, template=TOOLS) == [("u:ab|a:a|", "a")]
+    picture = [{"type": "image"}, parts[0]]
+    with pytest.raises(tp.DataError, match="a part without text") as caught:
+        only(told, [message("user", picture), message("assistant", parts)], template=TOOLS)
+    assert caught.value.row == 1
+    other = [{"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(tp.DataError, match=r"cannot write this conversation: TypeError") as caught:
+        only([message("user", other), message("assistant", other)])
+    assert caught.value.row == 0
+
+
+def test_text_of_any_type_of_arrow() -> None:
+    roles = pa.array(["user", "assistant"]).dictionary_encode()
+    for kind in (pa.large_string(), pa.string()):
+        content = pa.array(["q", "a"]).cast(kind)
+        told = pa.StructArray.from_arrays([roles, content], names=["role", "content"])
+        for lists in (pa.ListArray, pa.LargeListArray):
+            table = pa.table({"messages": lists.from_arrays([0, 2], told)})
+            (batch,) = chat(
+                tp.from_arrow(table), TOKENIZER, template=TOOLS, batch_size=1, num_shards=1
+            )
+            assert texts(batch) == [("u:q|a:a|", "a")]
+
+
+GOOD = [message("user"), message("assistant")]
+BAD: dict[str, tuple[Any, str]] = {
+    "none": ([], "a conversation has no message"),
+    "null": (None, "a conversation has no message"),
+    "null message": ([None], "message 0 has no role"),
+    "null role": ([message(None)], "message 0 has no role"),  # type: ignore[arg-type]
+    "system only": ([message("system")], "there is no message of 'assistant'"),
+    "no response": ([message("user")], "there is no message of 'assistant'"),
+    "assistant first": (
+        GOOD[1:], "message 0 is of role 'assistant' and is the first, where 'system' or 'user' comes"
+    ),
+    "user twice": (
+        [message("system"), message("user"), message("user"), message("assistant")],
+        "message 2 is of role 'user' and comes after one of 'user', where 'assistant' comes",
+    ),
+    "late system": (
+        [*GOOD, message("system"), *GOOD],
+        "message 2 is of role 'system' and comes after one of 'assistant', where 'user' or 'tool' comes",
+    ),
+    "tool first": ([message("tool"), message("assistant")], "message 0 is of role 'tool' and is the first"),
+    "unknown": (
+        [message("user"), message("narrator"), message("assistant")],
+        r"message 1 is of role 'narrator', which is none of system, .*roles=\{'narrator': \"user\"\}",
+    ),
+    "empty": ([message("user"), message("assistant", "")], "message 1 of role 'assistant' is an empty"),
+    "spaces": ([message("user"), message("assistant", " \n")], "message 1 of role 'assistant' is an"),
+    "no calls": (
+        [message("user"), message("assistant", None, tool_calls=[])], "message 1 of role 'assistant' is an"
+    ),
+    "null content": ([message("user", None), GOOD[1]], "message 0 of role 'user' is without content"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> None:
+    bad, said = BAD[name]
+    call = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    called = [message("user"), message("assistant", None, tool_calls=call)]
+    table = pa.table({"messages": [GOOD, GOOD, called, bad, GOOD]})
+    path = tmp_path / "x.parquet"
+    pq.write_table(table, path, row_group_size=2)
+    options: dict[str, Any] = {"template": TOOLS, **ONE}
+    with pytest.raises(tp.DataError, match=said) as caught:
+        list(chat(path, TOKENIZER, **options))
+    error = caught.value
+    assert (error.path, error.row_group, error.row) == (str(path), 1, 3)
+    assert 'bad_rows="drop" leaves such rows out' in str(error)
+    assert len(list(chat(path, TOKENIZER, bad_rows="drop", **options))) == 4
+    kept = chat(path, TOKENIZER, bad_rows="keep", **options)
+    if name in ("none", "null", "null message", "null role", "null content"):
+        with pytest.raises(tp.DataError):
+            list(kept)
+    else:
+        assert len(list(kept)) == 5
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "said"),
+    [
+        (["text"], tp.SchemaError, r"holds lists of messages, got string: .* by json.loads"),
+        ([["text"]], tp.SchemaError, r'dicts with "role" and "content" or with "from" and "value"'),
+        ([[{"text": "x"}]], tp.SchemaError, r'dicts with "role" and "content"'),
+        (
+            [[{"role": {"name": "user"}, "content": "x"}]],
+            tp.SchemaError,
+            "a role is text, got struct",
+        ),
+        ([7], tp.SchemaError, "holds lists of messages, got int64"),
+    ],
+)
+def test_what_are_no_conversations_is_refused(messages: Any, error: Any, said: str) -> None:
+    with pytest.raises(error, match=said):
+        list(chat(tp.from_arrow(pa.table({"messages": messages})), TOKENIZER, **ONE))
+
+
+def test_content_of_two_types_names_its_file_and_row(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    parts = [message("user", [{"type": "text", "text": "a"}]), message("assistant", "b")]
+    path.write_text("".join(json.dumps({"messages": each}) + "\n" for each in (GOOD, parts)))
+    with pytest.raises(tp.DataError, match=r"x.jsonl, line 2: .*content.* from string to array"):
+        list(chat(path, TOKENIZER, **ONE))
+    with pytest.raises(tp.DataError, match=r"has in 'messages' both .*list.* and string"):
+        list(chat(rows(GOOD, parts), TOKENIZER, **ONE))
+
+
+def test_what_is_missing_is_told() -> None:
+    with pytest.raises(
+        tp.SchemaError, match=r"looked for were messages, conversations, .*messages="
+    ):
+        chat(tp.from_arrow(pa.table({"x": [1]})), TOKENIZER)
+    with pytest.raises(tp.SchemaError, match="mesages"):
+        list(chat(rows(GOOD), TOKENIZER, messages="mesages", **ONE))
+    with pytest.raises(tp.ConfigError, match='bad_rows is "error", "drop" or "keep", got \'skip\''):
+        chat(rows(GOOD), TOKENIZER, bad_rows="skip")  # type: ignore[arg-type]
+    with pytest.raises(tp.ConfigError, match="is a transformers tokenizer or a local directory"):
+        chat(rows(GOOD), "bytes")
+
+
+def test_rows_alone_can_be_converted() -> None:
+    told = [share_gpt(each) for each in made(6)]
+    found = list(conversations(rows(*told), "messages"))
+    assert [row["messages"] for row in found] == [
+        [{**each, "tool_calls": None} for each in one] for one in made(6)
+    ]
+
+
+@short_and_long
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_model_learns_from_it_and_resumes(
+    packed: bool, steps: int, below: float, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"messages": conversations_of(real_text())}), tmp_path / "x.parquet")
+    inputs = ("input_ids", "segment_ids", "position_ids") if packed else ("input_ids",)
+    check_training(
+        lambda: chat(
+            tmp_path / "x.parquet", TOKENIZER, max_length=128, batch_size=4, buffer_size=64,
+            num_shards=2, packed=packed,
+        ),
+        lambda: training.Transformer(len(TOKENIZER), 128, 32, 1, 2),
+        lambda model, batch: training.next_token_loss(
+            model(*(batch[name] for name in inputs)), batch["labels"]
+        ),
+        tmp_path,
+        steps=steps,
+        below=below,
+    )  # fmt: skip

@@ -1,0 +1,328 @@
+"""The images recipe: batches exactly, from every kind of source, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+import trainpipes as tp
+from recipes.trained import check_training, short_and_long
+from trainpipes.testing import check_resume, digest
+from trainpipes_recipes import images, train_images, training
+from trainpipes_recipes.training.log import read_log
+
+SIDE, COUNT = 16, 24
+PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 3, SIDE, SIDE), dtype=np.uint8)
+LABELS = [n % 3 for n in range(COUNT)]
+CLASSES = ["ant", "bee", "cat"]
+SMALL: dict[str, Any] = {"size": SIDE, "batch_size": 5, "num_shards": 4}
+
+
+def png(pixels: Any) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels.transpose(1, 2, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+FILES = [png(pixels) for pixels in PIXELS]
+
+
+def in_folders(folder: Path) -> Any:
+    for n, content in enumerate(FILES):
+        path = folder / "pictures" / CLASSES[LABELS[n]] / f"{n:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder / "pictures"
+
+
+def in_tar(folder: Path) -> Any:
+    with tarfile.open(folder / "pictures.tar", "w") as archive:
+        for n, content in enumerate(FILES):
+            for kind, data in (("png", content), ("cls", str(LABELS[n]).encode())):
+                member = tarfile.TarInfo(f"{n:03}.{kind}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    return folder / "pictures.tar"
+
+
+def in_parquet(folder: Path) -> Any:
+    table = pa.table({"image": FILES, "label": LABELS, "more": ["x"] * COUNT})
+    pq.write_table(table, folder / "pictures.parquet", row_group_size=7)
+    return folder / "pictures.parquet"
+
+
+def as_hf_stores_them(folder: Path) -> Any:
+    pictures = [{"bytes": content, "path": f"{n}.png"} for n, content in enumerate(FILES)]
+    table = pa.table({"img": pictures, "fine_label": LABELS})
+    pq.write_table(table, folder / "hf.parquet", row_group_size=9)
+    return str(folder / "hf*.parquet")
+
+
+def in_memmap(folder: Path) -> Any:
+    tp.write_memmap(folder / "map", tp.from_tensors(image=PIXELS, label=np.array(LABELS)))
+    return folder / "map"
+
+
+def rows(**change: Any) -> tp.Pipeline:
+    return tp.from_dataset(
+        [{"photo": content, "class": LABELS[n], "n": n} | change for n, content in enumerate(FILES)]
+    )
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "folders": in_folders,
+    "tar": in_tar,
+    "Parquet": in_parquet,
+    "Parquet of Hugging Face": as_hf_stores_them,
+    "memory map": in_memmap,
+    "rows": lambda f: rows(),
+    "rows, decoded": lambda f: rows().decode_image("photo"),
+    "tensors": lambda f: tp.from_tensors(image=torch.from_numpy(PIXELS), label=np.array(LABELS)),
+    "filtered": lambda f: rows().filter(lambda row: row["n"] < COUNT),
+    "mix": lambda f: tp.mix(
+        {"a": rows().take(9), "b": rows().skip(9)}, weights={"a": 1, "b": 1}
+    ).drop_columns("n"),
+}  # fmt: skip
+
+
+def known(batch: dict[str, torch.Tensor]) -> list[tuple[int, int]]:
+    """Which picture each of a batch of whole ones is, and its label."""
+    places = {pixels.tobytes(): n for n, pixels in enumerate(PIXELS)}
+    assert (batch["images"].dtype, batch["labels"].dtype) == (torch.uint8, torch.int64)
+    found = [places[image.numpy().tobytes()] for image in batch["images"]]
+    return list(zip(found, batch["labels"].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_gives_every_picture_with_its_label(name: str, tmp_path: Path) -> None:
+    given = SOURCES[name](tmp_path)
+    pipe = images(given, scale=(1, 1), padding=0, flip=0, normalize=False, drop_last=False, **SMALL)
+    batches = list(pipe)
+    assert {tuple(batch) for batch in batches} == {("images", "labels")}
+    assert len(batches) == 5 or name in ("filtered", "mix"), (
+        "where counts are not known, shards end apart"
+    )
+    found = [one for batch in batches for one in known(batch)]
+    once = set if name == "mix" else list  # where the smaller source comes again
+    assert sorted(once(found)) == list(enumerate(LABELS))
+    assert found != sorted(found)
+    evaluated = images(given, train=False, resize=SIDE, normalize=False, **SMALL)
+    again = [one for batch in evaluated for one in known(batch)]
+    assert sorted(once(again)) == list(enumerate(LABELS))
+    if name not in (
+        "folders",
+        "mix",
+        "filtered",
+    ):  # class by class, as they are mixed, shard by shard
+        assert again == list(enumerate(LABELS))
+
+
+@pytest.mark.parametrize("name", ["folders", "tar", "memory map", "filtered"])
+def test_a_resume_is_exact_from_each_kind_of_source(name: str, tmp_path: Path) -> None:
+    pipe = images(SOURCES[name](tmp_path), **(SMALL | {"size": 8}))
+    check_resume(pipe, processes=int(name == "folders"), every=2, epochs=2)
+
+
+def test_an_evaluation_resumes_and_its_ranks_share_the_rows(tmp_path: Path) -> None:
+    def pipe() -> tp.Pipeline:
+        return images(in_parquet(tmp_path), train=False, resize=SIDE, normalize=False, **SMALL)
+
+    check_resume(pipe(), processes=0, every=1, epochs=2)
+    for ranks in (2, 4):
+        parts = [list(pipe().distributed(rank=rank, world_size=ranks)) for rank in range(ranks)]
+        found = [one for part in parts for batch in part for one in known(batch)]
+        assert sorted(found) == list(enumerate(LABELS))
+
+
+def test_a_batch_is_the_normalized_pixels() -> None:
+    whole: dict[str, Any] = {"padding": 0, "flip": 0, **SMALL}
+    floats = next(iter(images(rows(), **whole)))
+    pixels = next(iter(images(rows(), normalize=False, **whole)))
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    assert torch.equal(floats["images"], (pixels["images"].float() / 255 - mean) / std)
+    assert torch.equal(floats["labels"], pixels["labels"])
+    half = next(iter(images(rows(), mean=0.5, std=0.5, **whole)))
+    assert torch.equal(half["images"], (pixels["images"].float() / 255 - 0.5) / 0.5)
+
+
+def test_augmentations_are_of_the_row_and_the_epoch() -> None:
+    def by_label(pipe: tp.Pipeline) -> dict[int, str]:
+        found = {}
+        for batch in pipe:
+            for image, label in zip(batch["images"], batch["labels"].tolist(), strict=True):
+                found[label] = digest(image)
+        return found
+
+    numbered = tp.from_tensors(image=PIXELS, label=np.arange(COUNT))
+    options = SMALL | {"size": 8, "drop_last": False}
+    pipe = images(numbered, **options)
+    first, second = by_label(pipe), by_label(pipe)
+    assert first.keys() == set(range(COUNT))
+    assert sum(first[n] == second[n] for n in first) == 0
+    other = images(numbered, **(options | {"batch_size": 7, "buffer_size": 6, "num_shards": 6}))
+    assert by_label(other) == first
+    assert sum(by_label(images(numbered, seed=1, **options))[n] == first[n] for n in first) == 0
+
+
+def test_what_is_augmented_follows_the_options() -> None:
+    flipped = next(iter(images(rows(), padding=0, flip=1, normalize=False, **SMALL)))
+    straight = next(iter(images(rows(), padding=0, flip=0, normalize=False, **SMALL)))
+    assert torch.equal(flipped["images"], straight["images"].flip(3))
+    moved = next(iter(images(rows(), padding=4, flip=0, normalize=False, **SMALL)))
+    assert not torch.equal(moved["images"], straight["images"])
+    assert (moved["images"] == 0).any(dim=1).any()
+    dark = images(rows(), transform=darker, normalize=False, **SMALL)
+    assert torch.equal(next(iter(dark))["images"], straight["images"] // 2)
+    middle = next(iter(images(rows(), train=False, resize=SIDE, normalize=False, size=8)))
+    assert torch.equal(middle["images"][0], torch.from_numpy(PIXELS[0][:, 4:12, 4:12]))
+    assert "resize(18, " in repr(images(rows(), train=False, **SMALL))
+
+
+def darker(image: torch.Tensor) -> torch.Tensor:
+    return image // 2
+
+
+@pytest.mark.parametrize(
+    ("label", "classes", "number"),
+    [
+        ("bee", CLASSES, 1), (2, CLASSES, 2), (7, None, 7), (b"3", None, 3), (b"cat\n", CLASSES, 2),
+        ("12", None, 12), (True, None, 1), ("7", ["7", "1"], 0),
+    ],
+)  # fmt: skip
+def test_classes_are_numbers_or_names(label: Any, classes: Any, number: int) -> None:
+    batch = next(iter(images(rows(**{"class": label}), classes=classes, **SMALL)))
+    assert batch["labels"].tolist() == [number] * 5
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "classes", "said"),
+    [
+        ("ant", "dog", CLASSES, "holds 'dog', which is no class: the classes are 3: ant, bee, cat ("),
+        (0, 3, CLASSES, "holds 3, which is no class: the classes are 3: ant, bee, cat ("),
+        (0, -1, None, "holds -1, which is no class: the classes are numbers from 0 on ("),
+        ("1", "dog", None, "holds 'dog', which is no class: name all classes, in the order"),
+        (0, None, None, "holds None, which is no class"),
+        (b"c1", b"\xff", [f"c{n}" for n in range(12)], "are 12: c0, c1, c2, c3, c4, c5, c6, c7, c8, … ("),
+    ],
+)  # fmt: skip
+def test_an_unknown_label_names_its_file_and_row(
+    good: Any, bad: Any, classes: Any, said: str, tmp_path: Path
+) -> None:
+    labels = [good] * 13 + [bad] + [good] * 10
+    path = tmp_path / "pictures.parquet"
+    pq.write_table(pa.table({"image": FILES, "label": labels}), path)
+    pipe = images(path, classes=classes, train=False, size=8, batch_size=4, num_shards=4)
+    with pytest.raises(tp.errors.DataError) as caught:
+        list(pipe)
+    assert said in str(caught.value)
+    assert (caught.value.path, caught.value.row) == (str(path), 13)
+
+
+def test_numbers_that_are_not_whole_are_no_classes() -> None:
+    with pytest.raises(tp.errors.DataError, match=r"holds 0\.5, which is no class"):
+        list(images(rows(**{"class": 0.5}), **SMALL))
+
+
+def test_a_broken_picture_names_its_file_and_row(tmp_path: Path) -> None:
+    folder = in_folders(tmp_path)
+    (folder / "bee" / "04.png").write_bytes(FILES[4][:80])
+    with pytest.raises(tp.errors.UnreadableError, match="no picture that can be decoded") as caught:
+        list(images(folder, **SMALL))
+    assert caught.value.path == str(folder / "bee" / "04.png")
+    kept = images(folder, on_error="skip", drop_last=False, **SMALL)
+    assert sum(len(batch["labels"]) for batch in kept) == COUNT - 1
+    table = pa.table({"image": [*FILES[:9], b"no", *FILES[10:]], "label": LABELS})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
+    with pytest.raises(tp.errors.UnreadableError) as caught:
+        list(images(tmp_path / "a.parquet", **SMALL))
+    assert (caught.value.path, caught.value.row) == (str(tmp_path / "a.parquet"), 9)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "error", "said"),
+    [
+        (lambda: tp.from_dataset([{"x": 1, "label": 2}]), {}, tp.SchemaError, "looked for were image, img"),
+        (lambda: tp.from_dataset([{"image": b"", "x": 2}]), {}, tp.SchemaError, "looked for were label, lab"),
+        (lambda: rows().batch(2), {}, tp.ConfigError, "got one that batches"),
+        (lambda: 7, {}, tp.ConfigError, "got int"),
+        (rows, {"classes": ["a", "a"]}, tp.ConfigError, "each class once, got"),
+        (rows, {"on_error": "drop"}, tp.ConfigError, '"error" or "skip"'),
+        (rows, {"size": 0}, tp.ConfigError, "random_resized_crop"),
+        (rows, {"image": "pictures"}, tp.SchemaError, "no column 'pictures', only"),
+    ],
+)  # fmt: skip
+def test_what_is_no_use_is_refused(given: Any, options: Any, error: Any, said: str) -> None:
+    with pytest.raises(error, match=said):
+        images(given(), **(SMALL | options))
+
+
+# A model
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """Training sets torch's seed and its deterministic mode."""
+    state, deterministic = torch.get_rng_state(), torch.are_deterministic_algorithms_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.set_rng_state(state)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def learnable(folder: Path) -> Path:
+    """Files of made pictures, whose class is their brightest channel."""
+    bright = PIXELS // 3
+    for n, label in enumerate(LABELS):
+        bright[n, label] += 150
+    table = pa.table({"image": [png(pixels) for pixels in bright], "label": LABELS})
+    pq.write_table(table, folder / "bright.parquet", row_group_size=7)
+    return folder / "bright.parquet"
+
+
+@short_and_long
+def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: Path) -> None:
+    files = learnable(tmp_path)
+    check_training(
+        lambda: images(files, size=12, batch_size=8, num_shards=2),
+        lambda: train_images.network(3, 4),
+        lambda model, batch: training.class_loss(model(batch["images"]), batch["labels"]),
+        tmp_path,
+        steps=steps,
+        below=below,
+        num_workers=1,
+    )
+
+
+@pytest.mark.usefixtures("as_before")
+def test_the_script_trains_and_goes_on(tmp_path: Path) -> None:
+    def train(*options: str) -> None:
+        train_images.main(
+            [
+                *("--files", str(learnable(tmp_path)), "--classes", "3", "--size", "12"),
+                *("--width", "4", "--batch-size", "8", "--device", "cpu", "--lr", "0.003"),
+                *("--checkpoint-dir", str(tmp_path / "run"), "--checkpoint-every", "4", *options),
+            ]
+        )
+
+    log = tmp_path / "run" / "log.jsonl"
+    train("--steps", "30")
+    whole = read_log(log)
+    train("--steps", "7", "--resume", "never")
+    train("--steps", "30")
+    assert read_log(log) == whole
+    assert whole[-1].loss < whole[0].loss

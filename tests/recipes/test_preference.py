@@ -1,0 +1,312 @@
+"""The recipe for preferences: what its batches hold, of texts and of conversations, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import trainpipes as tp
+from recipes.chats import Message, preferences_of, small_tokenizer
+from recipes.trained import BYTES, check_training, real_text, short_and_long
+from trainpipes.testing import check_resume, digest
+from trainpipes_recipes import preference, training
+
+TOKENIZER = small_tokenizer()
+ONE: dict[str, Any] = {"batch_size": 1, "num_shards": 1}
+SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 8, "num_shards": 2}
+SIDES = ("chosen", "rejected")
+END, PAD = 256, 257
+
+
+def texts(count: int = 30) -> list[dict[str, str]]:
+    """Made rows: sums, right and wrong."""
+    return [
+        {"prompt": f"{k} + {k} =" * (1 + k % 2), "chosen": f" {2 * k}é", "rejected": f" {k}" * (1 + k % 5)}
+        for k in range(count)
+    ]  # fmt: skip
+
+
+def said(role: str, content: Any = "x", **more: Any) -> Any:
+    return {"role": role, "content": content, **more}
+
+
+def talks(count: int = 20) -> list[dict[str, list[Message]]]:
+    """The same as conversations of one or two turns, with the prompt in a column of its own."""
+    found = []
+    for row in texts(count):
+        asked = [said("user", "hi"), said("assistant", "yes?")] if len(row["prompt"]) > 8 else []
+        asked += [said("user", row["prompt"])]
+        found.append({"prompt": asked, **{side: [said("assistant", row[side])] for side in SIDES}})
+    return found
+
+
+def shared(rows: Any) -> list[dict[str, list[Message]]]:
+    """Both conversations whole, each with the prompt at its start."""
+    return [{side: row["prompt"] + row[side] for side in SIDES} for row in rows]
+
+
+def share_gpt(rows: Any) -> list[dict[str, list[Message]]]:
+    names = {"user": "human", "assistant": "gpt"}
+    return [
+        {key: [{"from": names[m["role"]], "value": m["content"]} for m in told] for key, told in row.items()}
+        for row in rows
+    ]  # fmt: skip
+
+
+def rows_of(batch: dict[str, Tensor], decode: Callable[[Tensor], str]) -> list[Any]:
+    """Of each row and side of a batch: the whole text, and what is learnt."""
+    found = []
+    for number in range(len(batch["chosen_labels"])):
+        row = []
+        for side in SIDES:
+            ids, mask, labels = (
+                batch[f"{side}_{name}"][number]
+                for name in ("input_ids", "attention_mask", "labels")
+            )
+            learnt = labels != -100
+            assert torch.equal(labels[learnt], ids[learnt])
+            assert not (learnt & (mask == 0)).any()
+            assert torch.equal(mask.sort(descending=True).values, mask)
+            row += [decode(ids[mask == 1]), decode(labels[learnt])]
+        found.append(tuple(row))
+    return found
+
+
+def plain(ids: Tensor) -> str:
+    return "".join("$" if i == END else chr(i) for i in ids.tolist()).encode("latin1").decode()
+
+
+def test_a_batch_of_texts_holds_what_plain_python_makes() -> None:
+    order = tp.from_dataset(texts()).sharding_filter(2).shuffle(8, seed=3).batch(4)
+    found = list(preference(tp.from_dataset(texts()), "bytes", seed=3, drop_last=False, **SMALL))
+    for batch, rows in zip(found, order, strict=True):
+        wanted = {}
+        for side in SIDES:
+            ids = [[*(row["prompt"] + row[side]).encode(), END] for row in rows]
+            width = max(map(len, ids))
+            wanted[f"{side}_input_ids"] = [own + [PAD] * (width - len(own)) for own in ids]
+            wanted[f"{side}_attention_mask"] = [
+                [1] * len(own) + [0] * (width - len(own)) for own in ids
+            ]
+            wanted[f"{side}_labels"] = [
+                [-100] * len(row["prompt"].encode()) + own[len(row["prompt"].encode()) :]
+                + [-100] * (width - len(own))
+                for row, own in zip(rows, ids, strict=True)
+            ]  # fmt: skip
+        assert sorted(batch) == sorted(wanted)
+        for name, values in wanted.items():
+            assert batch[name].dtype == torch.int64
+            assert batch[name].tolist() == values, name
+
+
+def expected(row: Any) -> tuple[str, ...]:
+    found: list[str] = []
+    for side in SIDES:
+        text = TOKENIZER.apply_chat_template(row["prompt"] + row[side], tokenize=False)
+        found += [text, row[side][-1]["content"] + "<|im_end|>"]
+    return tuple(found)
+
+
+@pytest.mark.parametrize("template", [None, "unmarked"])
+@pytest.mark.parametrize("layout", [list, share_gpt])
+@pytest.mark.parametrize("form", [list, shared])
+def test_conversations_learn_the_last_answer_alone(form: Any, layout: Any, template: Any) -> None:
+    if template:
+        template = TOKENIZER.chat_template.replace("{% generation %}", "{% if true %}")
+        template = template.replace("{%- endgeneration %}", "{%- endif %}")
+    pipe = preference(tp.from_dataset(layout(form(talks()))), TOKENIZER, template=template, **ONE)
+    found = sorted(row for batch in pipe for row in rows_of(batch, TOKENIZER.decode))
+    assert found == sorted(map(expected, talks()))
+    padded = preference(
+        tp.from_dataset(layout(form(talks()))), TOKENIZER, template=template, **SMALL
+    )
+    both = sorted(row for batch in padded for row in rows_of(batch, TOKENIZER.decode))
+    assert both == found
+    assert TOKENIZER.pad_token_id in next(iter(padded))["rejected_input_ids"]
+
+
+def test_a_prompt_as_text_beside_whole_conversations_is_not_needed() -> None:
+    rows = [{"prompt": row["prompt"][-1]["content"], **both}
+            for row, both in zip(talks(), shared(talks()), strict=True)]  # fmt: skip
+    found = [
+        rows_of(batch, TOKENIZER.decode)
+        for batch in preference(tp.from_dataset(rows), TOKENIZER, **ONE)
+    ]
+    assert sorted(row for batch in found for row in batch) == sorted(map(expected, talks()))
+
+
+@pytest.mark.parametrize("same", [0, 1, 2])
+def test_conversations_that_go_on_alike_have_a_response_each(same: int) -> None:
+    """Of answers that are equal, and of longer conversations on one side."""
+    ask = [said("user", "q")]
+    chosen = [*ask, said("assistant", "a")]
+    rejected = [
+        [*ask, said("assistant", "a")],
+        [*ask, said("assistant", "a"), said("user", "r"), said("assistant", "b")],
+        [*ask, said("assistant", "b")],
+    ][same]
+    (batch,) = preference(
+        tp.from_dataset([{"chosen": chosen, "rejected": rejected}]), TOKENIZER, **ONE
+    )
+    ((_, good, _, bad),) = rows_of(batch, TOKENIZER.decode)
+    assert good == "a<|im_end|>"
+    assert bad == ["a<|im_end|>", "a<|im_end|>b<|im_end|>", "b<|im_end|>"][same]
+
+
+def write_json(table: pa.Table, path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+@pytest.mark.parametrize("make", [texts, talks, lambda: shared(talks())])
+@pytest.mark.parametrize("kind", ["x.parquet", "x.jsonl", "from_dataset", "from_iterable"])
+def test_rows_of_any_source_resume_exactly(make: Any, kind: str, tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(make()).append_column("id", pa.array(range(len(make()))))
+    if kind == "x.parquet":
+        pq.write_table(table, tmp_path / kind, row_group_size=3)
+    elif kind == "x.jsonl":
+        write_json(table, tmp_path / kind)
+    given: Any = tmp_path / kind if "x." in kind else getattr(tp, kind)(make())
+    tokenizer = "bytes" if make is texts else TOKENIZER
+    decode = plain if make is texts else TOKENIZER.decode
+    found, wanted = (
+        sorted(
+            row for batch in preference(rows, tokenizer, **ONE) for row in rows_of(batch, decode)
+        )
+        for rows in (given, tp.from_arrow(table))
+    )
+    assert found == wanted
+    assert len(found) == len(table)
+    check_resume(lambda: preference(given, tokenizer, **SMALL), every=2, processes=0, epochs=1)
+
+
+def test_token_ids_that_are_kept_give_the_same_batches(tmp_path: Path) -> None:
+    for rows, tokenizer in ((texts(), "bytes"), (shared(talks()), TOKENIZER)):
+        given = tp.from_arrow(pa.Table.from_pylist(rows))
+        fresh = [digest(batch) for batch in preference(given, tokenizer, **SMALL)]
+        for _ in range(2):
+            kept = preference(given, tokenizer, cache=str(tmp_path), **SMALL)
+            assert [digest(batch) for batch in kept] == fresh
+
+
+def test_a_row_that_is_too_long_loses_its_end() -> None:
+    rows = tp.from_dataset([{"prompt": "abc", "chosen": "defg", "rejected": "h"}])
+    (batch,) = preference(rows, "bytes", max_length=6, **ONE)
+    assert rows_of(batch, plain) == [("abcde$", "de", "abch$", "h$")]
+    (batch,) = preference(rows, "bytes", max_length=3, **ONE)
+    assert rows_of(batch, plain) == [("ab$", "", "ab$", "")]
+
+
+@pytest.mark.parametrize("empty", ["", "  \n", None])
+@pytest.mark.parametrize("side", SIDES)
+def test_an_empty_response_is_named_or_dropped_or_kept(
+    side: str, empty: str | None, tmp_path: Path
+) -> None:
+    rows = texts(5)
+    rows[3][side] = empty  # type: ignore[assignment]
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    with pytest.raises(tp.DataError, match=f"column '{side}': an empty response") as caught:
+        list(preference(path, "bytes", **ONE))
+    assert (caught.value.path, caught.value.row_group, caught.value.row) == (str(path), 1, 3)
+    assert len(list(preference(path, "bytes", bad_rows="drop", **ONE))) == 4
+    if empty is None:
+        with pytest.raises(tp.DataError, match="null"):
+            list(preference(path, "bytes", bad_rows="keep", **ONE))
+    else:
+        assert len(list(preference(path, "bytes", bad_rows="keep", **ONE))) == 5
+
+
+ASK, ANSWER = said("user"), said("assistant")
+
+
+def trio(prompt: Any, chosen: Any, rejected: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+BAD = {
+    "empty": (trio([ASK], [said("assistant", "")], [ANSWER]),
+              "column 'chosen': message 1 of role 'assistant' is an empty response"),
+    "no prompt": (trio([], [ANSWER], [ANSWER]), "no message in the prompt"),
+    "no response": (trio([ASK], [ANSWER], []),
+                    "column 'rejected': a conversation has no message"),
+    "no answer": (trio([ASK], [ANSWER], [ASK]),
+                  "column 'rejected': the response does not start with a message of 'assistant'"),
+    "whole": (trio([ASK], [ASK, ANSWER], [ASK, ANSWER]), "does not start with"),
+    "twice": (trio([ASK, ANSWER], [ANSWER], [ANSWER]),
+              "message 2 is of role 'assistant' and comes after one of 'assistant'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_conversation_is_named_or_dropped(name: str, tmp_path: Path) -> None:
+    bad, message = BAD[name]
+    good = trio([ASK], [ANSWER], [ANSWER])
+    pq.write_table(pa.Table.from_pylist([good, good, bad]), tmp_path / "x.parquet")
+    with pytest.raises(tp.DataError, match=message) as caught:
+        list(preference(tmp_path, TOKENIZER, **ONE))
+    assert caught.value.row == 2
+    assert len(list(preference(tmp_path, TOKENIZER, bad_rows="drop", **ONE))) == 2
+
+
+def test_conversations_that_share_nothing_are_bad() -> None:
+    rows = tp.from_dataset(
+        [{"chosen": [said("user", "a"), ANSWER], "rejected": [said("user", "b"), ANSWER]}]
+    )
+    with pytest.raises(tp.DataError, match="there is no message in the prompt"):
+        list(preference(rows, TOKENIZER, **ONE))
+
+
+def test_what_is_missing_is_told() -> None:
+    with pytest.raises(tp.SchemaError, match=r"looked for were chosen \+ rejected, .*chosen=..."):
+        preference(tp.from_arrow(pa.table({"x": ["a"]})), "bytes")
+    with pytest.raises(
+        tp.SchemaError, match=r"hold the prompt; .*looked for were prompt, question"
+    ):
+        preference(tp.from_arrow(pa.table({"chosen": ["a"], "rejected": ["b"]})), "bytes")
+    with pytest.raises(tp.ConfigError, match="bad_rows is"):
+        preference(tp.from_dataset(texts()), "bytes", bad_rows="skip")  # type: ignore[arg-type]
+
+
+def test_columns_of_other_names() -> None:
+    rows = [{"q": row["prompt"], "yes": row["chosen"], "no": row["rejected"]} for row in texts()]
+    pipe = preference(
+        tp.from_dataset(rows), "bytes", prompt="q", chosen="yes", rejected="no", **SMALL
+    )
+    same = preference(tp.from_dataset(texts()), "bytes", **SMALL)
+    assert [digest(batch) for batch in pipe] == [digest(batch) for batch in same]
+
+
+def log_probability(model: Any, batch: Any, side: str) -> Tensor:
+    """Of each response, given its prompt: ``[B]``."""
+    scores = model(batch[f"{side}_input_ids"])[:, :-1].log_softmax(-1)
+    labels = batch[f"{side}_labels"][:, 1:]
+    each = scores.gather(2, labels.clamp(min=0)[:, :, None])[:, :, 0]
+    return (each * (labels != -100)).sum(1)
+
+
+@short_and_long
+def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(preferences_of(real_text()))
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=50)
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        chosen, rejected = (log_probability(model, batch, side) for side in SIDES)
+        return -F.logsigmoid(0.1 * (chosen - rejected)).mean()
+
+    check_training(
+        lambda: preference(tmp_path / "x.parquet", "bytes", max_length=128, batch_size=4, buffer_size=64),
+        lambda: training.Transformer(BYTES, 128, 32, 1, 2),
+        loss,
+        tmp_path,
+        steps=steps,
+        below=below,
+    )  # fmt: skip

@@ -1,0 +1,645 @@
+"""The stages on images: what they give of odd pictures, what they draw, and what they refuse."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+import trainpipes as tp
+from trainpipes.testing import check_resume, digest
+
+WRITE = "TRAINPIPES_WRITE_GOLDEN"
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+RGB = Image.fromarray(PIXELS)
+
+
+def file_of(image: Any, kind: str = "PNG", **options: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def decode(content: Any, **options: Any) -> Any:
+    (row,) = tp.from_dataset([{"bytes": content}]).decode_image(**options)
+    return row["image"]
+
+
+def chw(image: Any) -> Any:
+    """What Pillow alone makes of an image."""
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def photos(count: int = 12, side: int = 16) -> tp.Pipeline:
+    rng = np.random.default_rng(3)
+    pictures = rng.integers(0, 256, (count, 3, side, side), dtype=np.uint8)
+    return tp.from_dataset([{"image": image, "n": n} for n, image in enumerate(pictures)])
+
+
+# decode_image
+
+
+def test_a_picture_comes_as_its_pixels_in_place_of_its_bytes() -> None:
+    (row,) = tp.from_dataset([{"a": 1, "bytes": file_of(RGB), "b": 2}]).decode_image()
+    assert list(row) == ["a", "image", "b"]
+    image = row["image"]
+    assert (image.dtype, image.shape) == (np.uint8, (3, 20, 30))
+    assert (image == PIXELS.transpose(2, 0, 1)).all()
+    assert image.flags.c_contiguous
+    assert image.flags.writeable
+
+
+JPEG = file_of(RGB, "JPEG")
+PALETTE = RGB.quantize(8)
+DEEP = (np.arange(600, dtype=np.uint16).reshape(20, 30) * 100) + 55
+
+#: Files, and what Pillow alone makes of them by plain steps.
+ODD: dict[str, tuple[bytes, Any]] = {
+    "one pixel": (file_of(Image.new("RGB", (1, 1), (1, 2, 3))), np.array([[[1]], [[2]], [[3]]])),
+    "CMYK": (
+        file_of(RGB.convert("CMYK"), "JPEG", quality=100),
+        chw(Image.open(io.BytesIO(file_of(RGB.convert("CMYK"), "JPEG", quality=100))).convert("RGB")),
+    ),
+    "palette": (file_of(PALETTE), chw(PALETTE.convert("RGB"))),
+    "palette, one colour clear": (file_of(PALETTE, transparency=3), chw(PALETTE.convert("RGB"))),
+    "palette with alpha": (
+        file_of(PALETTE, transparency=bytes([0, 128, 255, 0, 9, 9, 9, 9])),
+        chw(PALETTE.convert("RGB")),
+    ),
+    "grey with alpha": (file_of(RGB.convert("LA")), chw(RGB.convert("L").convert("RGB"))),
+    "alpha": (file_of(RGB.convert("RGBA")), chw(RGB)),
+    "one bit": (file_of(RGB.convert("1")), chw(RGB.convert("1").convert("RGB"))),
+    "16 bits": (file_of(Image.fromarray(DEEP)), np.stack([DEEP >> 8] * 3)),
+    "16 bits, TIFF": (file_of(Image.fromarray(DEEP), "TIFF"), np.stack([DEEP >> 8] * 3)),
+    "animated": (
+        file_of(PALETTE, "GIF", save_all=True, append_images=[PALETTE.rotate(180)]),
+        chw(PALETTE.convert("RGB")),
+    ),
+    "EXIF that cannot be read": (
+        JPEG[:2] + b"\xff\xe1\x00\x10Exif\0\0garbage!" + JPEG[2:],
+        chw(Image.open(io.BytesIO(JPEG))),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_pictures_become_rgb(name: str) -> None:
+    content, expected = ODD[name]
+    found = decode(content)
+    assert found.dtype == np.uint8
+    assert (found == expected).all()
+    assert found.shape == expected.shape
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGBA", 4)])
+def test_other_modes_have_other_channels(mode: Any, channels: int) -> None:
+    for content, expected in ODD.values():
+        assert decode(content, mode=mode).shape == (channels, *expected.shape[1:])
+    assert (decode(file_of(RGB), mode="L")[0] == np.asarray(RGB.convert("L"))).all()
+    clear = decode(file_of(PALETTE, transparency=bytes([0] * 8)), mode="RGBA")
+    assert (clear[3] == 0).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_comes_upright(orientation: int) -> None:
+    from PIL import ImageOps
+
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+        content = file_of(RGB, kind, exif=exif)
+        expected = chw(ImageOps.exif_transpose(Image.open(io.BytesIO(content))))
+        assert np.array_equal(decode(content), expected), kind
+
+
+def test_a_large_jpeg_may_be_decoded_smaller() -> None:
+    photo = RGB.resize((640, 420), Image.Resampling.BICUBIC)
+    content = file_of(photo, "JPEG", quality=95)
+    assert decode(content, min_size=200).shape == (3, 210, 320)
+    assert decode(content, min_size=53).shape == (3, 53, 80) or (
+        decode(content, min_size=52).shape == (3, 53, 80)
+    )
+    assert decode(content, min_size=421).shape == (3, 420, 640)
+    assert decode(file_of(photo), min_size=8).shape == (3, 420, 640), "a PNG has one size"
+    whole = np.asarray(Image.fromarray(decode(content).transpose(1, 2, 0)).resize((320, 210)))
+    near = np.abs(decode(content, min_size=200).astype(int) - whole.transpose(2, 0, 1))
+    assert near.mean() < 3
+
+
+def test_bytes_may_stand_in_structs_as_datasets_of_hugging_face_have_them() -> None:
+    table = pa.table({"image": [{"bytes": file_of(RGB), "path": "a.png"}], "label": [4]})
+    (row,) = tp.from_arrow(table).decode_image("image")
+    assert (row["image"] == PIXELS.transpose(2, 0, 1)).all()
+    assert row["label"] == 4
+    with pytest.raises(tp.errors.UnreadableError, match="it is null"):
+        decode({"bytes": None, "path": "x"})
+
+
+BROKEN = {
+    "cut": (JPEG[: len(JPEG) // 2], "runcated"),
+    "cut PNG": (file_of(RGB)[:60], "truncated"),
+    "empty": (b"", r"cannot identify image file \(0 bytes\)"),
+    "text": (b"hello, world", "cannot identify image file"),
+    "a program": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot identify"),
+    "floats": (file_of(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"), "numbers of 32 bits"),
+    "null": (None, "it is null"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_decoded_is_named_by_file_and_row(name: str, tmp_path: Path) -> None:
+    content, said = BROKEN[name]
+    rows = [{"bytes": file_of(RGB)}] * 5 + [{"bytes": content}] + [{"bytes": file_of(RGB)}] * 4
+    path = tmp_path / "pictures.parquet"
+    pa.parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=4)
+    pipe = tp.read_parquet(path).decode_image().batch(3).collate()
+    batches = iter(pipe)
+    assert next(batches)["image"].shape == (3, 3, 20, 30)
+    with pytest.raises(tp.errors.UnreadableError, match=said) as caught:
+        next(batches)
+    assert (caught.value.path, caught.value.row) == (str(path), 5)
+    assert "on_error" in str(caught.value)
+    kept = tp.read_parquet(path).decode_image(on_error="skip").batch(3).collate()
+    assert [len(batch["image"]) for batch in kept] == [3, 3, 3]
+
+
+def test_what_is_left_out_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"bytes": file_of(RGB) if n % 3 else b"no", "n": n} for n in range(9)]
+    pipe = tp.from_dataset(rows).decode_image(on_error="skip")
+    assert [row["n"] for row in pipe] == [1, 2, 4, 5, 7, 8]
+    assert "1 of 1 image left out: they cannot be decoded (2 bytes)" in caplog.text
+    assert "3 of 9 images left out" in str(pipe.explain())
+    with pytest.raises(TypeError, match="known only at the end"):
+        len(pipe)
+
+
+def test_decoding_and_all_else_is_the_same_in_any_thread(tmp_path: Path) -> None:
+    for n in range(40):
+        (tmp_path / f"{n:02}.png").write_bytes(file_of(Image.fromarray(np.roll(PIXELS, n, 0))))
+
+    def pipe() -> tp.Pipeline:
+        rows = tp.list_files(tmp_path).read_images(labels=None).drop_columns("path").shuffle(16)
+        rows = rows.decode_image().random_crop(9).flip().random_resized_crop(8)
+        return rows.batch(4).collate().normalize()
+
+    plain = [digest(batch) for batch in pipe()]
+    assert len(set(plain)) == 10
+    for threads in (0, 1, 3):
+        assert [digest(batch) for batch in tp.Loader(pipe(), threads=threads)] == plain
+
+
+def threads_that_decode(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
+    """The threads that open pictures, each of which waits until another one does, for a moment."""
+    seen = set()
+    together = threading.Barrier(2)
+    plain = Image.open
+
+    def note(*args: Any, **options: Any) -> Any:
+        seen.add(threading.current_thread())
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.2 if len(seen) < 2 else 0)
+        return plain(*args, **options)
+
+    monkeypatch.setattr(Image, "open", note)
+    assert len(list(pipe)) == 10
+    return seen
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_threads_decode_also_beside_a_function_of_the_users(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINPIPES_THREADS", "2")
+    callers = set()
+
+    def function(row: Any) -> Any:
+        callers.add(threading.current_thread())
+        return row
+
+    rows = tp.from_arrow(pa.table({"bytes": [file_of(RGB)] * 40})).decode_image()
+    rows = rows.map(function) if own else rows
+    seen = threads_that_decode(rows.batch(4).collate(), monkeypatch)
+    assert len(seen - {threading.current_thread()}) >= 1
+    assert len(seen) >= 2
+    assert callers <= {threading.current_thread()}
+
+
+def test_without_threads_the_one_that_iterates_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tp.from_arrow(pa.table({"bytes": [file_of(RGB)] * 40})).decode_image()
+    loader = tp.Loader(rows.map(dict).batch(4).collate(), threads=0)
+    assert threads_that_decode(loader, monkeypatch) == {threading.current_thread()}
+
+
+def test_errors_come_in_order_also_from_threads() -> None:
+    files = [file_of(RGB)] * 40
+    files[17] = files[21] = b"no"
+    pipe = tp.from_arrow(pa.table({"bytes": files})).decode_image().map(dict).batch(8).collate()
+    batches = iter(pipe)
+    assert [len(next(batches)["image"]) for _ in range(2)] == [8, 8]
+    with pytest.raises(tp.errors.UnreadableError) as caught:
+        next(batches)
+    assert caught.value.row == 17
+    kept = tp.from_arrow(pa.table({"bytes": files})).decode_image(on_error="skip").map(dict)
+    assert len(list(kept)) == 38
+
+
+# torchvision is not needed, and taken where it is asked for
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A torchvision whose decode_image is Pillow's, and what it was called with."""
+    calls: list[Any] = []
+
+    def decode_image(data: torch.Tensor, mode: str, apply_exif_orientation: bool) -> torch.Tensor:
+        calls.append((mode, apply_exif_orientation))
+        try:
+            image = Image.open(io.BytesIO(data.numpy().tobytes())).convert(mode)
+        except OSError as error:
+            raise RuntimeError("Unsupported image file.\nMore of it") from error
+        found = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return torch.stack([found, found]) if len(calls) == 2 else found
+
+    module, inner = ModuleType("torchvision"), ModuleType("torchvision.io")
+    module.__spec__ = SimpleNamespace(name="torchvision")  # type: ignore[assignment]
+    inner.decode_image = decode_image  # type: ignore[attr-defined]
+    inner.ImageReadMode = SimpleNamespace(RGB="RGB", GRAY="L", RGB_ALPHA="RGBA")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", module)
+    monkeypatch.setitem(sys.modules, "torchvision.io", inner)
+    return calls
+
+
+def test_torchvision_decodes_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = stand_in(monkeypatch)
+    for _ in range(2):  # the second one is animated
+        image = decode(file_of(RGB), decoder="torchvision")
+        assert isinstance(image, np.ndarray)
+        assert (image == PIXELS.transpose(2, 0, 1)).all()
+    assert calls == [("RGB", True)] * 2
+    for content in (b"no picture", b""):
+        with pytest.raises(
+            tp.errors.UnreadableError, match=r"Unsupported image file\. \(\d+ bytes"
+        ):
+            decode(content, decoder="torchvision")
+
+
+def test_what_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        tp.errors.MissingExtraError, match=r"torchvision.*: pip install torchvision$"
+    ):
+        photos().decode_image("image", decoder="torchvision")
+    monkeypatch.setattr("trainpipes.extra.find_spec", lambda name: None)
+    steps: list[Callable[[tp.Pipeline], Any]] = [
+        lambda p: p.decode_image(), lambda p: p.resize(3), lambda p: p.random_resized_crop(3),
+    ]  # fmt: skip
+    for step in steps:
+        with pytest.raises(tp.errors.MissingExtraError, match=r"pip install trainpipes\[images\]$"):
+            step(photos())
+    photos().random_crop(3).flip().normalize()
+
+
+# resize, crops, flips
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"), [(10, (10, 15)), (40, (40, 60)), ((7, 9), (7, 9)), ([1, 1], (1, 1)), (20, (20, 30))]
+)  # fmt: skip
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_a_picture_is_resized_as_pillow_does_it(size: Any, shape: Any, channels: int) -> None:
+    image = np.random.default_rng(1).integers(0, 256, (channels, 20, 30), dtype=np.uint8)
+    (row,) = tp.from_dataset([{"image": image}]).resize(size, interpolation="bicubic")
+    plain = Image.fromarray(image[0] if channels == 1 else image.transpose(1, 2, 0))
+    expected = np.asarray(plain.resize(shape[::-1], Image.Resampling.BICUBIC))
+    expected = expected[None] if channels == 1 else expected.transpose(2, 0, 1)
+    assert np.array_equal(row["image"], expected)
+
+
+def test_a_high_picture_keeps_its_shape() -> None:
+    image = np.zeros((3, 31, 10), np.uint8)
+    (row,) = tp.from_dataset([{"image": image}]).resize(7)
+    assert row["image"].shape == (3, 21, 7)
+    with pytest.raises(
+        tp.errors.DataError, match=r"of 1 x 90000 pixels it would become 224 x 20,160,000"
+    ):
+        list(tp.from_dataset([{"image": np.zeros((1, 1, 90000), np.uint8)}]).resize(224))
+
+
+def test_parts_are_cut_everywhere_alike_and_are_parts() -> None:
+    image = np.arange(36, dtype=np.uint8).reshape(1, 6, 6)
+    rows = tp.from_dataset([{"image": image}] * 4500)
+    places = np.array([row["image"][0, 0, 0] for row in rows.random_crop(4)])
+    tops, lefts = places // 6, places % 6
+    counts = np.zeros((3, 3))
+    np.add.at(counts, (tops, lefts), 1)
+    assert np.abs(counts - 500).max() < 110  # 5 sigma
+    (row,) = rows.take(1).center_crop((2, 4))
+    assert row["image"].tolist() == [[[13, 14, 15, 16], [19, 20, 21, 22]]]
+    padded = [row["image"] for row in rows.take(200).random_crop(6, padding=2, fill=99)]
+    assert all(part.shape == (1, 6, 6) for part in padded)
+    assert any((part[0, :2] == 99).all() for part in padded)
+    assert any((part == image).all() for part in padded)
+
+
+def test_a_random_part_has_the_area_and_the_ratio_asked_for() -> None:
+    y, x = np.mgrid[0:200, 0:240]
+    image = np.stack([y, x, y]).astype(np.uint8)
+    rows = tp.from_dataset([{"image": image}] * 300)
+    areas = []
+    for row in rows.random_resized_crop(50, scale=(0.2, 0.6), interpolation="nearest"):
+        part = row["image"].astype(int)
+        assert part.shape == (3, 50, 50)
+        height, width = (np.ptp(part[0]) + 4, np.ptp(part[1]) + 4)
+        assert 0.65 < width / height < 1.55
+        areas.append(height * width / (200 * 240))
+    assert 0.17 < min(areas) < 0.25
+    assert 0.55 < max(areas) < 0.68
+    narrow = tp.from_dataset([{"image": np.zeros((3, 200, 1), np.uint8)}])
+    assert next(iter(narrow.random_resized_crop(8)))["image"].shape == (3, 8, 8)
+
+
+def test_flips_are_of_the_axis_and_the_share() -> None:
+    image = np.array([[[1, 2], [3, 4]]], np.uint8)
+    rows = tp.from_dataset([{"image": image}] * 4000)
+
+    def corners(pipe: tp.Pipeline) -> Any:
+        return np.bincount([row["image"][0, 0, 0] for row in pipe], minlength=5)[1:]
+
+    assert np.abs(corners(rows.flip(0.25)) - [3000, 1000, 0, 0]).max() < 140
+    assert corners(rows.flip(1, direction="vertical")).tolist() == [0, 0, 4000, 0]
+    assert corners(rows.flip(0)).tolist() == [4000, 0, 0, 0]
+    # Two flips draw by themselves.
+    both = corners(rows.flip().flip(direction="vertical"))
+    assert np.abs(both - 1000).max() < 140
+    assert np.abs(corners(rows.flip().flip()) - [2000, 2000, 0, 0]).max() < 160
+
+
+def test_pixels_are_normalized_in_rows_and_batches_alike() -> None:
+    by_row = list(photos().normalize().batch(5).collate())
+    by_batch = list(photos().batch(5).collate().normalize())
+    for one, other in zip(by_row, by_batch, strict=True):
+        assert torch.equal(one["image"], other["image"])
+        assert other["image"].dtype == torch.float32
+    plain = torch.stack([torch.from_numpy(row["image"]) for row in photos().take(5)])
+    mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    assert torch.equal(by_batch[0]["image"], (plain.to(torch.float32) / 255 - mean) / std)
+    floats = [{"image": np.full((1, 2, 2), 0.75, np.float64)}]
+    (row,) = tp.from_dataset(floats).normalize(0.5, 0.5)
+    assert row["image"].tolist() == [[[0.5, 0.5], [0.5, 0.5]]]
+    assert floats[0]["image"][0, 0, 0] == 0.75
+
+
+def test_rows_of_tensors_and_of_memory_maps_are_images_too(tmp_path: Path) -> None:
+    images = torch.arange(5 * 3 * 4 * 4, dtype=torch.uint8).reshape(5, 3, 4, 4)
+    tp.write_memmap(tmp_path / "m", tp.from_tensors(image=images))
+    for rows in (tp.from_tensors(image=images), tp.from_memmap(tmp_path / "m")):
+        found = next(iter(rows.flip(1).center_crop(2).batch(5).collate()))["image"]
+        assert torch.equal(found, images.flip(3)[:, :, 1:3, 1:3])
+
+
+def test_stages_may_stand_above_batch_and_not_above_collate() -> None:
+    below = [digest(batch) for batch in photos().flip().batch(4).collate()]
+    assert [digest(batch) for batch in photos().batch(4).flip().collate()] == below
+    with pytest.raises(tp.ConfigError, match=r"stands above collate\(\): put it before"):
+        list(photos().batch(4).collate().flip())
+
+
+# Draws
+
+
+def augmented(rows: tp.Pipeline, seed: int = 0) -> tp.Pipeline:
+    rows = rows.random_crop(12, padding=1, seed=seed).flip(seed=seed)
+    return rows.flip(0.3, direction="vertical", seed=seed).random_resized_crop(8, seed=seed)
+
+
+def test_a_row_is_drawn_the_same_in_any_order_and_anew_in_each_epoch(tmp_path: Path) -> None:
+    def by_row(pipe: tp.Pipeline) -> dict[int, bytes]:
+        return {row["n"]: row["image"].tobytes() for row in pipe}
+
+    pipe = augmented(photos(40))
+    first, second = by_row(pipe), by_row(pipe)
+    assert sum(first[n] == second[n] for n in first) < 5
+    mixed = augmented(photos(40).sharding_filter(4).shuffle(9, seed=3))
+    assert by_row(mixed) == first
+    assert by_row(mixed) == second
+    assert sum(by_row(augmented(photos(40), seed=1))[n] == first[n] for n in first) < 5
+
+
+def test_draws_are_those_that_earlier_versions_made(golden: Path) -> None:
+    def sums(pipe: tp.Pipeline) -> list[str]:
+        return [hashlib.sha256(row["image"].tobytes()).hexdigest()[:12] for row in pipe]
+
+    found = {
+        "about": "Digests of images that were augmented; they are the same for ever.",
+        "random_crop": sums(photos(6).random_crop(9, padding=2)),
+        "random_resized_crop": sums(photos(6).random_resized_crop(5, interpolation="nearest")),
+        "flip": sums(photos(6).flip()),
+        "flip, two": sums(photos(6).flip(seed=3).flip(seed=3)),
+        "third epoch": sums(photos(3).random_crop(9, seed=-1).repeat(3))[6:],
+        "normalize": sums(photos(2).normalize()),
+    }
+    path = golden / "image_draws.json"
+    if os.environ.get(WRITE):
+        path.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(path.read_text())
+
+
+def test_random_ones_cannot_be_cached() -> None:
+    table = pa.table({"bytes": [file_of(RGB)] * 4})
+    for step in ("flip", "random_crop"):
+        rows = tp.from_arrow(table).decode_image()
+        options = {} if step == "flip" else {"size": 5}
+        with pytest.raises(tp.ConfigError, match="gives other rows in every epoch"):
+            getattr(rows, step)(**options).cache()
+    tp.from_arrow(table).decode_image().resize((8, 8)).cache()
+
+
+# image_transform
+
+
+class Noise(torch.nn.Module):
+    """As transforms of torchvision are: it draws from torch's global generator."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        if torch.rand(1) < self.p:
+            image = image.flip(-1)
+        return image + torch.randint(0, 9, (*image.shape[:1], 1, 1), dtype=torch.uint8)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def test_a_transform_draws_by_the_row_and_leaves_torchs_generator_alone() -> None:
+    pipe = photos(20).image_transform(Noise())
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first = {row["n"]: row["image"] for row in pipe}
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(6)  # what others draw does not matter
+    torch.rand(3)
+    shuffled = photos(20).sharding_filter(4).shuffle(7, seed=1).image_transform(Noise())
+    again = {row["n"]: row["image"] for row in shuffled}
+    assert all(torch.equal(first[n], again[n]) for n in first)
+    other = {row["n"]: row["image"] for row in pipe}
+    assert not any(torch.equal(first[n], other[n]) for n in first)
+    assert isinstance(first[0], torch.Tensor)
+
+
+def test_a_transform_resumes_exactly_also_in_processes() -> None:
+    rows = photos(20).sharding_filter(2).shuffle(7).image_transform
+    check_resume(rows(Noise()).batch(3).collate(), processes=1, every=3, epochs=2)
+    plain = [digest(batch) for batch in rows(Noise()).batch(4).collate()]
+    threads = tp.Loader(rows(Noise()).batch(4).collate(), threads=2)
+    assert [digest(batch) for batch in threads] == plain
+    workers = tp.Loader(rows(Noise()).batch(4).collate(), num_workers=2)
+    assert [digest(batch) for batch in workers] == plain
+    own = rows(Noise(), num_workers=2).batch(4).collate()
+    assert [digest(batch) for batch in own] == plain
+
+
+def test_a_transform_is_called_by_the_thread_that_iterates() -> None:
+    seen = set()
+
+    def note(image: torch.Tensor) -> torch.Tensor:
+        seen.add(threading.current_thread())
+        return image
+
+    pipe = photos(30).shuffle(8).image_transform(note, version="1").batch(2).collate()
+    for source in (pipe, tp.Loader(pipe, threads=2)):
+        for _ in source:
+            sum(k for k in range(20_000))  # a trainer at work
+    mixed = tp.mix({"a": photos(9).image_transform(note, version="1"), "b": photos(9)})
+    assert len(list(tp.Loader(mixed.batch(2), threads=2))) == 9
+    assert seen == {threading.current_thread()}
+
+
+def test_a_state_knows_a_transform_by_how_it_prints() -> None:
+    pipe = photos().image_transform(Noise(0.5)).batch(2)
+    rows = iter(pipe)
+    next(rows)
+    state = rows.state_dict()
+    photos().image_transform(Noise(0.5), num_workers=1).batch(2).load_state_dict(state)
+    with pytest.raises(tp.StateError, match=r"p=0\.5.*p=0\.25"):
+        photos().image_transform(Noise(0.25)).batch(2).load_state_dict(state)
+
+
+def test_an_error_of_a_transform_names_stage_and_row() -> None:
+    def fails(image: torch.Tensor) -> torch.Tensor:
+        if image[0, 0, 0] == 7:
+            raise RuntimeError("no")
+        return image
+
+    images = [np.full((3, 2, 2), n, np.uint8) for n in range(9)]
+    pipe = tp.from_dataset([{"image": image} for image in images]).image_transform(fails)
+    with pytest.raises(RuntimeError) as caught:
+        list(pipe)
+    (note,) = caught.value.__notes__
+    assert note.startswith("raised in image_transform(")
+    assert note.endswith("row 7")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda p: p.decode_image(""), r"decode_image\(column\) is the name of a column"),
+        (lambda p: p.decode_image(mode="rgb"), '"RGB", "L" or "RGBA", got \'rgb\''),
+        (lambda p: p.decode_image(on_error="drop"), '"error" or "skip"'),
+        (lambda p: p.decode_image(min_size=0), "pixels that both sides keep; got 0"),
+        (lambda p: p.resize(0), "pixels of the shorter side; got 0"),
+        (lambda p: p.resize((3, 4, 5)), r"a number of pixels, or \(height, width\), got \(3, 4, 5\)"),
+        (lambda p: p.resize(2.5), "got 2.5"),
+        (lambda p: p.resize(3, interpolation="cubic"), '"nearest", "bilinear", "bicubic" or "lanczos"'),
+        (lambda p: p.random_crop((3, True)), "got True"),
+        (lambda p: p.random_crop(3, padding=-1), "padding"),
+        (lambda p: p.random_crop(3, fill=256), "of 255 or less"),
+        (lambda p: p.random_crop(3, seed=0.5), r"random_crop\(seed\)"),
+        (lambda p: p.random_resized_crop(3, scale=(0, 1)), r"scale\) is \(least, greatest\), above 0 up"),
+        (lambda p: p.random_resized_crop(3, ratio=(2, 1)), r"ratio\) is \(least, greatest\), above 0, got"),
+        (lambda p: p.random_resized_crop(3, scale=0.5), "got 0.5"),
+        (lambda p: p.flip(1.5), "from 0 to 1, got 1.5"),
+        (lambda p: p.flip(direction="up"), '"horizontal" or "vertical"'),
+        (lambda p: p.normalize(std=0), r"normalize\(std\) is above 0"),
+        (lambda p: p.normalize(mean="imagenet"), "a number, or one of each channel"),
+        (lambda p: p.normalize(mean=[]), "a number, or one of each channel"),
+        (lambda p: p.image_transform(3), "takes a transform or a function"),
+        (lambda p: p.image_transform(len, num_workers=-1), "num_workers"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_refused(make: Any, said: str) -> None:
+    with pytest.raises(tp.ConfigError, match=said):
+        make(photos())
+
+
+@pytest.mark.parametrize(
+    ("rows", "step", "said"),
+    [
+        ([{"img": b""}], lambda p: p.decode_image("image"), "image"),
+        ([{"bytes": b"", "image": 1}], lambda p: p.decode_image(), "have a column 'image' already"),
+        ([{"bytes": "a.jpg"}], lambda p: p.decode_image(), "holds the bytes of image files, got 'a.jpg'"),
+        ([3], lambda p: p.decode_image(), "rows that are dicts, got int"),
+        ([{"image": b"x"}], lambda p: p.flip(), r"its bytes: put decode_image\(\) before"),
+        ([{"image": None}], lambda p: p.flip(), "and here null"),
+        ([{"image": np.zeros((4, 4), np.uint8)}], lambda p: p.flip(), r"an array \[4, 4\]"),
+        ([{"image": np.zeros((3, 0, 4), np.uint8)}], lambda p: p.flip(), r"one of \[3, 0, 4\]"),
+        ([{"image": np.zeros((9, 9, 3), np.uint8)}], lambda p: p.resize(3), r"an array \[9, 9, 3\]"),
+        ([{"picture": 3}], lambda p: p.flip(), "image"),
+        ([{"image": np.zeros((3, 4, 4), np.float32)}], lambda p: p.resize(2), r"put normalize\(\) after"),
+        ([{"image": np.zeros((3, 4, 4), np.uint8)}], lambda p: p.random_crop(5), r"4 x 4 pixels, and 5 x 5"),
+        ([{"image": np.zeros((3, 4, 4), np.uint8)}], lambda p: p.center_crop(5), "put resize"),
+        ([{"image": np.zeros((1, 4, 4), np.uint8)}], lambda p: p.normalize(), "1 channels, and mean 3"),
+        ([3], lambda p: p.flip(), "rows that are dicts, got int"),
+    ],
+)  # fmt: skip
+def test_wrong_rows_are_refused_and_named(rows: Any, step: Any, said: str) -> None:
+    with pytest.raises(tp.errors.DataError, match=said) as caught:
+        list(step(tp.from_dataset(rows)))
+    assert caught.value.row == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda p: p.batch(2).collate().normalize(column="picture"), "picture"),
+        (
+            lambda p: p.batch(2).collate().normalize(column="n"),
+            r"a tensor \[B, C, H, W\], got \[2\]",
+        ),
+        (
+            lambda p: p.batch(2).collate(len).normalize(),
+            "batches that are dicts of tensors, got int",
+        ),
+        (
+            lambda p: p.batch(2).collate().normalize(mean=[0.5, 0.5]),
+            "3 channels, and mean 2 values",
+        ),
+    ],
+)
+def test_wrong_batches_are_refused(make: Any, said: str) -> None:
+    with pytest.raises(tp.errors.DataError, match=said):
+        list(make(photos()))
+
+
+def test_rows_are_left_out_before_batch_only() -> None:
+    rows = tp.from_dataset([{"bytes": file_of(RGB)}] * 4)
+    with pytest.raises(tp.ConfigError, match=r"put it before batch\(\)"):
+        list(rows.batch(2).decode_image(on_error="skip"))
