@@ -101,7 +101,9 @@ def small_pictures() -> tp.Pipeline:
 EVERY: dict[str, Make] = {
     "images": lambda f: images(pictures(f), size=8, **SMALL),
     "images / rows": lambda f: images(small_pictures(), size=8, padding=1, **SMALL),
-    "classification": lambda f: classification(text_files(f), "bytes", label="response", **SMALL),
+    "classification": lambda f: classification(
+        text_files(f), "bytes", label="response", num_buckets=8, **SMALL
+    ),
     "classification / rows": lambda f: classification(
         tp.from_dataset(list(pairs())),
         "bytes",
