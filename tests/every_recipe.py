@@ -101,7 +101,9 @@ def small_pictures() -> tp.Pipeline:
 EVERY: dict[str, Make] = {
     "images": lambda f: images(pictures(f), size=8, **SMALL),
     "images / rows": lambda f: images(small_pictures(), size=8, padding=1, **SMALL),
-    "classification": lambda f: classification(text_files(f), "bytes", label="response", **SMALL),
+    "classification": lambda f: classification(
+        text_files(f), "bytes", label="response", num_buckets=8, **SMALL
+    ),
     "classification / rows": lambda f: classification(
         tp.from_dataset(list(pairs())),
         "bytes",
@@ -110,12 +112,8 @@ EVERY: dict[str, Make] = {
         num_buckets=None,
         **SMALL,
     ),
-    # Of as many batches as any of these numbers of ranks divides, since they need not end together.
     "evaluation": lambda f: evaluation(
         tp.from_dataset(list(pairs())[:96]), "bytes", batch_size=4, num_shards=12
-    ),
-    "evaluation / files": lambda f: evaluation(
-        text_files(f), "bytes", text="text", batch_size=9, num_shards=12
     ),
     "tabular": lambda f: tabular(
         tp.from_dataset([{"x": k / 7, "y": None if k % 5 == 0 else f"{k % 3}"} for k in range(97)]),

@@ -772,6 +772,7 @@ def public_stages() -> set[str]:
 def needed(stage: type[Stage]) -> dict[str, Any]:
     """Options without which a stage cannot be made."""
     return {
+        "EncodeLabels": {"classes": 2},
         "ListFiles": {"urls": "x"}, "FromArrow": {"table": pa.table({"x": [1]})},
         "FromHf": {"dataset": SavedRows(pa.table({"x": [1]}))},
         "FromDataset": {"dataset": [1]}, "FromTensors": {"tensors": ([1],)},

@@ -51,6 +51,7 @@ FLOORS = {
     "pipeline": 3,
     "start": 4,
     "explain": 4,
+    "label_counts": 4,
     "map_dataset": 4,
     "memmap": 4,
     "loader": 4,
@@ -86,7 +87,7 @@ ROOMS = {
 #: Imported where it is used, so as not to go up: a pipeline offers what is built upon it, and a
 #: source of nodes refuses our own.
 LATE = {
-    *(("pipeline", above) for above in ("explain", "map_dataset", "memmap")),
+    *(("pipeline", above) for above in ("explain", "label_counts", "map_dataset", "memmap")),
     ("sources", "stage_node"),
 }
 

@@ -25,7 +25,7 @@ def classification(
     class_weights: Literal["balanced"] | None = None,
     max_length: int = 512,
     batch_size: int = 16,
-    num_buckets: int | None = 32,
+    num_buckets: int | Literal["auto"] | None = "auto",
     buffer_size: int = 40_960,
     seed: int = 0,
     num_shards: int = 24,
@@ -50,8 +50,9 @@ def classification(
     integers, bools and Hugging Face's ``ClassLabel`` stay as they are. They are part of a state: a resume
     with others is refused, so give training's classes when you evaluate.
 
-    Batches hold rows of about the same length, and how many an epoch has is known at its end only: count
-    steps, or ask ``estimate_len()``; ``num_buckets=None`` takes rows as they come, and has a ``len()``.
+    Batches hold rows of about the same length, unless there are few rows. How many an epoch has is then known
+    at its end only: count steps, or ask ``estimate_len()``; ``num_buckets=None`` takes rows as they come, and
+    has a ``len()``.
 
     Not for numbers to predict (scores, ratings), not for a class of each token, and not for evaluation,
     which wants every row in file order: ``evaluation``. A text without a token is a row of padding.
@@ -72,7 +73,9 @@ def classification(
             when ``pipe.class_weights()`` is called, unless the pass for ``classes`` has counted them.
         max_length: tokens of a row at most, special tokens included; of a pair the longer text is cut first.
         batch_size: rows in a batch.
-        num_buckets: buckets by length that 1,024 rows are sorted into; None to take rows as they come.
+        num_buckets: buckets by length that 1,024 rows are sorted into; None to take rows as they come; "auto"
+            for 32, but None where a shard has fewer than 16 batches (6,144 rows in all by default):
+            each shard fills its own buckets, and what does not fill a batch is left out.
         buffer_size: rows that are mixed with each other, at least.
         seed: of the order.
         num_shards: a multiple of every number of ranks to train on.
@@ -117,6 +120,8 @@ def classification(
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
+    if num_buckets == "auto":
+        num_buckets = 32 if _enough(labels, 16 * num_shards * batch_size) else None
     if num_buckets is None:
         rows = rows.batch(batch_size, drop_last=drop_last)
     else:
@@ -145,6 +150,14 @@ class MultiHot(BatchStage):
         hot = torch.zeros(len(labels), self.num_classes)
         hot[there.nonzero()[:, 0], labels[there]] = 1
         return {**batch, "labels": hot}
+
+
+def _enough(rows: Pipeline, count: int) -> bool:
+    """Whether there are so many rows; also where nobody knows."""
+    try:
+        return len(rows.distributed(rank=0, world_size=1)) >= count
+    except TypeError:
+        return True
 
 
 def _holds_lists(rows: Pipeline, label: str) -> bool:

@@ -131,10 +131,17 @@ def test_any_number_of_ranks_gives_one_sequence(num_buckets: int | None) -> None
 
 
 def test_buckets_spare_padding_and_none_counts_batches() -> None:
-    rows = tp.from_dataset([{"text": "x" * (k % 50), "label": k % 2} for k in range(5000)])
+    rows = tp.from_dataset([{"text": "x" * (k % 50), "label": k % 2} for k in range(7000)])
     plain = classification(rows, "bytes", num_buckets=None, seed=3)
-    assert len(plain) == 5000 // 16
+    assert len(plain) == 7000 // 16
     assert classification(rows, "bytes").padding().share < plain.padding().share / 5
+
+
+def test_few_rows_are_taken_as_they_come_so_that_none_is_lost() -> None:
+    """Each of 24 shards would have 4 rows, and no batch of 16."""
+    pipe = classification(tp.from_dataset(ROWS), "bytes")
+    assert len(pipe) == len(list(pipe)) == 97 // 16
+    assert list(classification(tp.from_dataset(ROWS), "bytes", num_buckets=32)) == []
 
 
 # Classes and their weights

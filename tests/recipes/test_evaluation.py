@@ -90,6 +90,25 @@ def test_a_resume_on_a_rank_goes_on_to_its_own_ragged_end() -> None:
         check_resume(pipe.distributed(rank=rank, world_size=3))
 
 
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_a_run_saved_on_two_ranks_goes_on_on_others(ranks: int) -> None:
+    def pipe(rank: int, world: int) -> tp.Pipeline:
+        found = evaluation(tp.from_dataset(ROWS), "bytes", batch_size=4, num_shards=12)
+        return found.distributed(rank=rank, world_size=world)
+
+    rows, states = [], []
+    for rank in (0, 1):
+        iterator = iter(pipe(rank, 2))
+        rows += read(batch for batch, _ in zip(iterator, range(3), strict=False))
+        states.append(pipe(rank, 2).state_at(3))
+    for rank in range(ranks):
+        own = pipe(rank, ranks)
+        own.load_state_dict(states[0])
+        rows += read(iter(own))
+    assert states[0] == states[1]
+    assert [row for row, _ in sorted(rows)] == list(range(53))
+
+
 def test_batches_hold_what_sft_makes_of_the_rows() -> None:
     rows = tp.from_dataset(ROWS)
     batches = list(evaluation(rows, "bytes", batch_size=8, max_length=20))
