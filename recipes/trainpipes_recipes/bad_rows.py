@@ -71,8 +71,9 @@ class EmptyTexts:
         found: dict[int, str] = {}
         for name in self.columns:
             texts = table.column(name)
-            if pa.types.is_null(texts.type):
-                texts = pc.cast(texts, pa.string())
+            if pa.types.is_nested(texts.type):
+                raise tp.SchemaError(f"column {name!r} holds texts, got {texts.type}")
+            texts = pc.cast(texts, pa.string())
             blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0)
             for row in pc.indices_nonzero(pc.fill_null(blank, True)).to_pylist():
                 found.setdefault(row, f"column {name!r}: an empty response")

@@ -57,8 +57,13 @@ def conversations(
         DataError: a row is bad; names it.
         SchemaError: the column holds no messages.
     """
+    given = dict(roles or {}) if isinstance(roles, Mapping | None) else {"": None}
+    if not all(isinstance(name, str) for pair in given.items() for name in pair):
+        raise tp.ConfigError(
+            f"roles are a dict of names and the roles they stand for, got {roles!r}"
+        )
     names = (column,) if prompt is None else (column, prompt)
-    rows = rows.with_columns(_Messages(names, {**ROLES, **(roles or {})}))
+    rows = rows.with_columns(_Messages(names, {**ROLES, **given}))
     return checked(rows, _Problems(column, prompt), bad_rows)
 
 

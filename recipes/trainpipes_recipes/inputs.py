@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +128,11 @@ class Input:
         return self._all_rows().column_names
 
     def first(self, column: str) -> Any:
-        """What the first row has in a column, for recipes that treat texts otherwise than lists; None if
-        there is no row."""
+        """The first value in a column that is not null, for recipes that treat texts otherwise than lists.
+        None if there is none in the first 1,000 rows."""
         rows = self.rows([column]).distributed(rank=0, world_size=1)
-        return next((row[column] for row in rows), None)
+        values = (row[column] for row in islice(rows, 1000))
+        return next((value for value in values if value is not None), None)
 
     def rows(self, columns: Sequence[str] | None = None) -> tp.Pipeline:
         """The rows, with these columns only, or all.

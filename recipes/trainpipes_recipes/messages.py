@@ -100,7 +100,8 @@ def flattened(column: pa.Array | pa.ChunkedArray, name: str = "messages") -> tup
         return pa.nulls(0, NO_MESSAGES), pa.array([0] * len(array), pa.int64())
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     if not any(is_kind(kind) for is_kind in lists):
-        told = ": make lists of it with map(), as by json.loads" if "string" in str(kind) else ""
+        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        told = ": make lists of it with map(), as by json.loads" if text else ""
         raise SchemaError(f"column {name!r} holds lists of messages, got {kind}{told}")
     values = array.flatten()
     if pa.types.is_null(values.type):

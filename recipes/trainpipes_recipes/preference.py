@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainpipes import Pipeline
+from trainpipes import Pipeline, SchemaError
 from trainpipes_recipes.bad_rows import BadRows, EmptyTexts, checked
 from trainpipes_recipes.conversations import conversations
 from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, shuffled
@@ -88,7 +88,12 @@ def preference(
     """
     given = Input("preference", files, storage_options)
     chosen, rejected = given.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
-    if not isinstance(given.first(chosen), str | None):
+    first = given.first(chosen)
+    if not isinstance(first, str | list | tuple | None):
+        raise SchemaError(
+            f"preference: column {chosen!r} holds texts or lists of messages, got {first!r:.80}"
+        )
+    if isinstance(first, list | tuple):
         rows, prompt = _conversations(given, prompt, chosen, rejected, roles, bad_rows)
         for side, column in (("chosen", chosen), ("rejected", rejected)):
             rows = rows.chat_template(

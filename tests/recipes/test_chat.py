@@ -377,6 +377,9 @@ def test_what_is_missing_is_told() -> None:
         list(chat(rows(GOOD), TOKENIZER, messages="mesages", **ONE))
     with pytest.raises(tp.ConfigError, match='bad_rows is "error", "drop" or "keep", got \'skip\''):
         chat(rows(GOOD), TOKENIZER, bad_rows="skip")  # type: ignore[arg-type]
+    for roles in (["human"], {"human": 5}):
+        with pytest.raises(tp.ConfigError, match="roles are a dict of names and"):
+            chat(rows(GOOD), TOKENIZER, roles=roles)  # type: ignore[arg-type]
     with pytest.raises(tp.ConfigError, match="is a transformers tokenizer or a local directory"):
         chat(rows(GOOD), "bytes")
 

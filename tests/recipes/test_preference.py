@@ -276,6 +276,21 @@ def test_what_is_missing_is_told() -> None:
         preference(tp.from_dataset(texts()), "bytes", bad_rows="skip")  # type: ignore[arg-type]
 
 
+def test_columns_of_other_types() -> None:
+    numbers = tp.from_dataset([{"prompt": "p", "chosen": 1, "rejected": 2}])
+    with pytest.raises(tp.SchemaError, match="'chosen' holds texts or lists of messages, got 1"):
+        preference(numbers, "bytes")
+    mixed = tp.from_dataset([{"prompt": "p", "chosen": "a", "rejected": [ASK]}])
+    with pytest.raises(tp.SchemaError, match="column 'rejected' holds texts, got list"):
+        list(preference(mixed, "bytes", **ONE))
+
+
+def test_a_null_in_the_first_row_does_not_tell_what_the_others_hold() -> None:
+    told = [None, [ASK, ANSWER]]
+    rows = tp.from_arrow(pa.table({"chosen": told, "rejected": told}))
+    assert len(list(preference(rows, TOKENIZER, bad_rows="drop", **ONE))) == 1
+
+
 def test_columns_of_other_names() -> None:
     rows = [{"q": row["prompt"], "yes": row["chosen"], "no": row["rejected"]} for row in texts()]
     pipe = preference(
