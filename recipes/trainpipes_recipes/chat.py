@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes_recipes.bad_rows import BadRows
-from trainpipes_recipes.conversations import conversations
+from trainpipes_recipes.chats.bad_rows import BadRows
+from trainpipes_recipes.chats.conversations import conversations
 from trainpipes_recipes.inputs import CONVERSATIONS, Input, shuffled
 
 __all__ = ["chat"]

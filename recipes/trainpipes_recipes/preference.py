@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline, SchemaError
-from trainpipes_recipes.bad_rows import BadRows, EmptyTexts, checked
-from trainpipes_recipes.conversations import conversations
+from trainpipes_recipes.chats.bad_rows import BadRows, EmptyTexts, checked
+from trainpipes_recipes.chats.conversations import conversations
+from trainpipes_recipes.chats.shared_prompt import SplitPrompt
 from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, shuffled
-from trainpipes_recipes.shared_prompt import SplitPrompt
 
 __all__ = ["preference"]
 

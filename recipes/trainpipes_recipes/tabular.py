@@ -16,8 +16,8 @@ from trainpipes import ConfigError, DataError, Pipeline, SchemaError, TableStage
 from trainpipes_recipes.evaluation import numbered
 from trainpipes_recipes.inputs import LABELS, Input, in_file_order, shuffled
 from trainpipes_recipes.labels import found_classes
-from trainpipes_recipes.table_columns import categories_of, is_category, is_number, numbers_of
-from trainpipes_recipes.table_fit import MISSING, UNKNOWN, Categorical, Numeric, TableFit
+from trainpipes_recipes.tables.columns import categories_of, is_category, is_number, numbers_of
+from trainpipes_recipes.tables.fit import MISSING, UNKNOWN, Categorical, Numeric, TableFit
 
 __all__ = ["ApplyFit", "fit_of", "tabular"]
 

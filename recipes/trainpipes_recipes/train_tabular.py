@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trainpipes import Loader
 from trainpipes_recipes import training
-from trainpipes_recipes.table_fit import TableFit
+from trainpipes_recipes.tables.fit import TableFit
 from trainpipes_recipes.tabular import fit_of, tabular
 
 

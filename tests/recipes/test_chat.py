@@ -18,7 +18,7 @@ from recipes.chats import conversations_of, small_tokenizer
 from recipes.trained import check_training, real_text, short_and_long
 from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import chat, training
-from trainpipes_recipes.conversations import conversations
+from trainpipes_recipes.chats.conversations import conversations
 
 TOKENIZER = small_tokenizer()
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 8, "num_shards": 2}

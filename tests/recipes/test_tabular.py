@@ -24,7 +24,7 @@ from elastic.laws import assert_ranks_agree, assert_resumes_elsewhere
 from recipes.trained import check_training, real_text, short_and_long
 from trainpipes.testing import check_resume
 from trainpipes_recipes import tabular
-from trainpipes_recipes.table_fit import TableFit
+from trainpipes_recipes.tables.fit import TableFit
 from trainpipes_recipes.tabular import fit_of
 from trainpipes_recipes.train_tabular import Network
 

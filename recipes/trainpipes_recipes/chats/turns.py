@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes_recipes.messages import flattened
+from trainpipes_recipes.chats.messages import flattened
 
 __all__ = ["problems"]
 

@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 import trainpipes as tp
-from trainpipes_recipes.bad_rows import BadRows, checked
-from trainpipes_recipes.messages import ROLES, to_messages
-from trainpipes_recipes.turns import problems
+from trainpipes_recipes.chats.bad_rows import BadRows, checked
+from trainpipes_recipes.chats.messages import ROLES, to_messages
+from trainpipes_recipes.chats.turns import problems
 
 __all__ = ["conversations"]
 

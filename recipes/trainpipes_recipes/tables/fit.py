@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from trainpipes import ConfigError, DataError, Pipeline, TableStage
 from trainpipes_recipes.inputs import in_file_order
-from trainpipes_recipes.table_columns import categories_of, numbers_of
+from trainpipes_recipes.tables.columns import categories_of, numbers_of
 
 __all__ = ["MISSING", "UNKNOWN", "Categorical", "Numeric", "TableFit"]
 

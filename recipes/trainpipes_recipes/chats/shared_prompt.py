@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes_recipes.messages import flattened, nested
+from trainpipes_recipes.chats.messages import flattened, nested
 
 __all__ = ["SplitPrompt"]
 
