@@ -1,7 +1,7 @@
 """Score every row of some files by the model that ``train_sft`` has saved.
 
-    python -m trainpipes_recipes.evaluate --files 'held-out/*.parquet' --checkpoint-dir checkpoints
-    torchrun --nproc-per-node 2 -m trainpipes_recipes.evaluate --files 'held-out/*.parquet'
+    python -m trainpipes_recipes.evaluate --files 'held-out/*.parquet' --checkpoint-dir checkpoints/sft
+    torchrun --nproc-per-node 2 -m trainpipes_recipes.evaluate --files 'held-out/*.parquet' ...
 
 Each rank scores its own rows, each row once. What they found is gathered after the loop: ``scores.jsonl`` has
 a line for each row, in file order, and the mean over all tokens is told. The model is for trying things out:

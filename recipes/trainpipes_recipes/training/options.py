@@ -33,7 +33,8 @@ def options(script: str, doc: str | None) -> argparse.ArgumentParser:
     add("--buffer-size", type=int, default=40_960, help="rows that the shuffle mixes")
     add("--steps", type=int, default=1000, help="optimiser steps in all, over all starts")
     add("--lr", type=float, default=1e-3, help="learning rate")
-    add("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="checkpoint and log")
+    runs = Path("checkpoints", script.removeprefix("train_"))
+    add("--checkpoint-dir", type=Path, default=runs, help="checkpoint and log")
     add("--checkpoint-every", type=int, default=100, help="steps between checkpoints")
     add(
         "--resume",
