@@ -102,6 +102,8 @@ def main() -> None:
             torch.save({**content, "loader": state, "step": step}, beside)
             os.replace(beside, args.checkpoint)  # whole, or not there
             print(f"step {step} saved, loss {loss.item():.3f}", flush=True)
+    # It may hold the group last, and wait for gloo's threads for ever (torch 2.13).
+    del model.logger, model.reducer
     dist.destroy_process_group()
 
 
