@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import trainpipes as tp
+from every_stage import SavedRows
 from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import pretrain, seq2seq, sft
 from trainpipes_recipes.inputs import PAIRS, TEXTS, Input, with_context
@@ -42,6 +43,7 @@ WRITERS: dict[str, Callable[[pa.Table, Path], Any]] = {
 PIPELINES: dict[str, Callable[[], tp.Pipeline]] = {
     "from_arrow": lambda: tp.from_arrow(ROWS),
     "from_dataset": lambda: tp.from_dataset(ROWS.to_pylist()),
+    "from_hf": lambda: tp.from_hf(SavedRows(ROWS)),
     "from_iterable": lambda: tp.from_iterable(ROWS.to_pylist()),
     "filter": lambda: tp.from_arrow(ROWS).filter(lambda row: row["id"] % 4 != 0),
     "mix": lambda: tp.mix(
