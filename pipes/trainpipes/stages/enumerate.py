@@ -11,7 +11,7 @@ import pyarrow as pa
 from trainpipes.arrays import to_arrow
 from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.kinds import MixingSource, RunStage
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.rows.tensor_rows import TensorRows
 from trainpipes.runtime.run import Run
@@ -63,7 +63,7 @@ class Enumerate(RunStage):
                     f"{self} numbers rows in file order: put it before {stage.name}(), or number what "
                     "comes in the loop, for n, batch in enumerate(loader)"
                 )
-            if getattr(stage, "mixes", False):
+            if isinstance(stage, MixingSource):
                 raise ConfigError(
                     f"{self} numbers rows in file order, which those of several sources have each by "
                     f"itself: put it before {stage.name}(), in each of its sources"
