@@ -29,14 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> float:
         The mean loss of a token of the responses.
     """
     parser = training.text_options("evaluate", __doc__)
-    parser.add_argument("--prompt", default="prompt", help="column that is given")
-    parser.add_argument("--response", default="response", help="column that is scored")
+    parser.add_argument("--prompt", help="column that is given; found by its name if left out")
+    parser.add_argument("--response", help="column that is scored; found by its name if left out")
     args = parser.parse_args(arguments)
     with training.this_rank(args) as rank:
-        saved = torch.load(
-            args.checkpoint_dir / "checkpoint.pt", weights_only=True, map_location="cpu"
-        )
+        path = args.checkpoint_dir / "checkpoint.pt"
+        if not path.exists():
+            raise SystemExit(f"there is no {path}: train with train_sft, or name --checkpoint-dir")
+        saved = torch.load(path, weights_only=True, map_location="cpu")
         had = saved["settings"]
+        if "vocabulary_size" not in had:
+            raise SystemExit(f"{path} is of no model that train_sft has trained")
         vocabulary = had["vocabulary_size"] or training.vocabulary_size(args)
         size = had["max_length"], had["width"], had["layers"], had["heads"]
         model = training.Transformer(vocabulary, *size).to(rank.device).eval()

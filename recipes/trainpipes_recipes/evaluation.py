@@ -17,6 +17,7 @@ def evaluation(
     *,
     prompt: str | None = None,
     response: str | None = None,
+    context: str | None = None,
     text: str | None = None,
     keep: str | Sequence[str] = (),
     max_length: int = 1024,
@@ -63,6 +64,8 @@ def evaluation(
             ``trainpipes_recipes.inputs.PAIRS`` that is there; which is logged.
         response: column of what is scored. Left out beside a ``prompt`` that is given, there is none: for
             generation, with ``padding_side="left"`` and ``keep=["answer"]``.
+        context: column that is added to the prompt, after an empty line, where it holds text. Left out,
+            "input" beside "instruction", as Alpaca's rows have it; "" for none.
         text: instead of both, a column of text to score as it is, or to classify. Left out where there is no
             pair, the first of text, content, document and body.
         keep: columns to pass on as they are: ids, references, class labels.
@@ -94,8 +97,13 @@ def evaluation(
 
     kept = [keep] if isinstance(keep, str) else list(keep)
     columns = list(dict.fromkeys([*texts, *kept]))
-    rows = given.rows() if isinstance(files, Pipeline) else given.rows(columns)
-    rows = numbered("evaluation", rows).select("row", *columns)
+    if prompt is not None:
+        context = given.context(prompt, context)
+    read = columns if context is None else list(dict.fromkeys([*columns, context]))
+    rows = given.rows() if isinstance(files, Pipeline) else given.rows(read)
+    rows = numbered("evaluation", rows).select("row", *read)
+    if prompt is not None:
+        rows = given.prompted(prompt, context or "", columns, rows)
     rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
     rows = rows.tokenize(
         tokenizer,

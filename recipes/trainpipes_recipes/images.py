@@ -71,7 +71,8 @@ def images(
             image, img, picture, photo, jpg, jpeg, png, webp, bytes and pixels that is there.
         label: column of the classes: their numbers, or their names, of which ``classes`` says the numbers.
             Left out, the first of label, labels, class, cls, target, category, fine_label and y that is
-            there. In a folder of folders it is the number of the class in the order of the names.
+            there. In a folder of folders it is the number of the class in the order of the names; where
+            ``classes`` are given, these say the numbers.
         classes: the names of all classes, in the order of their numbers; or of numbers, what they stand for.
             A label that is none of them is an error.
         size: H and W.
@@ -109,6 +110,8 @@ def images(
     """
     given = Input("images", data, storage_options)
     (image,) = given.find({"image": image}, [(name,) for name in PICTURES])
+    if label is None and classes is not None and "class" in given.columns:
+        label = "class"  # folders' names; their numbers count these folders alone
     (label,) = given.find({"label": label}, [(name,) for name in LABELS if name != image])
     lacking = [name for name in (image, label) if name not in given.columns]
     if lacking:
@@ -171,12 +174,12 @@ class Labelled(RowStage):
     def number(self, label: Any) -> int:
         """The number of a class."""
         label = label.item() if isinstance(label, np.generic | np.ndarray | Tensor) else label
-        if isinstance(label, bytes):  # of tar archives
+        names, written = self.classes, isinstance(label, bytes)
+        if isinstance(label, bytes):  # of tar archives, where numbers are texts
             label = label.decode(errors="replace").strip()
-        names = self.classes
         if isinstance(label, str) and names is not None and label in names:
             return names.index(label)
-        if isinstance(label, str) and label.isdecimal():
+        if isinstance(label, str) and label.isdecimal() and (written or names is None):
             label = int(label)
         if isinstance(label, int) and 0 <= label < (2**63 if names is None else len(names)):
             return int(label)

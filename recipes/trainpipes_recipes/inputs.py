@@ -179,6 +179,30 @@ class Input:
         log.info("%s takes %s", self.recipe, said)
         return tuple(names)
 
+    def context(self, prompt: str, context: str | None) -> str | None:
+        """The column that a prompt goes on with: what the user gave, "" for none. Left out, "input" beside
+        "instruction", as Alpaca's rows have it."""
+        if context is None and prompt == "instruction" and "input" in self.columns:
+            return "input"
+        return context or None
+
+    def prompted(
+        self,
+        prompt: str,
+        context: str | None,
+        columns: Sequence[str],
+        rows: tp.Pipeline | None = None,
+    ) -> tp.Pipeline:
+        """``rows(columns)``, whose prompt goes on with its context, if there is one."""
+        context = self.context(prompt, context)
+        if rows is None:
+            rows = self.rows([*columns, *([] if context is None else [context])])
+        return (
+            rows
+            if context is None
+            else with_context(rows, prompt, context, keep=context in columns)
+        )
+
     def _one_by_one(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
     ) -> list[str]:
@@ -271,15 +295,18 @@ def in_file_order(rows: tp.Pipeline) -> list[tp.Pipeline]:
     return [tp.Pipeline([first, *above]).distributed(rank=0, world_size=1)]
 
 
-def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:
-    """Rows whose prompt goes on with another column, after an empty line, where that holds text.
+def with_context(
+    rows: tp.Pipeline, prompt: str, context: str, *, keep: bool = False
+) -> tp.Pipeline:
+    """Rows whose prompt goes on with another column, after an empty line, where that holds text; the column
+    is left out then, unless it is to be kept.
 
     >>> rows = tp.from_dataset([{"ask": "Add:", "of": "1 + 1"}, {"ask": "Sing!", "of": ""}])
     >>> list(with_context(rows, "ask", "of"))
     [{'ask': 'Add:\\n\\n1 + 1'}, {'ask': 'Sing!'}]
     """
     joined = rows.with_columns(_Joined(prompt, context), format="arrow")
-    return joined.drop_columns(context)
+    return joined if keep else joined.drop_columns(context)
 
 
 @dataclass(frozen=True)
@@ -288,9 +315,21 @@ class _Joined:
     context: str
 
     def __call__(self, table: pa.Table) -> dict[str, Any]:
-        texts, more = table[self.prompt], table[self.context].fill_null("")
+        texts, more = _text(table, self.prompt), _text(table, self.context).fill_null("")
         both = pc.binary_join_element_wise(texts, more, "\n\n")
         return {self.prompt: pc.if_else(pc.equal(pc.binary_length(more), 0), texts, both)}
+
+
+def _text(table: pa.Table, name: str) -> Any:
+    """A column of text; one of nothing but nulls is text, too."""
+    kind = table[name].type
+    if pa.types.is_null(kind) or pa.types.is_dictionary(kind) or pa.types.is_string_view(kind):
+        return table[name].cast(pa.string())
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise tp.SchemaError(
+            f"column {name!r} holds {kind}, and prompt and context are text: make it text with map()"
+        )
+    return table[name]
 
 
 def _is_path(value: Any) -> bool:

@@ -101,9 +101,8 @@ def preference(
             ).rename(_names(side))
     else:
         (prompt,) = given.find({"prompt": prompt}, PROMPTS)
-        rows = checked(
-            given.rows([prompt, chosen, rejected]), EmptyTexts((chosen, rejected)), bad_rows
-        )
+        rows = given.prompted(prompt, None, [prompt, chosen, rejected])
+        rows = checked(rows, EmptyTexts((chosen, rejected)), bad_rows)
         for side, column in (("chosen", chosen), ("rejected", rejected)):
             rows = rows.tokenize(
                 tokenizer, [prompt, column], max_length=max_length, eos=True, labels=column,

@@ -19,6 +19,7 @@ def seq2seq(
     *,
     prompt: str | None = None,
     response: str | None = None,
+    context: str | None = None,
     max_length: int = 512,
     batch_size: int = 32,
     buffer_size: int = 40_960,
@@ -52,7 +53,10 @@ def seq2seq(
             are there: prompt + response, prompt + completion, instruction + output, question + answer
             and a few more (``trainpipes_recipes.inputs.PAIRS``); which is logged.
         response: column of what the decoder is to write.
-        max_length: tokens of a prompt, and of a response, at most, end-of-text included.
+        context: column that is added to the prompt, after an empty line, where it holds text. Left out,
+            "input" beside "instruction", as Alpaca's rows have it; "" for none.
+        max_length: tokens of a prompt, and of a response, at most, end-of-text included. One that is cut ends
+            with end-of-text, too: choose it so that few responses are.
         batch_size: rows in a batch.
         buffer_size: rows that are mixed with each other, at least.
         seed: of the order.
@@ -70,7 +74,7 @@ def seq2seq(
     """
     given = Input("seq2seq", files, storage_options)
     prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
-    rows = given.rows([prompt, response])
+    rows = given.prompted(prompt, context, [prompt, response])
     mask, target = ("attention_mask", "labels") if hf_names else ("input_mask", "target_ids")
     if keep_in_memory:
         # Every rank reads all rows, and keeps them; what it trains on is dealt below.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes_recipes.inputs import PAIRS, Input, shuffled, with_context
+from trainpipes_recipes.inputs import PAIRS, Input, shuffled
 
 __all__ = ["sft"]
 
@@ -53,7 +53,7 @@ def sft(
             and a few more (``trainpipes_recipes.inputs.PAIRS``); which is logged.
         response: column of what it is to learn.
         context: column that is added to the prompt, after an empty line, where it holds text. Left out,
-            "input" beside instruction + output, as Alpaca's rows have it.
+            "input" beside "instruction", as Alpaca's rows have it; "" for none.
         max_length: tokens of a row at most, end-of-text included.
         batch_size: rows in a batch.
         buffer_size: rows that are mixed with each other, at least.
@@ -67,13 +67,7 @@ def sft(
     """
     given = Input("sft", files, storage_options)
     prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
-    if context is None and (prompt, response) == ("instruction", "output"):
-        context = "input" if "input" in given.columns else None
-    if context is None:
-        rows = given.rows([prompt, response])
-    else:
-        rows = with_context(given.rows([prompt, response, context]), prompt, context)
-    rows = rows.tokenize(
+    rows = given.prompted(prompt, context, [prompt, response]).tokenize(
         tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response
     )
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written

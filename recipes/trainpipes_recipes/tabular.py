@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes import ConfigError, DataError, Pipeline, SchemaError, TableStage
+from trainpipes.shown import shown
 from trainpipes_recipes.evaluation import numbered
 from trainpipes_recipes.inputs import LABELS, Input, in_file_order, shuffled
 from trainpipes_recipes.labels import found_classes
@@ -99,6 +100,12 @@ def tabular(
     given = Input("tabular", files, storage_options)
     if label is None and any(name in given.columns for (name,) in LABELS):
         (label,) = given.find({"label": None}, LABELS)
+    if target not in (None, "class", "number"):
+        raise ConfigError(f'tabular(target) is "class" or "number", got {target!r}')
+    if evaluate and isinstance(fit, str | os.PathLike) and not Path(fit).exists():
+        raise ConfigError(
+            f"tabular(evaluate=True) takes the fit of the training data, and there is no file {str(fit)!r}"
+        )
     if not isinstance(fit, TableFit | str | os.PathLike | None):
         raise ConfigError(f"tabular(fit) is a TableFit, or a path of its JSON, got {fit!r}")
     if isinstance(fit, str | os.PathLike) and Path(fit).exists():
@@ -108,7 +115,7 @@ def tabular(
     if fitted is not None:
         numeric, categorical = _columns_of(fitted, numeric, categorical)
     elif numeric is None and categorical is None:
-        numeric, categorical = _found_columns(given, label)
+        numeric, categorical = _found_columns(given, label, "row" if evaluate else None)
     numeric, categorical = _names("numeric", numeric), _names("categorical", categorical)
     twice = sorted(
         {n for n in (*numeric, *categorical) if [*numeric, *categorical, label].count(n) > 1}
@@ -140,6 +147,12 @@ def tabular(
         counts = None
         if classes is None:
             classes, counts = found_classes("tabular", given.rows([label]), label)
+            if evaluate and fit is not None and not isinstance(classes, int):
+                raise ConfigError(
+                    f"tabular(evaluate=True): classes of column {label!r} are texts, which training has "
+                    f"numbered: pass the same ones, classes={shown(classes, 80)} or more; or leave the "
+                    "column out"
+                )
         rows = rows.encode_labels(label, classes=classes, counts=counts)
     rows = rows.then(ApplyFit(fitted, scaling=scaling, missing=missing, number=number))
     if evaluate:
@@ -267,19 +280,19 @@ def _columns_of(
     return has
 
 
-def _found_columns(given: Input, label: str | None) -> tuple[list[str], list[str]]:
-    """Columns of numbers and of categories, by their types."""
-    fields = [field for field in _schema(given, None) if field.name != label]
+def _found_columns(given: Input, *others: str | None) -> tuple[list[str], list[str]]:
+    """Columns of numbers and of categories, by their types; ``others`` are neither."""
+    fields = [field for field in _schema(given, None) if field.name not in others]
     numeric = [field.name for field in fields if is_number(field.type)]
     categorical = [field.name for field in fields if is_category(field.type)]
-    others = [field.name for field in fields if field.name not in {*numeric, *categorical}]
+    neither = [field.name for field in fields if field.name not in {*numeric, *categorical}]
     if not numeric and not categorical:
         raise SchemaError(
             f"tabular: no column holds numbers, texts or bools; there are {given.columns}: say which by "
             "numeric=[...], categorical=[...]",
             stage="tabular",
         )
-    left = f", and leaves {others} out" if others else ""
+    left = f", and leaves {neither} out" if neither else ""
     log.info("tabular takes numeric=%s, categorical=%s%s", numeric, categorical, left)
     return numeric, categorical
 

@@ -412,3 +412,12 @@ def test_a_model_learns_from_it_and_resumes(
         steps=steps,
         below=below,
     )  # fmt: skip
+
+
+def test_weights_of_messages_are_refused() -> None:
+    said = [
+        {"role": "user", "content": "a", "weight": None},
+        {"role": "assistant", "content": "b", "weight": 0},
+    ]
+    with pytest.raises(tp.DataError, match='"weight" 0'):
+        list(chat(tp.from_dataset([{"messages": said}]), small_tokenizer(), batch_size=1))

@@ -326,3 +326,15 @@ def test_the_script_trains_and_goes_on(tmp_path: Path) -> None:
     train("--steps", "30")
     assert read_log(log) == whole
     assert whole[-1].loss < whole[0].loss
+
+
+def test_classes_say_the_numbers_of_folders(tmp_path: Path) -> None:
+    for name in ("10", "2", "cat"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "a.png")
+    options: dict[str, Any] = {"train": False, "size": 4, "num_shards": 1}
+    found = images(tmp_path, **options, classes=["1", "10", "2", "cat"]).peek()["labels"]
+    assert found.tolist() == [1, 2, 3]
+    assert images(tmp_path, **options).peek()["labels"].tolist() == [0, 1, 2]
+    with pytest.raises(tp.DataError, match="'10', which is no class"):
+        images(tmp_path, **options, classes=["a", "b", "cat"]).peek()

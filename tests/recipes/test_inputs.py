@@ -18,7 +18,7 @@ import torch
 import trainpipes as tp
 from every_stage import SavedRows
 from trainpipes.testing import check_resume, digest
-from trainpipes_recipes import pretrain, seq2seq, sft
+from trainpipes_recipes import evaluation, preference, pretrain, seq2seq, sft
 from trainpipes_recipes.inputs import PAIRS, TEXTS, Input, with_context
 
 ROWS = pa.table(
@@ -138,6 +138,33 @@ def test_the_context_of_alpacas_rows_is_joined_where_there_is_one() -> None:
     assert texts == ["Add:\n\n1 + 12", "Hum!mm", "Sing!la"]
     assert pipe == sft(data, "bytes", batch_size=1, drop_last=False, num_shards=1)
     check_resume(lambda: sft(data, "bytes", batch_size=1, num_shards=1))
+
+
+def test_every_recipe_gives_the_same_prompt_of_alpacas_rows() -> None:
+    rows = [{"instruction": "Add:", "input": "1 + 1", "output": "2"}] * 4
+    pairs = [{"chosen": "2", "rejected": "3", **row} for row in rows]
+    options: dict[str, Any] = {"batch_size": 1, "num_shards": 1}
+    for context, prompt in [(None, "Add:\n\n1 + 1"), ("", "Add:")]:
+        given: dict[str, Any] = {"context": context, **options}
+        data = tp.from_dataset(rows)
+        for pipe in (sft(data, "bytes", **given), evaluation(data, "bytes", **given)):
+            assert texts_of(pipe.peek()["input_ids"]) == [prompt + "2"]
+        assert texts_of(seq2seq(data, "bytes", **given).peek()["input_ids"]) == [prompt]
+    pipe = preference(tp.from_dataset(pairs), "bytes", **options)
+    assert texts_of(pipe.peek()["chosen_input_ids"]) == ["Add:\n\n1 + 12"]
+
+
+def texts_of(ids: torch.Tensor) -> list[str]:
+    return [bytes(i for i in row.tolist() if i < 256).decode() for row in ids]
+
+
+def test_context_that_is_null_everywhere_or_no_text() -> None:
+    rows = {"instruction": ["a", "b"], "output": ["c", "d"]}
+    none = tp.from_arrow(pa.table({**rows, "input": pa.nulls(2)}))
+    assert len(list(sft(none, "bytes", batch_size=2, num_shards=1))) == 1
+    numbers = tp.from_arrow(pa.table({**rows, "input": [1, 2]}))
+    with pytest.raises(tp.SchemaError, match="column 'input' holds int64, and prompt and context"):
+        list(sft(numbers, "bytes", batch_size=2, num_shards=1))
 
 
 def test_names_of_hugging_face() -> None:

@@ -353,3 +353,30 @@ def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: 
         steps=steps,
         below=below,
     )
+
+
+def test_a_target_that_is_neither_is_refused() -> None:
+    rows = tp.from_dataset([{"x": 1.0, "label": 1.0}])
+    with pytest.raises(tp.ConfigError, match='"class" or "number", got \'regression\''):
+        tabular(rows, target="regression")  # type: ignore[arg-type]
+
+
+def test_evaluation_takes_what_training_has_fitted(tmp_path: Path) -> None:
+    train = tp.from_dataset([{"x": float(k), "label": "abc"[k % 3]} for k in range(6)])
+    rows = tp.from_dataset([{"x": 1.0, "label": "c"}, {"x": 2.0, "label": "b"}])
+    fit = tmp_path / "fit.json"
+    with pytest.raises(tp.ConfigError, match="takes the fit of the training data"):
+        tabular(rows, fit=fit, evaluate=True)
+    assert not fit.exists()
+    tabular(train, fit=fit)
+    with pytest.raises(tp.ConfigError, match="training has numbered: pass the same ones"):
+        tabular(rows, fit=fit, evaluate=True)
+    batch = tabular(rows, fit=fit, evaluate=True, classes=["a", "b", "c"]).peek()
+    assert batch["labels"].tolist() == [2, 1]
+
+
+def test_the_number_of_a_row_is_no_feature() -> None:
+    rows = tp.from_dataset([{"x": float(k)} for k in range(9)]).enumerate(column="row")
+    batch = tabular(rows.filter(lambda row: row["x"] > 4), evaluate=True).peek()
+    assert batch["numeric"].shape[1] == 1
+    assert sorted(batch["row"].tolist())[0] >= 5

@@ -81,6 +81,11 @@ def to_messages(
     others = {key: value for key, value in fields.items() if key not in (*ROLE, *CONTENT)}
     if "from" in names and "tool_calls" not in names and pa.types.is_string(content.type):
         content, others["tool_calls"] = _calls(role, content)
+    if "weight" in others and pc.any(pc.equal(others["weight"], 0)).as_py():
+        raise DataError(
+            f'column {name!r}: a message has "weight" 0, and all that the assistant says is learnt: make '
+            "such messages part of a prompt, or leave the key out with map()"
+        )
     known = pa.array(list(roles), pa.string())
     mapped = pa.array(list(roles.values()), pa.string()).take(pc.index_in(role, value_set=known))
     found = {"role": pc.coalesce(mapped, role), "content": content, **others}
