@@ -70,9 +70,7 @@ class ReadLabels(RunStage):
         values = labels.values if labels.is_text else to_arrow(labels.values)
         if labels.lengths is not None:
             places = list_array(np.arange(len(values)), labels.lengths)
-            offsets = places.offsets
-            kind = type(places)
-            values = kind.from_arrays(offsets, values)
+            values = type(places).from_arrays(places.offsets, values)
         return run.with_block(block.with_data(pa.table({self.column: values})))
 
 
