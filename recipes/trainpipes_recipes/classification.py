@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from trainpipes import BatchStage, ConfigError, Pipeline
+from trainpipes import BatchStage, ConfigError, DataError, Pipeline
 from trainpipes_recipes.inputs import LABELS, TEXT_PAIRS, TEXTS, Input, shuffled, with_context
 from trainpipes_recipes.labels import found_classes, number_of
 
@@ -106,9 +106,14 @@ def classification(
     texts = [text] if text_pair is None else [text, text_pair]
 
     labels = given.rows([label])
-    counts = None
+    first, counts = _first_labels(labels, label), None
     if classes is None:
         classes, counts = found_classes("classification", labels, label)
+        if first is not None and classes == 2 and len(set(first)) < len(first):
+            raise DataError(
+                f"classification: column {label!r} holds lists such as {first}, a 1 or 0 for each class, and "
+                "is to hold the numbers or names of a row's classes: make these by map(), or say classes="
+            )
     rows = given.rows([*texts, label]).encode_labels(label, classes=classes, counts=counts)
 
     if text_pair is None:
@@ -129,7 +134,7 @@ def classification(
             batch_size, num_buckets=num_buckets, drop_last=drop_last, seed=seed
         )
     pipe = rows.pad_collate()
-    if _holds_lists(labels, label):
+    if first is not None:
         pipe = pipe.then(MultiHot(number_of(classes)))
     if class_weights:
         pipe.class_weights()  # which keeps what it counts
@@ -160,10 +165,11 @@ def _enough(rows: Pipeline, count: int) -> bool:
         return True
 
 
-def _holds_lists(rows: Pipeline, label: str) -> bool:
-    """Whether a row may be of several classes, by the first row."""
-    try:
-        value = rows.distributed(rank=0, world_size=1).peek()[label]
-    except StopIteration:
-        return False
-    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
+def _first_labels(rows: Pipeline, label: str) -> list[Any] | None:
+    """The labels of the first row; None where rows are of one class each."""
+    for row in rows.distributed(rank=0, world_size=1):
+        value = row[label]
+        if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
+            return list(value)
+        break
+    return None

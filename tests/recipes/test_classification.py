@@ -272,3 +272,11 @@ def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: 
         below=below,
     )
     assert losses[0] == pytest.approx(np.log(2), abs=0.2)
+
+
+def test_a_one_for_each_class_is_no_list_of_classes() -> None:
+    rows = tp.from_dataset([{"text": "a", "labels": [0, 0, 1]}] * 4)
+    with pytest.raises(tp.DataError, match=r"lists such as \[0, 0, 1\], a 1 or 0 for each class"):
+        classification(rows, "bytes", batch_size=2, num_shards=1)
+    pipe = classification(rows, "bytes", batch_size=2, num_shards=1, classes=2)
+    assert pipe.peek()["labels"].tolist() == [[1, 1]] * 2
