@@ -10,16 +10,14 @@ import numpy as np
 from torch import Tensor
 
 from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
-from trainpipes_recipes.inputs import Input, shuffled
+from trainpipes.stages.images.normalize import MEAN, STD
+from trainpipes_recipes.inputs import LABELS, Input, shuffled
 
 __all__ = ["images"]
 
 #: Common names of columns, the first one that is there is taken.
 PICTURES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes", "pixels")
-LABELS = ("label", "labels", "class", "cls", "target", "category", "fine_label", "y")
-
-#: Of the photos of ImageNet, which most published models were trained with.
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CLASSES = (*LABELS, ("cls",), ("fine_label",), ("y",))
 
 
 def images(
@@ -70,7 +68,7 @@ def images(
         image: column of the pictures, as bytes or as arrays uint8 ``[C, H, W]``. Left out, the first of
             image, img, picture, photo, jpg, jpeg, png, webp, bytes and pixels that is there.
         label: column of the classes: their numbers, or their names, of which ``classes`` says the numbers.
-            Left out, the first of label, labels, class, cls, target, category, fine_label and y that is
+            Left out, the first of label, labels, class, category, target and a few more that is
             there. In a folder of folders it is the number of the class in the order of the names; where
             ``classes`` are given, these say the numbers.
         classes: the names of all classes, in the order of their numbers; or of numbers, what they stand for.
@@ -112,14 +110,15 @@ def images(
     (image,) = given.find({"image": image}, [(name,) for name in PICTURES])
     if label is None and classes is not None and "class" in given.columns:
         label = "class"  # folders' names; their numbers count these folders alone
-    (label,) = given.find({"label": label}, [(name,) for name in LABELS if name != image])
+    (label,) = given.find({"label": label}, [(name,) for (name,) in CLASSES if name != image])
     lacking = [name for name in (image, label) if name not in given.columns]
     if lacking:
         raise SchemaError(f"images: there is no column {lacking[0]!r}, only {given.columns}")
     # Python's rows stay as they are: pictures of different sizes make no column.
     rows = given.rows(None if isinstance(data, Pipeline) else [image, label])
 
-    encoded = not isinstance(rows.peek()[image], np.ndarray | Tensor)
+    first = next(iter(rows.distributed(rank=0, world_size=1)), {image: None})
+    encoded = not isinstance(first[image], np.ndarray | Tensor)
     if train:
         rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
     elif not any(stage.role == "shard" for stage in rows.stages):
