@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from trainpipes import ConfigError, Pipeline
-from trainpipes_recipes.inputs import PAIRS, TEXTS, Input
+from trainpipes_recipes.inputs import PAIRS, TEXTS, Input, with_context
 
 __all__ = ["evaluation", "numbered"]
 
@@ -68,7 +68,8 @@ def evaluation(
             "input" beside "instruction", as Alpaca's rows have it; "" for none.
         text: instead of both, a column of text to score as it is, or to classify. Left out where there is no
             pair, the first of text, content, document and body.
-        keep: columns to pass on as they are: ids, references, class labels.
+        keep: columns to pass on as they are: ids, references, class labels; of the prompt, what the model
+            is given.
         max_length: tokens of a row at most.
         truncation_side: "left" cuts the start of what is too long.
         padding_side: "left" for generation.
@@ -82,10 +83,10 @@ def evaluation(
     [[0, 1], [2]]
     """
     given = Input("evaluation", files, storage_options)
-    if text is not None and (prompt is not None or response is not None):
+    if text is not None and any(name is not None for name in (prompt, response, context)):
         raise ConfigError(
-            f"evaluation takes prompt and response, or text, got prompt={prompt!r}, response={response!r} "
-            f"and text={text!r}"
+            f"evaluation takes prompt, context and response, or text, got prompt={prompt!r}, "
+            f"context={context!r}, response={response!r} and text={text!r}"
         )
     if text is None and prompt is None:
         names = set(given.columns)
@@ -97,13 +98,12 @@ def evaluation(
 
     kept = [keep] if isinstance(keep, str) else list(keep)
     columns = list(dict.fromkeys([*texts, *kept]))
-    if prompt is not None:
-        context = given.context(prompt, context)
+    context = None if prompt is None else given.context(prompt, context)
     read = columns if context is None else list(dict.fromkeys([*columns, context]))
     rows = given.rows() if isinstance(files, Pipeline) else given.rows(read)
     rows = numbered("evaluation", rows).select("row", *read)
-    if prompt is not None:
-        rows = given.prompted(prompt, context or "", columns, rows)
+    if prompt is not None and context is not None:
+        rows = with_context(rows, prompt, context, keep=context in kept)
     rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
     rows = rows.tokenize(
         tokenizer,

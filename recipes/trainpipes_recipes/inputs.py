@@ -186,22 +186,12 @@ class Input:
             return "input"
         return context or None
 
-    def prompted(
-        self,
-        prompt: str,
-        context: str | None,
-        columns: Sequence[str],
-        rows: tp.Pipeline | None = None,
-    ) -> tp.Pipeline:
+    def prompted(self, prompt: str, context: str | None, columns: Sequence[str]) -> tp.Pipeline:
         """``rows(columns)``, whose prompt goes on with its context, if there is one."""
         context = self.context(prompt, context)
-        if rows is None:
-            rows = self.rows([*columns, *([] if context is None else [context])])
-        return (
-            rows
-            if context is None
-            else with_context(rows, prompt, context, keep=context in columns)
-        )
+        if context is None:
+            return self.rows(columns)
+        return with_context(self.rows([*columns, context]), prompt, context)
 
     def _one_by_one(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
