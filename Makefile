@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+FRAMEWORKS ?= $(VENV)-frameworks
 PACKAGE ?= --editable .
 JOBS ?= 2
 PYTEST ?=
@@ -15,23 +16,29 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
 
-.PHONY: help demo test bench lint format clean
+.PHONY: help demo test test-frameworks bench lint format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train, kill, resume, and compare every batch; about 2 minutes, then a picture"
 	@echo "make test    all tests; PYTEST='-k name' for some of them"
+	@echo "make test-frameworks  with Trainer, Accelerate, TRL and Lightning, in an environment of their own"
 	@echo "make bench   side by side with other libraries, which it installs; BENCH=--full for an hour;"
 	@echo "             BENCH=--check for what README and docs promise, in a few minutes, with two of them"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
-	@echo "make clean   remove .venv, caches and what the demo wrote"
+	@echo "make clean   remove .venv, .venv-frameworks, caches and what the demo wrote"
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m trainpipes_recipes.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+
+# Frameworks bring much that nothing else needs, and versions that others may not want.
+test-frameworks:
+	$(MAKE) $(FRAMEWORKS)/.frameworks VENV=$(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/frameworks $(PYTEST)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks --install $(BENCH)
@@ -58,7 +65,7 @@ $(VENV)/.package: $(VENV)/.pip pyproject.toml
 	$(INSTALL) $(PACKAGE)
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: $(VENV)/.package
+$(VENV)/.demo $(VENV)/.lint $(VENV)/.bench $(VENV)/.frameworks: $(VENV)/.%: $(VENV)/.package
 	@echo "installing what make $* needs"
 	$(INSTALL) --quiet --group $*
 	@touch $@
@@ -69,5 +76,5 @@ $(VENV)/.test: $(VENV)/.demo
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

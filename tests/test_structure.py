@@ -30,6 +30,7 @@ FLOORS = {
     "samplers": 0,
     "state": 0,
     "merge": 0,
+    "gather": 0,
     "topology": 0,
     "arrays": 0,
     "byte_rows": 0,

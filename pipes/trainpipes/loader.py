@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.gather import TIMEOUT, gather
 from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
@@ -139,23 +140,39 @@ class Loader:
             )
         return state
 
-    def gather_state(self, group: Any = None) -> dict[str, Any]:
+    def gather_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
         """The state of all ranks as one, which any number of ranks can load. A collective: all ranks
         call it after the same step. Where batches are counted, each rank's own state is that already, and
         this compares them.
 
         Args:
             group: a process group; the default one if left out.
+            timeout: seconds to wait for the other ranks.
 
         Raises:
-            StateError: ranks stand at different steps.
+            StateError: ranks stand at different steps, or one did not call it in time.
         """
         if not (dist.is_available() and dist.is_initialized()):
             return merge_states([self.state_dict()])
-        states: list[Any] = [None] * dist.get_world_size(group)
         rank, _ = self._session.ranks()
-        dist.all_gather_object(states, (rank, self.state_dict()), group=group)
+        members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+        states = gather((rank, self.state_dict()), members, timeout, "the state")
         return merge_states(dict(states).values())  # processes of one rank have the same
+
+    def whole_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
+        """A state that any number of ranks can load: this rank's own where batches are counted, which may
+        then be asked for by one rank alone, else ``gather_state()``, which all ranks call.
+
+        Args:
+            group: as for ``gather_state``.
+            timeout: as for ``gather_state``.
+
+        Raises:
+            StateError: as ``gather_state`` does.
+        """
+        if self._session.plan.counted:
+            return self.state_dict()
+        return self.gather_state(group, timeout=timeout)
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()

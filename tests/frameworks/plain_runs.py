@@ -1,0 +1,37 @@
+"""What ranks do in tests of the plain parts."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import torch.distributed as dist
+
+import trainpipes as tp
+from trainpipes.integrations import gathered
+
+
+def pipeline(counted: bool) -> tp.Pipeline:
+    rows = tp.from_dataset(range(200)).sharding_filter(num_shards=4)
+    return rows.batch(4) if counted else rows.filter(lambda row: row % 3 > 0).batch(4).repeat()
+
+
+def saved_alone(counted: bool) -> Any:
+    """What rank 0 is told that saves alone; then what all are told that save together, and one too many."""
+    dist.init_process_group("gloo")
+    loader = tp.Loader(pipeline(counted))
+    list(islice(loader, 3))
+    told = []
+    if dist.get_rank() == 0:
+        try:
+            told.append(gathered(loader, timeout=1).state_dict()["m"])
+        except tp.StateError as error:
+            told.append(str(error))
+    dist.barrier()
+    told += [gathered(loader, timeout=30).state_dict()["m"] for _ in range(3)]
+    list(islice(loader, 1 + dist.get_rank()))
+    try:
+        told.append(gathered(loader, timeout=30).state_dict()["m"])
+    except tp.StateError as error:
+        told.append(str(error))
+    return told

@@ -1,0 +1,34 @@
+"""The state of all ranks, as frameworks ask for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import trainpipes as tp
+from frameworks.plain_runs import saved_alone
+from frameworks.ranks import run
+from trainpipes.integrations import gathered
+
+
+def test_a_rank_that_saves_alone_is_told_so_and_does_not_wait_for_ever(tmp_path: Path) -> None:
+    first, second = run(saved_alone, 2, tmp_path / "ranks", False)
+    assert first[0].startswith(
+        "the state of all ranks is asked for by all of them after the same step, and rank 1 did not ask "
+        "within 1 s, rank 0 did"
+    )
+    assert first[1:4] == second[:3] == [6, 6, 6]
+    assert "m" in first[4]
+    assert first[4] == second[3]
+
+
+def test_where_batches_are_counted_a_rank_may_save_alone(tmp_path: Path) -> None:
+    first, second = run(saved_alone, 2, tmp_path / "ranks", True)
+    assert first == [6, 6, 6, 6, 2]
+    assert second == [6, 6, 6, 4]
+
+
+def test_it_takes_loaders() -> None:
+    with pytest.raises(tp.ConfigError, match=r"gathered\(trainpipes.Loader\(pipe\)\)"):
+        gathered(tp.from_dataset([1]))  # type: ignore[arg-type]
