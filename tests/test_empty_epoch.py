@@ -114,3 +114,13 @@ def test_nothing_is_said_of_an_epoch_that_gave_something_or_is_resumed_at_its_en
     pipe.load_state_dict(state)
     assert next(iter(pipe)) == [{"x": 0}, {"x": 1}]
     assert rows().filter(never).batch(4).estimate_len() >= 0
+
+
+def test_peek_says_that_there_is_nothing_to_look_at() -> None:
+    pipe = tp.from_dataset([1]).filter(lambda row: row > 1)
+    for subject in (pipe, tp.Loader(pipe)):
+        with (
+            warnings.catch_warnings(action="ignore"),
+            pytest.raises(tp.DataError, match=r"peek\(\) shows the first item .* gives nothing"),
+        ):
+            subject.peek()

@@ -123,7 +123,11 @@ class Loader:
         return self.pipeline.estimate_len()
 
     def peek(self) -> Any:
-        """The first batch of the next iteration, without starting one."""
+        """The first batch of the next iteration, without starting one.
+
+        Raises:
+            DataError: it gives nothing.
+        """
         return self._session.peek()
 
     def __iter__(self) -> PassIterator:

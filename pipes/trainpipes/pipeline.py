@@ -378,7 +378,11 @@ class Pipeline(IterableDataset[Any]):
         return column_names(self._session.plan)
 
     def peek(self) -> Any:
-        """The first item that the next iteration will give, without starting one."""
+        """The first item that the next iteration will give, without starting one.
+
+        Raises:
+            DataError: it gives nothing.
+        """
         return self._session.peek()
 
     def padding(self, batches: int = 100, *, mask: str | None = None) -> PaddingShare:

@@ -32,11 +32,12 @@ BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 GROUP = "trainpipes.recipes"
 
 
-def recipe(name: str, /, **options: Any) -> Pipeline:
+def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
     """The pipeline of a recipe that is installed.
 
     Args:
         name: of the recipe: "sft", "seq2seq", or one that another package offers.
+        arguments: the recipe's first options, in its order: the files, as a rule.
         options: the recipe's own, by name.
 
     Raises:
@@ -45,12 +46,14 @@ def recipe(name: str, /, **options: Any) -> Pipeline:
 
     >>> import trainpipes as tp
     >>> sums = tp.from_dataset([{"question": "1 + 1?", "answer": "2"}] * 8)
-    >>> batch, *_ = tp.recipe("sft", files=sums, tokenizer="bytes", batch_size=4)
+    >>> batch, *_ = tp.recipe("sft", sums, tokenizer="bytes", batch_size=4)
     >>> batch["input_ids"].shape
     torch.Size([4, 8])
     """
     build = _load(_find(name))
-    _check(name, inspect.signature(build), options)
+    signature = inspect.signature(build)
+    options = {**_named(name, signature, arguments, options), **options}
+    _check(name, signature, options)
     pipeline = build(**options)
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(
@@ -99,6 +102,22 @@ def renamed(**names: str) -> Callable[[Callable[P, Pipeline]], Callable[P, Pipel
         return built
 
     return knowing
+
+
+def _named(
+    name: str, signature: inspect.Signature, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    """What is given by position, by name."""
+    ordered = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    taken = ordered[: len(arguments)]
+    twice = [option for option in taken if option in options]
+    if len(arguments) > len(ordered) or twice:
+        got = f"{len(arguments)}" if not twice else f"{twice[0]!r} by name, too"
+        raise ConfigError(
+            f"recipe {name!r} takes {', '.join(ordered) or 'no option'} by position, got {got}: "
+            "give the others by name"
+        )
+    return dict(zip(taken, arguments, strict=True))
 
 
 def _check(name: str, signature: inspect.Signature, options: dict[str, Any]) -> None:

@@ -104,6 +104,10 @@ def classification(
     else:
         (text,) = given.find({"text": text}, (*TEXTS, ("sentence",), ("review",)))
     texts = [text] if text_pair is None else [text, text_pair]
+    if label in texts:
+        raise ConfigError(
+            f"classification takes texts and labels from columns of their own, got {label!r} for both"
+        )
 
     labels = given.rows([label])
     first, counts = _first_labels(labels, label), None

@@ -106,6 +106,11 @@ def images(
     >>> batch["images"].shape, batch["images"].dtype, batch["labels"]
     (torch.Size([6, 3, 4, 4]), torch.float32, tensor([1, 0, 0, 0, 1, 1]))
     """
+    if classes is not None and (isinstance(classes, str) or not isinstance(classes, Sequence)):
+        raise ConfigError(
+            f"images(classes) is a list of the names of all classes, got {classes!r}; left out, labels are "
+            "numbers of classes, or folders"
+        )
     given = Input("images", data, storage_options)
     (image,) = given.find({"image": image}, [(name,) for name in PICTURES])
     if label is None and classes is not None and "class" in given.columns:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -163,6 +164,12 @@ class Input:
             SchemaError: none of them are there; says which are.
         """
         given = list(options.values())
+        odd = [o for o, name in options.items() if name is not None and not _is_name(name)]
+        if odd:
+            raise tp.ConfigError(
+                f"{self.recipe}({odd[0]}) is the name of a column, got {options[odd[0]]!r}; leave it out to "
+                "have it found by common names"
+            )
         if None not in given:
             return tuple(name for name in given if name is not None)
         for names in known:
@@ -248,7 +255,7 @@ class Input:
             raise tp.ConfigError(
                 f"{self.recipe}: the names of {self._data!r} do not say one way to read them ({kinds}): read "
                 f"them with one of trainpipes' readers, and pass the pipeline, as in "
-                f"{self.recipe}(trainpipes.read_json(...), ...)"
+                f"{self.recipe}(trainpipes.{_most_common(named)}(...), ...)"
             )
         return found[0]
 
@@ -322,8 +329,17 @@ def _text(table: pa.Table, name: str) -> Any:
     return table[name]
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
 def _is_path(value: Any) -> bool:
     return isinstance(value, str | os.PathLike)
+
+
+def _most_common(readers: Sequence[str]) -> str:
+    """The reader of most files, where the names of any say one."""
+    return Counter(filter(None, readers)).most_common(1)[0][0] if any(readers) else "read_json"
 
 
 def _reader_of(path: str) -> str:

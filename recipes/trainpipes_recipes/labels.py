@@ -14,7 +14,7 @@ log = logging.getLogger("trainpipes")
 
 
 def found_classes(
-    recipe: str, rows: Pipeline, label: str
+    recipe: str, rows: Pipeline, label: str, hint: str = ""
 ) -> tuple[int | list[str | int], list[int]]:
     """The classes of the data, and the rows of each: texts in sorted order; integers as they are, and as many
     classes as the largest says, or as Hugging Face's ``ClassLabel`` has names.
@@ -23,6 +23,7 @@ def found_classes(
         recipe: who asks, for messages.
         rows: of the data.
         label: the column, of labels or of lists of them.
+        hint: what else one may do where integers are no classes.
 
     Raises:
         DataError: there are no rows, texts and integers, negative integers, or few and large ones.
@@ -44,14 +45,21 @@ def found_classes(
     if numbers:
         classes: Any = _class_names(rows, label) or max(numbers) + 1
         if min(numbers) < 0 or max(numbers) >= number_of(classes):
-            rows.encode_labels(
-                label, classes=classes
-            ).class_weights()  # raises, and says in which row
+            try:
+                rows.encode_labels(label, classes=classes).class_weights()  # says in which row
+            except DataError as error:
+                few = (
+                    sorted(numbers) if len(numbers) < 10 else f"list(rows.value_counts({label!r}))"
+                )
+                raise DataError(
+                    f"{recipe}: {error}; integers are classes as they are, from 0 on: to number others, pass "
+                    f"classes={few}{hint}"
+                ) from None
         if number_of(classes) > max(1000, 10 * len(numbers)):
             raise DataError(
                 f"{recipe}: column {label!r} holds integers up to {max(numbers):,}, and only "
                 f"{len(numbers):,} different ones; integers are classes as they are: pass "
-                f"classes=list(rows.value_counts({label!r})) to number them, or name another column"
+                f"classes=list(rows.value_counts({label!r})) to number them, or name another column{hint}"
             )
         return classes, [counts.get(number, 0) for number in range(number_of(classes))]
     alike: dict[str, str | int] = {}

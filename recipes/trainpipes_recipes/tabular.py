@@ -108,6 +108,11 @@ def tabular(
         )
     if not isinstance(fit, TableFit | str | os.PathLike | None):
         raise ConfigError(f"tabular(fit) is a TableFit, or a path of its JSON, got {fit!r}")
+    if isinstance(fit, str | os.PathLike) and Path(fit).is_dir():
+        raise ConfigError(
+            f"tabular(fit) is a TableFit, or a path of its JSON, got the folder {str(fit)!r}: name a file in "
+            f"it, such as {os.path.join(fit, 'fit.json')!r}"
+        )
     if isinstance(fit, str | os.PathLike) and Path(fit).exists():
         fitted: TableFit | None = TableFit.load(fit)
     else:
@@ -146,7 +151,8 @@ def tabular(
     elif label is not None:
         counts = None
         if classes is None:
-            classes, counts = found_classes("tabular", given.rows([label]), label)
+            hint = '; or say target="number" to predict them as numbers'
+            classes, counts = found_classes("tabular", given.rows([label]), label, hint)
             if evaluate and fit is not None and not isinstance(classes, int):
                 raise ConfigError(
                     f"tabular(evaluate=True): classes of column {label!r} are texts, which training has "

@@ -280,3 +280,17 @@ def test_a_one_for_each_class_is_no_list_of_classes() -> None:
         classification(rows, "bytes", batch_size=2, num_shards=1)
     pipe = classification(rows, "bytes", batch_size=2, num_shards=1, classes=2)
     assert pipe.peek()["labels"].tolist() == [[1, 1]] * 2
+
+
+def test_texts_and_labels_are_columns_of_their_own() -> None:
+    rows = tp.from_dataset([{"text": "a"}, {"text": "b"}])
+    with pytest.raises(tp.ConfigError, match="columns of their own, got 'text' for both"):
+        classification(rows, "bytes", text="text", label="text")
+
+
+def test_integers_below_0_are_numbered_by_classes() -> None:
+    rows = tp.from_dataset([{"text": "a", "label": -1}, {"text": "b", "label": 1}])
+    with pytest.raises(tp.DataError, match=r"label -1.*row 0\); .* others, pass classes=\[-1, 1\]"):
+        classification(rows, "bytes")
+    pipe = classification(rows, "bytes", classes=[-1, 1], batch_size=2, num_shards=1)
+    assert sorted(pipe.peek()["labels"].tolist()) == [0, 1]

@@ -338,3 +338,10 @@ def test_classes_say_the_numbers_of_folders(tmp_path: Path) -> None:
     assert images(tmp_path, **options).peek()["labels"].tolist() == [0, 1, 2]
     with pytest.raises(tp.DataError, match="'10', which is no class"):
         images(tmp_path, **options, classes=["a", "b", "cat"]).peek()
+
+
+@pytest.mark.parametrize("classes", [2, "cat"])
+def test_classes_are_a_list_of_names(classes: Any) -> None:
+    rows = tp.from_dataset([{"image": np.zeros((3, 4, 4), np.uint8), "label": 0}])
+    with pytest.raises(tp.ConfigError, match="list of the names of all classes, got"):
+        images(rows, size=4, classes=classes)

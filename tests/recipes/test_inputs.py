@@ -221,3 +221,17 @@ def test_a_misspelt_column_names_the_near_one() -> None:
 def test_text_of_other_names() -> None:
     rows = tp.from_arrow(pa.table({"content": ["a"], "id": [1]}))
     assert Input("pretrain", rows).find({"text": None}, TEXTS) == ("content",)
+
+
+@pytest.mark.parametrize("given", ["", 3, ["a"]])
+def test_the_name_of_a_column_is_a_text(given: Any) -> None:
+    rows = tp.from_dataset([{"prompt": "a", "response": "b"}])
+    with pytest.raises(tp.ConfigError, match=r"sft\(prompt\) is the name of a column, got"):
+        sft(rows, "bytes", prompt=given)
+
+
+def test_the_reader_of_most_files_is_named(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl", "c.txt"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(tp.ConfigError, match=r"sft\(trainpipes.read_json\(...\), ...\)"):
+        sft(tmp_path, "bytes")

@@ -216,6 +216,17 @@ def test_recipes_are_found_by_name(files: Path) -> None:
     assert tp.recipe("seq2seq", files=files, tokenizer="bytes") == seq2seq(files, "bytes")
 
 
+def test_files_are_given_by_position_or_by_name(files: Path) -> None:
+    by_name = tp.recipe("sft", files=files, tokenizer="bytes")
+    assert tp.recipe("sft", files, "bytes") == tp.recipe("sft", files, tokenizer="bytes") == by_name
+    with pytest.raises(
+        tp.ConfigError, match=r"'sft' takes files, tokenizer.*got 'files' by name, too"
+    ):
+        tp.recipe("sft", files, files=files)
+    with pytest.raises(tp.ConfigError, match="give the others by name"):
+        tp.recipe("sft", *range(30))
+
+
 def test_every_recipe_of_the_package_is_offered() -> None:
     offered = {
         point.name

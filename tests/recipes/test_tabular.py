@@ -380,3 +380,13 @@ def test_the_number_of_a_row_is_no_feature() -> None:
     batch = tabular(rows.filter(lambda row: row["x"] > 4), evaluate=True).peek()
     assert batch["numeric"].shape[1] == 1
     assert sorted(batch["row"].tolist())[0] >= 5
+
+
+def test_many_integers_may_be_numbers_and_a_fit_is_a_file(tmp_path: Path) -> None:
+    rows = tp.from_dataset([{"x": 1.0, "y": n * 100_000} for n in range(20)])
+    with pytest.raises(tp.DataError, match='or say target="number" to predict them as numbers'):
+        tabular(rows, label="y")
+    with pytest.raises(
+        tp.ConfigError, match=r"got the folder .*: name a file in it, such as .*fit.json"
+    ):
+        tabular(rows, label="y", target="number", fit=tmp_path)

@@ -972,3 +972,11 @@ def test_large_batches_that_somebody_holds_keep_what_they_show(tmp_path, order, 
         assert all(
             set(row.tolist()) == {n} for row, n in zip(part[:, ::4096], expected, strict=True)
         )
+
+
+def test_a_file_shorter_than_a_row_is_refused(tmp_path: Path) -> None:
+    np.arange(10, dtype=np.uint16).tofile(tmp_path / "few.bin")
+    with pytest.raises(
+        tp.DataError, match=r"few\.bin holds 10 numbers, fewer than the 64 of one row"
+    ):
+        list(tp.from_memmap(tmp_path / "few.bin", dtype="uint16", length=64))

@@ -10,7 +10,7 @@ from weakref import WeakSet
 from torch.utils.data import get_worker_info
 
 from trainpipes.cursor import is_count
-from trainpipes.errors import ConfigError, StateError
+from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.merge import merge_states
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.iterating.pass_counter import PassCounter
@@ -237,7 +237,13 @@ class Session:
 
     def peek(self) -> Any:
         """The first item of the next pass, from an iterator of its own."""
-        return next(OnePass(self.plan, self.topology(), self.upcoming(), go_on=True))
+        try:
+            return next(OnePass(self.plan, self.topology(), self.upcoming(), go_on=True))
+        except StopIteration:
+            raise DataError(
+                "peek() shows the first item of the next epoch, and that gives nothing: see explain() for "
+                "what the stages make of the rows"
+            ) from None
 
     def state(self) -> dict[str, Any] | None:
         """The state after the last item given; of the next pass's start where none was. None in a worker,

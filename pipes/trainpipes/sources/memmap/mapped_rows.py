@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from trainpipes.errors import UnreadableError
+from trainpipes.errors import DataError, UnreadableError
 from trainpipes.order import IntArray
 from trainpipes.runtime.rows.lone_copy import rows_of
 from trainpipes.sources.memmap.manifest import OLD_MAGIC, Array, Column, Layout, damaged
@@ -150,6 +150,12 @@ def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
         raise UnreadableError(
             f"{path} has {size:,} bytes, which is no whole number of {dtype}: give the dtype it was written "
             "with",
+            path=path,
+        )
+    if numbers and not rows:
+        raise DataError(
+            f"{path} holds {numbers:,} numbers, fewer than the {length + more:,} of one row: give a smaller "
+            "length, or leave the file out",
             path=path,
         )
     column = Column("input_ids", dtype, (length + more,), False, numbers)
