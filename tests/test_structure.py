@@ -38,8 +38,10 @@ FLOORS = {
     "padding": 0,
     "progress": 0,
     "values": 0,
+    "version": 0,
     "runtime": 1,
     "resharding": 1,
+    "plain_json": 2,
     "tokenizers": 2,
     "stages": 2,
     "sources": 2,
@@ -51,6 +53,7 @@ FLOORS = {
     "forecast": 2,
     "pipeline": 3,
     "start": 4,
+    "describe": 4,
     "explain": 4,
     "label_counts": 4,
     "map_dataset": 4,
@@ -88,7 +91,10 @@ ROOMS = {
 #: Imported where it is used, so as not to go up: a pipeline offers what is built upon it, and a
 #: source of nodes refuses our own.
 LATE = {
-    *(("pipeline", above) for above in ("explain", "label_counts", "map_dataset", "memmap")),
+    *(
+        ("pipeline", above)
+        for above in ("describe", "explain", "label_counts", "map_dataset", "memmap")
+    ),
     ("sources", "stage_node"),
 }
 

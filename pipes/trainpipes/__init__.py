@@ -54,6 +54,7 @@ from trainpipes.start import (
     read_webdataset,
     zip,
 )
+from trainpipes.version import __version__ as __version__
 
 # torchdata's StatefulDataLoader calls a deprecated function of torch at every construction.
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)

@@ -105,6 +105,16 @@ class Loader:
         self._session = Session(partial(_plan, pipeline), source.ranks, source)
         self.num_workers = num_workers
         self.threads = threads
+        self._options = {
+            "num_workers": num_workers,
+            "threads": threads,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "worker_init_fn": worker_init_fn,
+            "timeout": timeout,
+            "multiprocessing_context": multiprocessing_context,
+            "pin_memory": pin_memory,
+        }
         self._workers = LoaderWorkers(
             partial(packed_stages, pipeline),
             partial(check_pickles, pipeline),
@@ -177,6 +187,12 @@ class Loader:
         if self._session.plan.counted:
             return self.state_dict()
         return self.gather_state(group, timeout=timeout)
+
+    def describe(self) -> dict[str, Any]:
+        """What this loader runs and where it stands: ``Pipeline.describe`` with the loader's options."""
+        from trainpipes.describe import describe
+
+        return describe(self._session, self._options)
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()

@@ -448,6 +448,41 @@ class Pipeline(IterableDataset[Any]):
         world = self._data_parallel()[1] if world_size is None else world_size
         return explain(self._session.plan, world, num_workers)
 
+    def describe(self) -> dict[str, Any]:
+        """What this pipeline reads and does and where it stands, to be logged with a run: plain JSON types.
+
+        Nothing moves by it, and nothing is read but what ``explain()`` reads.
+
+        - ``fingerprint``: equal for pipelines that take each other's states, as far as their data and
+          stages go, and for no others.
+        - ``stages``: each with all of its options, also those left at their defaults. Functions by module
+          and name, tokenizers by name and content, arrays by their content.
+        - ``seeds``: of each stage that draws.
+        - ``data``: files, rows, a fingerprint, and what it is made of.
+        - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where that is
+          not known in advance. ``num_shards``, ``batch_size``, ``world_size``.
+        - ``position``: rank, epoch, m, and the ``state`` to load; None where the pipeline does not know: a
+          ``Loader`` does, and in a DataLoader's worker its iterator.
+        - ``versions``: of the library, its format of states, Python, and the packages in use.
+
+        There are no ``storage_options``, no user, password or query of a URL, and no values under names
+        such as ``api_key`` or ``token``. A state that itself holds such a value (as the argument of a
+        ``functools.partial``) is left out: ``position["state"]`` is None.
+
+        The same files give the same on two machines, but for paths, position and versions.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_tensors(range(10)).shuffle(10, seed=3).batch(4)
+        >>> record = pipe.describe()
+        >>> record["seeds"], record["data"]["rows"], record["epoch_batches"], record["batch_size"]
+        ({'shuffle': 3}, 10, 3, 4)
+        >>> record["stages"][1]
+        {'stage': 'shuffle', 'buffer_size': 10, 'seed': 3, 'max_bytes': 1073741824, 'scope': 'buffer'}
+        """
+        from trainpipes.describe import describe
+
+        return describe(self._session)
+
     def to_map_dataset(self, path: str | None = None) -> MapDataset:
         """The rows of one epoch as a map-style dataset, kept once for all processes of a machine.
 

@@ -164,6 +164,16 @@ class Stage:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     @property
+    def resolved_options(self) -> dict[str, Any]:
+        """The options with what the stages below and the tokenizer say, for ``describe()``."""
+        return self.options
+
+    @property
+    def packages(self) -> Sequence[str]:
+        """Optional packages that it works with, as they are imported."""
+        return ()
+
+    @property
     def name(self) -> str:
         """The stage's name in a chain: its class in snake case."""
         return snake_case(type(self).__name__)

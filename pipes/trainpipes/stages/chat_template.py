@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from typing import Any
 
@@ -95,6 +96,14 @@ class ChatTemplate(Tokenizes):
 
     def runs_on(self) -> str:
         return f"{self._engine}: its chat template, by transformers"
+
+    @property
+    def resolved_options(self) -> dict[str, Any]:
+        return {**super().resolved_options, "template": self._chat.fingerprint()}
+
+    @property
+    def packages(self) -> Sequence[str]:
+        return (*super().packages, "transformers")
 
     def identity(self) -> dict[str, Any]:
         found = {

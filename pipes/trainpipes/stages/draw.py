@@ -70,6 +70,10 @@ class Draw(OrderStage):
     def runs_user_code(self) -> bool:
         return not type(self.sampler).__module__.startswith(("trainpipes.", "torch."))
 
+    @property
+    def resolved_options(self) -> dict[str, Any]:
+        return {"sampler": self.order}
+
     def identity(self) -> dict[str, Any]:
         return {"stage": self.name, "sampler": identify(self.order)}
 

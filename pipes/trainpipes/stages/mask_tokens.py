@@ -152,6 +152,17 @@ class MaskTokens(RunStage):
     def _salt(self) -> HashArray:
         return random_key(self.seed, "mask_tokens")[:1]
 
+    @property
+    def resolved_options(self) -> dict[str, Any]:
+        found = {**self.options, "mask_id": self._mask, "vocab_size": self._size}
+        if self._own is not None:
+            found["tokenizer"] = {"name": str(self._own), "content": self._own.fingerprint()}
+        return found
+
+    @property
+    def packages(self) -> Sequence[str]:
+        return () if self._engine is None else self._engine.packages
+
     def identity(self) -> dict[str, Any]:
         found = super().identity()
         for name in ("tokenizer", "special_ids"):

@@ -157,6 +157,10 @@ class Pack(CutStage):
             return self._tokenize.pad_id
         return self.pad_id or 0
 
+    @property
+    def resolved_options(self) -> dict[str, Any]:
+        return {**self.options, "pad_id": self.fill_id}
+
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "pad_id": self.fill_id}
 

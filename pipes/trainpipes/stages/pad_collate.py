@@ -235,6 +235,18 @@ class PadCollate(RunStage):
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         return self.resolved(_tokenize=tokenize, _id_columns=ids, _pack=pack)
 
+    @property
+    def resolved_options(self) -> dict[str, Any]:
+        rule, below = self._rule, self._tokenize
+        value = below.pad_id if rule.value is None and below is not None else rule.value
+        side = below.padding_side if below is not None else "post"
+        return {
+            **self.options,
+            "value": value or 0,
+            "padding_side": rule.padding_side or {"pre": "left", "post": "right"}[side],
+            "truncation_side": rule.truncation_side or "right",
+        }
+
     def identity(self) -> dict[str, Any]:
         found = as_before(super().identity())
         if self.columns is not None:

@@ -68,6 +68,12 @@ class Shuffle(OrderStage):
         """The order of all rows; None where they are shuffled within a buffer."""
         return RandomSampler(seed=self.seed) if self.scope == "global" else None
 
+    @property
+    def resolved_options(self) -> dict[str, Any]:
+        if self.scope == "global":
+            return {**self.options, "buffer_size": None, "max_bytes": None}
+        return {**self.options, "scope": "buffer"}
+
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
         if self.order is not None:

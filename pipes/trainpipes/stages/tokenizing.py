@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from trainpipes.runtime.kinds import RunStage
@@ -20,6 +21,18 @@ class Tokenizes(RunStage):
     @made_once
     def _engine(self) -> Engine:
         return load(self.options["tokenizer"], self.options.get("engine", "auto"))
+
+    @property
+    def resolved_options(self) -> dict[str, Any]:
+        name = getattr(self.options["tokenizer"], "name_or_path", None) or str(self._engine)
+        return {
+            **self.options,
+            "tokenizer": {"name": name, "content": self._engine.fingerprint()},
+        }
+
+    @property
+    def packages(self) -> Sequence[str]:
+        return self._engine.packages
 
     @property
     def id_columns(self) -> list[str]:

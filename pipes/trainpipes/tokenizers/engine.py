@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -32,6 +33,9 @@ class Engine(ABC):
         self._loaded: dict[int, Any] = {}
         self._locks: dict[int, threading.Lock] = {}
         self._turns: dict[int, threading.Lock] = {}
+
+    #: Packages that do the work, as they are imported.
+    packages: Sequence[str] = ()
 
     @abstractmethod
     def _load(self) -> Any:

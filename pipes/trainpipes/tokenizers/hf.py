@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -89,6 +90,10 @@ class HuggingFace(Engine):
         content = json.loads(self._json())
         content |= {"truncation": None, "padding": None, "post_processor": None}
         return Gigatoken(json.dumps(content))
+
+    @property
+    def packages(self) -> Sequence[str]:  # type: ignore[override]
+        return ("tokenizers", "gigatoken") if self._refusal() is None else ("tokenizers",)
 
     def runs_on(self) -> str:
         plain = f"tokenizers {version('tokenizers')}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ class Slow(Engine):
     Args:
         tokenizer: a ``PreTrainedTokenizer``.
     """
+
+    packages = ("transformers",)
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
@@ -130,6 +133,10 @@ class Directory(Engine):
         if hasattr(tokenizer, "backend_tokenizer"):
             return HuggingFace(tokenizer, self._fast)
         return Slow(tokenizer)
+
+    @property
+    def packages(self) -> Sequence[str]:  # type: ignore[override]
+        return ("transformers", *self._engine.packages)
 
     @property
     def _engine(self) -> Engine:

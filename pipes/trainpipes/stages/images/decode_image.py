@@ -99,6 +99,10 @@ class DecodeImage(RunStage):
             need("PIL", "decode_image()", PILLOW)
 
     @property
+    def packages(self) -> Sequence[str]:
+        return ("PIL",) if self.decoder == "pillow" else ("torchvision",)
+
+    @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
         return self.on_error == "error"
 

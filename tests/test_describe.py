@@ -1,0 +1,366 @@
+"""``describe()``: what a run trained on, as plain JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import trainpipes as tp
+from every_stage import ENDLESS, FINITE
+from tokenizer_fixtures import bpe_json
+
+ROWS = 60
+
+
+def write(folder: Path, rows: int = ROWS) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(2):
+        texts = [f"row {number} {i} " * 3 for i in range(rows // 2)]
+        pq.write_table(pa.table({"text": texts}), folder / f"{number}.parquet", row_group_size=10)
+    return str(folder)
+
+
+def pipeline(files: str, tokenizer: Any = "bytes", **changes: Any) -> tp.Pipeline:
+    return (
+        tp.list_files(files)
+        .read_parquet(columns=["text"])
+        .sharding_filter(changes.get("num_shards", 12))
+        .shuffle(changes.get("buffer_size", 20), seed=changes.get("seed", 5))
+        .tokenize(tokenizer, max_length=16)
+        .batch(changes.get("batch_size", 4))
+        .pad_collate()
+    )
+
+
+def stage(record: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in record["stages"] if one["stage"] == name)
+
+
+@pytest.mark.filterwarnings(r"ignore:pin\(\) does nothing")
+@pytest.mark.parametrize("name", [*FINITE, *ENDLESS])
+def test_every_pipeline_has_a_record_of_json_that_moves_nothing(name: str, tmp_path: Path) -> None:
+    pipe = {**FINITE, **ENDLESS}[name](tmp_path)
+    record = pipe.describe()
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["position"]["state"] == pipe.state_dict()
+    assert record["position"]["epoch"] == record["position"]["m"] == 0
+    assert pipe.describe() == record
+    told = {one["stage"]: set(one) for one in record["stages"]}
+    for own in pipe.stages:
+        assert told[own.name] == {"stage", *own.options} - {"storage_options"}
+    items = iter(pipe)
+    next(items)
+    later = pipe.describe()
+    assert {k: v for k, v in later.items() if k != "position"} == {
+        k: v for k, v in record.items() if k != "position"
+    }
+
+
+def test_the_record_says_what_was_trained_on_and_with_which_options(tmp_path: Path) -> None:
+    record = pipeline(write(tmp_path)).describe()
+    assert stage(record, "list_files")["urls"] == str(tmp_path)
+    assert stage(record, "shuffle") == {
+        "stage": "shuffle", "buffer_size": 20, "seed": 5, "max_bytes": 1 << 30, "scope": "buffer",
+    }  # fmt: skip
+    assert stage(record, "tokenize")["tokenizer"] == {"name": "bytes", "content": "bytes"}
+    assert stage(record, "pad_collate")["value"] == 257, "the tokenizer's pad token"
+    assert stage(record, "pad_collate")["padding_side"] == "right"
+    assert record["seeds"] == {"shuffle": 5}
+    assert (record["data"]["files"], record["data"]["rows"]) == (2, ROWS)
+    assert (record["epoch_rows"], record["epoch_batches"]) == (ROWS, 15)
+    assert (record["num_shards"], record["batch_size"], record["world_size"]) == (12, 4, 1)
+
+
+def test_batches_are_those_of_each_rank(tmp_path: Path) -> None:
+    record = pipeline(write(tmp_path)).distributed(rank=1, world_size=2).describe()
+    assert (record["world_size"], record["epoch_batches"]) == (2, 7)
+    assert record["position"]["rank"] == 1
+
+
+def test_the_same_files_elsewhere_give_the_same_but_for_paths(tmp_path: Path) -> None:
+    write(tmp_path / "here")
+    shutil.copytree(tmp_path / "here", tmp_path / "there" / "deeper")
+    here, there = (pipeline(str(tmp_path / name)).describe() for name in ("here", "there/deeper"))
+    assert here != there
+    for record in (here, there):
+        stage(record, "list_files").pop("urls")
+    assert here == there
+
+
+def test_a_record_holds_a_state_that_goes_on_where_it_was_taken(tmp_path: Path) -> None:
+    pipe = pipeline(write(tmp_path))
+    batches = iter(pipe)
+    for _ in range(6):
+        next(batches)
+    text = json.dumps(pipe.describe())
+    expected = next(batches)
+    position = json.loads(text)["position"]
+    assert (position["epoch"], position["m"]) == (0, 6)
+    again = pipeline(str(tmp_path))
+    again.load_state_dict(position["state"])
+    assert again.describe()["position"] == position, "also before it goes on"
+    assert torch.equal(next(iter(again))["input_ids"], expected["input_ids"])
+
+
+def accepts(saved: tp.Pipeline, loading: tp.Pipeline) -> bool:
+    try:
+        loading.load_state_dict(saved.state_dict() or {})
+    except tp.StateError:
+        return False
+    return True
+
+
+def variants(folder: Path) -> dict[str, tp.Pipeline]:
+    here, there, more = (
+        write(folder / name, rows) for name, rows in (("a", ROWS), ("b", ROWS), ("c", 80))
+    )
+    (folder / "tokenizer.json").write_text(bpe_json())
+    os.makedirs(folder / "moved")
+    shutil.copy(folder / "tokenizer.json", folder / "moved" / "renamed.json")
+    rows = tp.list_files(here).read_parquet(columns=["text"])
+    return {
+        "plain": pipeline(here),
+        "other folder": pipeline(there),
+        "more rows": pipeline(more),
+        "other seed": pipeline(here, seed=6),
+        "other batch size": pipeline(here, batch_size=5),
+        "other shards": pipeline(here, num_shards=24),
+        "tokenizer": pipeline(here, folder / "tokenizer.json"),
+        "tokenizer moved": pipeline(here, folder / "moved" / "renamed.json"),
+        "tokenized before the shuffle": rows.sharding_filter(12)
+        .tokenize("bytes", max_length=16)
+        .shuffle(20, seed=5)
+        .batch(4)
+        .pad_collate(),
+        "pinned": pipeline(here).pin(),
+        "cached": rows.cache(folder / "cache")
+        .sharding_filter(12)
+        .shuffle(20, seed=5)
+        .tokenize("bytes", max_length=16)
+        .batch(4)
+        .pad_collate(),
+        "ragged": rows.sharding_filter(12, tail="ragged")
+        .shuffle(20, seed=5)
+        .tokenize("bytes", max_length=16)
+        .batch(4)
+        .pad_collate(),
+        "explicit default": rows.sharding_filter(12)
+        .shuffle(20, seed=5, scope="buffer")
+        .tokenize("bytes", max_length=16, eos=False, labels=None)
+        .batch(4)
+        .pad_collate(mask=None),
+    }
+
+
+def test_fingerprints_are_equal_where_states_fit_and_only_there(tmp_path: Path) -> None:
+    pipes = variants(tmp_path)
+    prints = {name: pipe.describe()["fingerprint"] for name, pipe in pipes.items()}
+    assert len(set(prints.values())) == 6
+    for one, saved in pipes.items():
+        for other, loading in variants_fresh(pipes).items():
+            assert (prints[one] == prints[other]) == accepts(saved, loading), (one, other)
+
+
+def variants_fresh(pipes: dict[str, tp.Pipeline]) -> dict[str, tp.Pipeline]:
+    return {name: tp.Pipeline(pipe.stages) for name, pipe in pipes.items()}
+
+
+# Secrets
+
+
+def fetch(row: dict[str, Any], api_key: str, times: int) -> dict[str, Any]:
+    return row
+
+
+@dataclass
+class Caller:
+    api_key: str
+    times: int = 2
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return row
+
+
+def test_storage_options_are_not_told(tmp_path: Path) -> None:
+    options = {"key": "SECRET1", "auto_mkdir": True}
+    pipe = tp.list_files("memory://x/*.parquet", storage_options=options).read_parquet()
+    table = pa.table({"x": [1, 2, 3]})
+    import fsspec
+
+    with fsspec.open("memory://x/0.parquet", "wb") as file:
+        pq.write_table(table, file)
+    assert "SECRET" not in json.dumps(pipe.describe())
+    assert "storage_options" not in json.dumps(pipe.describe())
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("https://me:SECRET@host/a?sig=SECRET&x=1", "https://host/a"),
+        ("https://host:8080/a@v1", "https://host:8080/a@v1"),
+        ("https://me:SEC/RET@host/a", "https://host/a"),
+        ("s3://KEY:SECRET@bucket/a-?.parquet", "s3://bucket/a-?.parquet"),
+        ("abfs://box@host/a?sv=1&sig=SECRET", "abfs://host/a"),
+        ("simplecache::https://me:SECRET@host/a?b", "simplecache::https://host/a"),
+        ("zip://*.csv::https://me:SECRET@host/a.zip", "zip://*.csv::https://host/a.zip"),
+        ("hf://datasets/org/name@main/a.parquet", "hf://datasets/org/name@main/a.parquet"),
+        ("/a/plain?/path@2=3", "/a/plain?/path@2=3"),
+    ],
+)
+def test_urls_have_no_user_and_no_query(url: str, told: str) -> None:
+    from trainpipes.plain_json import plain
+
+    assert plain([url, f"see {url} and 'this'"]) == [told, f"see {told} and 'this'"]
+
+
+def test_values_under_secret_names_are_left_out_and_so_is_a_state_with_one() -> None:
+    rows = tp.from_tensors(range(8))
+    for function in (
+        functools.partial(fetch, api_key="SECRET", times=3),
+        Caller("SECRET", times=3),
+    ):
+        record = rows.map(function).describe()
+        assert "SECRET" not in json.dumps(record)
+        assert "3" in json.dumps(stage(record, "map")["fn"])
+        assert record["position"]["state"] is None
+        assert record["position"]["m"] == 0
+    plainly = rows.map(functools.partial(fetch, times=3, api_key=None)).describe()
+    assert plainly["position"]["state"] is not None
+
+
+# Where it is asked
+
+
+def test_a_loader_tells_its_options_and_where_it_stands(tmp_path: Path) -> None:
+    pipe = pipeline(write(tmp_path))
+    loader = tp.Loader(pipe, num_workers=2, multiprocessing_context="fork")
+    before = pipe.describe()
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    record = loader.describe()
+    assert record["loader"]["num_workers"] == 2
+    assert record["loader"]["prefetch_factor"] == 2
+    assert record["position"]["m"] == 3
+    assert record["position"]["state"] == loader.state_dict()
+    assert record["fingerprint"] == before["fingerprint"]
+    assert record["stages"] == before["stages"]
+    told = pipe.describe()
+    assert told.pop("position") is None, "the loader knows"
+    assert told == {k: v for k, v in before.items() if k != "position"}
+    del batches
+
+
+def asked(batch: Any, pipe: tp.Pipeline) -> str:
+    return json.dumps(pipe.describe())
+
+
+def test_in_a_worker_the_position_is_not_known(tmp_path: Path) -> None:
+    pipe = pipeline(write(tmp_path))
+    asking = pipe.map(functools.partial(asked, pipe=pipe))
+    text = next(iter(DataLoader(asking, batch_size=None, num_workers=1)))
+    here = pipe.describe()
+    assert json.loads(text)["position"] is None
+    assert {**json.loads(text), "position": here["position"]} == here
+
+
+def test_nothing_is_read_but_footers_and_no_function_is_called(tmp_path: Path) -> None:
+    folder = Path(write(tmp_path))
+    for path in folder.glob("*.parquet"):  # the rows are gone, the footer is not
+        content = bytearray(path.read_bytes())
+        footer = int.from_bytes(content[-8:-4], "little") + 8
+        content[4:-footer] = bytes(len(content) - 4 - footer)
+        path.write_bytes(bytes(content))
+    pipe = tp.list_files(str(folder)).read_parquet().map(no_function).batch(4)
+    assert pipe.describe()["data"]["rows"] == ROWS
+    with pytest.raises(tp.TrainpipesError):
+        next(iter(pipe))
+
+
+def no_function(row: dict[str, Any]) -> dict[str, Any]:
+    raise AssertionError("was called")
+
+
+# What options are
+
+
+def test_functions_are_told_by_module_and_name_and_by_their_version(tmp_path: Path) -> None:
+    pipe = tp.list_files(write(tmp_path)).read_parquet().map(no_function).filter(len, version="2")
+    record = pipe.describe()
+    assert stage(record, "map")["fn"] == f"{__name__}.no_function"
+    assert stage(record, "filter")["predicate"] == "builtins.len"
+    assert stage(record, "filter")["version"] == "2"
+
+
+def test_a_tokenizer_is_told_by_its_name_and_content_and_its_package(tmp_path: Path) -> None:
+    files, path = write(tmp_path / "rows"), tmp_path / "tokenizer.json"
+    path.write_text(bpe_json())
+    record = pipeline(files, path).describe()
+    told = stage(record, "tokenize")["tokenizer"]
+    assert told["name"] == str(path)
+    assert told["content"].startswith("sha256:")
+    assert record["versions"]["tokenizers"]
+    assert "tokenizers" not in pipeline(files).describe()["versions"]
+
+
+def test_long_options_and_rows_are_told_by_their_content_or_number() -> None:
+    long, other = ([f"class {n}" for n in range(start, start + 2000)] for start in (0, 1))
+    rows = tp.from_dataset([{"label": "class 5"}] * 3000)
+    told = [
+        stage(rows.encode_labels("label", classes=classes).describe(), "encode_labels")["classes"]
+        for classes in (long, other)
+    ]
+    assert told[0] != told[1]
+    assert all(len(one) < 100 and "2,000" in one for one in told)
+    assert stage(rows.describe(), "from_dataset")["dataset"] == "list of 3,000 rows"
+
+
+def test_a_mix_tells_its_parts_with_their_rows_and_seeds(tmp_path: Path) -> None:
+    parts = {
+        name: tp.list_files(write(tmp_path / name, rows)).read_parquet().shuffle(8, seed=seed)
+        for name, rows, seed in (("web", 40, 1), ("code", 20, 2))
+    }
+    record = tp.mix(parts, weights={"web": 3, "code": 1}).batch(4).describe()
+    assert record["seeds"] == {"mix/web/shuffle": 1, "mix/code/shuffle": 2}
+    assert (record["data"]["files"], record["data"]["rows"]) == (4, 60)
+    inner = stage(record, "mix")["sources"]
+    assert [one["stage"] for one in inner["web"]] == ["list_files", "read_parquet", "shuffle"]
+    joined = tp.concat(*(tp.Pipeline(part.stages[:2]) for part in parts.values()))
+    record = joined.shuffle(8, seed=3).describe()
+    assert (record["data"]["files"], record["data"]["rows"]) == (4, 60)
+    assert record["seeds"] == {"shuffle": 3}
+    assert [one[0]["stage"] for one in stage(record, "concat")["pipelines"]] == ["list_files"] * 2
+
+
+def test_seeds_of_stages_of_one_name_are_numbered() -> None:
+    pipe = tp.from_tensors(range(100)).sample(0.9, seed=1).sample(0.9, seed=2).shuffle(10, seed=3)
+    assert pipe.describe()["seeds"] == {"sample": 1, "sample 2": 2, "shuffle": 3}
+    drawn = tp.from_tensors(range(9)).draw(tp.samplers.RandomSampler(seed=4))
+    assert drawn.describe()["seeds"] == {"draw": 4}
+
+
+def test_where_counts_are_not_known_none_is_told() -> None:
+    record = tp.from_iterable(lambda: iter(range(9))).batch(2).describe()
+    assert (record["data"]["rows"], record["data"]["files"]) == (None, None)
+    assert (record["epoch_rows"], record["epoch_batches"]) == (None, None)
+    endless = tp.from_tensors(range(9)).batch(2).repeat().describe()
+    assert (endless["data"]["rows"], endless["epoch_batches"]) == (9, None)
+
+
+def test_versions_are_those_that_are_installed(tmp_path: Path) -> None:
+    versions = pipeline(write(tmp_path)).describe()["versions"]
+    assert versions["trainpipes"] == tp.__version__
+    assert versions["torch"] == torch.__version__
+    assert versions["pyarrow"] == pa.__version__
+    assert versions["state_format"] == pipeline(str(tmp_path)).state_dict()["trainpipes"]  # type: ignore[index]
