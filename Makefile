@@ -10,13 +10,14 @@ PACKAGE ?= --editable .
 JOBS ?= 2
 PYTEST ?=
 BENCH ?= --quick
+DIST ?= dist
 
 BIN := $(VENV)/bin
 # The pinned versions, always: an unpinned torch brings gigabytes of CUDA.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
 
-.PHONY: help demo test test-frameworks bench lint format clean
+.PHONY: help demo test test-frameworks bench lint format dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +28,7 @@ help:
 	@echo "             BENCH=--check for what README and docs promise, in a few minutes, with two of them"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
+	@echo "make dist    an sdist and a wheel in dist/"
 	@echo "make clean   remove .venv, .venv-frameworks, caches and what the demo wrote"
 
 demo: $(VENV)/.demo
@@ -51,6 +53,11 @@ lint: $(VENV)/.lint
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The wheel is built from the sdist, which shows that all it needs is in there.
+dist: $(VENV)/.lint
+	rm -rf $(DIST)
+	$(BIN)/python -m build --no-isolation --outdir $(DIST) .
 
 # Each stamp says that what a target needs is installed, as of these two files.
 

@@ -22,6 +22,7 @@ from benchmarks import (
     format_peers,
     formats,
     images_decode,
+    imports,
     map_workers,
     memmap,
     mix,
@@ -111,6 +112,11 @@ def of_footers(tiny: bool) -> Figures:
     return {"ms a footer": took["footers"] * 1e3 / files, "ms with the index": took["index"] * 1e3}
 
 
+def of_imports(tiny: bool) -> Figures:
+    took = imports.import_times(1 if tiny else 10)
+    return {"of torch": took["trainpipes"] / took["torch"]}
+
+
 def of_formats(tiny: bool) -> Figures:
     return formats.measured(2_000 if tiny else 60_000, 1 if tiny else 5)
 
@@ -160,6 +166,7 @@ ALONE: dict[str, Callable[[bool], Figures]] = {
     "mix": of_mix,
     "state": of_state,
     "footers": of_footers,
+    "imports": of_imports,
     "formats": of_formats,
     "from_hf": of_from_hf,
     "webdataset": of_webdataset,

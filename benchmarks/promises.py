@@ -123,6 +123,7 @@ PROMISES = (
     most("a footer, 0.1 ms", 0.15, alone("footers", "ms a footer"), where="docs/cache.md"),
     most("1,000 files with an index, about 20 ms", 30, alone("footers", "ms with the index"),
          where="docs/cache.md"),
+    most("import trainpipes, of import torch, 1.3", 1.5, alone("imports", "of torch"), where=SPEED),
     # Formats.
     most("Parquet, of pyarrow", 1.15, alone("formats", "Parquet"), where=FORMATS),
     most("Arrow, not compressed, lz4 or zstd, of pyarrow", 1.15,

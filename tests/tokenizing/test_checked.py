@@ -256,7 +256,7 @@ class TestTokenize:
         stage = Tokenize(tokenizer=bpe())
         assert column(stage, TEXTS) == [e.ids for e in bpe().encode_batch(TEXTS)]
         assert stage._engine.loaded.checked is None  # type: ignore[attr-defined]
-        assert "pip install trainpipes[fast]" in stage.runs_on()
+        assert "pip install 'gigatoken>=0.10,<0.11'" in stage.runs_on()
 
     def test_leaves_versions_alone_that_were_not_tried(
         self, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from typing import Any
 
+from trainpipes.extra import pip_install
+
 __all__ = ["PATTERNS", "YOUNG", "admitted", "refusal"]
 
 #: The engine's versions that were tried.
@@ -104,7 +106,7 @@ def refusal(content: Mapping[str, Any], splits_special: bool = False) -> str | N
     try:
         found = version("gigatoken")
     except PackageNotFoundError:
-        return "gigatoken is not installed: pip install trainpipes[fast]"
+        return f"gigatoken is not installed: {pip_install('gigatoken')}"
     if not found.startswith(VERSIONS):
         return f"gigatoken {found} was not tried, {' and '.join(v + '*' for v in VERSIONS)} was"
     if splits_special:

@@ -24,6 +24,7 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.extra import pip_install
 from trainpipes.naming import nearest
 from trainpipes.sources.files.patterns import Found, fixed_root, has_magic, hidden
 from trainpipes.sources.files.remote_listing import list_remote
@@ -31,8 +32,6 @@ from trainpipes.sources.remote.retry import Requests, try_seconds
 
 __all__ = ["expand", "is_local", "natural", "open_system"]
 
-#: Our extras that bring a file system.
-EXTRAS = {"s3fs": "s3", "gcsfs": "gcs", "adlfs": "azure"}
 #: Names shown of a folder that does not hold what was asked for.
 SHOWN = 6
 
@@ -74,8 +73,7 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
     except ImportError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
         package = (cause.name or "").split(".")[0]
-        wanted = f'"trainpipes[{EXTRAS[package]}]"' if package in EXTRAS else package
-        said = f"pip install {wanted}" if package else str(error)
+        said = pip_install(package) if package else str(error)
         raise MissingExtraError(
             f"{url} needs the package {package or '?'}, which is not installed: {said}", path=url
         ) from error

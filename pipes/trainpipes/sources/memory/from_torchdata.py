@@ -10,9 +10,7 @@ import json
 import threading
 import weakref
 from contextlib import suppress
-from typing import Any
-
-from torchdata.nodes import BaseNode
+from typing import TYPE_CHECKING, Any
 
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.runtime.kinds import Source
@@ -20,6 +18,9 @@ from trainpipes.runtime.rows.payload import Payload
 from trainpipes.runtime.source import RowStream, StreamReader
 from trainpipes.shown import shown
 from trainpipes.sources.memory.node_states import plain, restored, tells_start
+
+if TYPE_CHECKING:
+    from torchdata.nodes import BaseNode
 
 __all__ = ["FromTorchdata"]
 
@@ -72,6 +73,10 @@ class FromTorchdata(Source):
     node: BaseNode[Any]
 
     def check(self) -> None:
+        from torchdata.nodes import (
+            BaseNode,  # here, since to import it takes as long as pyarrow does
+        )
+
         from trainpipes.stage_node import StageNode
 
         if isinstance(self.node, StageNode):

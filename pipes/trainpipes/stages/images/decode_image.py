@@ -26,7 +26,6 @@ from trainpipes.stages.ragged_column import taken
 
 __all__ = ["DecodeImage"]
 
-PILLOW = "trainpipes[images]"
 #: Parts of a run for each thread. More even out pictures of unequal size.
 CHUNKS = 2
 
@@ -94,9 +93,9 @@ class DecodeImage(RunStage):
                 raise ConfigError(
                     'decode_image(min_size) is what Pillow can do: leave it out, or decoder="torchvision"'
                 )
-            need("torchvision", 'decode_image(decoder="torchvision")', "torchvision")
+            need("torchvision", 'decode_image(decoder="torchvision")')
         else:
-            need("PIL", "decode_image()", PILLOW)
+            need("PIL", "decode_image()")
 
     @property
     def packages(self) -> Sequence[str]:

@@ -69,7 +69,7 @@ class RandomResizedCrop(RandomImageStage):
                     f"random_resized_crop({name}) is (least, greatest), above 0{bound}, got {shown(given)}"
                 )
         column_name(self.column, "random_resized_crop(column)")
-        need("PIL", "random_resized_crop()", "trainpipes[images]")
+        need("PIL", "random_resized_crop()")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         height, width = image.shape[1:]

@@ -46,7 +46,7 @@ class Resize(ImageStage):
         else:
             whole_number(self.size, 1, "resize(size)", "pixels of the shorter side")
         column_name(self.column, "resize(column)")
-        need("PIL", "resize()", "trainpipes[images]")
+        need("PIL", "resize()")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         return resized(of_bytes(image, self), self._size(*image.shape[1:]), self.interpolation)

@@ -1,0 +1,119 @@
+"""What is installed, by which names, and what importing it brings."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import trainpipes as tp
+from trainpipes.extra import pip_install
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+SOURCES = [
+    path for place in ("pipes", "recipes", ".ci") for path in sorted((ROOT / place).rglob("*.py"))
+]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+WITH_EXTRAS = re.compile(r"\[([a-z0-9_, -]+)\]")
+INSTALLS = re.compile(r"pip install ([^`#\n]+)")
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[<>=\[;]", requirement.strip("'\""))[0].strip().lower()
+
+
+REQUIRED = {name_of(one) for one in PROJECT["dependencies"]}
+OFFERED = {name_of(one) for several in EXTRAS.values() for one in several}
+
+
+def test_the_version_is_that_of_the_changelog() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", tp.__version__)
+    text = (ROOT / "CHANGELOG.md").read_text()
+    named = re.findall(r"^## \[(.+)\]", text, re.MULTILINE)
+    assert named[:2] == ["Unreleased", tp.__version__]
+
+
+def test_all_extras_are_in_all() -> None:
+    (requirement,) = EXTRAS["all"]
+    named = requirement[requirement.index("[") + 1 : -1].split(",")
+    assert len(named) == len(set(named))
+    brought = {one for extra in named for one in EXTRAS[extra]}
+    assert brought == {one for extra in EXTRAS if extra != "all" for one in EXTRAS[extra]}
+
+
+def test_what_is_to_be_installed_can_be() -> None:
+    lines = [
+        (path.relative_to(ROOT), line)
+        for path in [*SOURCES, *PAGES]
+        for line in INSTALLS.findall(path.read_text())
+    ]
+    assert len(lines) > 5
+    named = 0
+    for place, line in lines:
+        assert not re.match(r"['\"]?trainpipes\b", line), (
+            f"{place}: on no index: pip install {line}"
+        )
+        for extras in WITH_EXTRAS.findall(line):
+            named += 1
+            assert {one.strip() for one in extras.split(",")} <= EXTRAS.keys(), f"{place}: {line}"
+    assert named
+
+
+def packages_asked_for() -> set[str]:
+    """The packages of all ``need(...)`` and ``pip_install(...)`` in the source."""
+    found = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("need", "pip_install"):
+                given = node.args[0]
+                if isinstance(given, ast.Constant):
+                    found.add(str(given.value))
+    return found
+
+
+#: What an extra would bring a second build of torch for.
+BY_HAND = {"torchvision"}
+
+
+def test_what_an_error_says_to_install_an_extra_brings() -> None:
+    asked = packages_asked_for()
+    assert len(asked) > 5
+    for package in asked | {"s3fs", "gcsfs", "adlfs"}:
+        line = pip_install(package)
+        name = name_of(line.removeprefix("pip install "))
+        assert name in OFFERED | REQUIRED | BY_HAND, line
+        if line.count("'") == 2:  # with versions: those of the extra
+            assert line.split("'")[1] in {one for several in EXTRAS.values() for one in several}
+
+
+#: What ``import torch`` does not bring, and this may: all else takes its time, and is for later.
+MAY_IMPORT = {"trainpipes", "pyarrow", "fsspec", "numpy", *sys.stdlib_module_names}
+NOT_AT_ONCE = {
+    "pyarrow.dataset",
+    "pyarrow.flight",
+    "pyarrow.substrait",
+    "fsspec.implementations.http",
+}
+
+
+def test_importing_brings_nothing_that_takes_its_time() -> None:
+    code = (
+        "import json, sys, torch; before = set(sys.modules); import trainpipes;"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    brought = set(json.loads(done.stdout))
+    tops = {name.split(".")[0] for name in brought}
+    tops = {name for name in tops if not name.startswith(("_", "cython"))}
+    assert tops <= MAY_IMPORT
+    assert not brought & NOT_AT_ONCE
+    assert not {
+        name for name in brought if name.startswith(("trainpipes.describe", "numpy.testing"))
+    }
