@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from every_stage import ENDLESS, FINITE
+from every_stage import ENDLESS, FINITE, jitter
 from tokenizer_fixtures import bpe_json
 
 ROWS = 60
@@ -239,6 +239,20 @@ def test_values_under_secret_names_are_left_out_and_so_is_a_state_with_one() -> 
     assert plainly["position"]["state"] is not None
 
 
+class Fetch(tp.RowStage):
+    address: str
+    api_key: str
+
+    def apply(self, row: Any) -> Any:
+        return row
+
+
+def test_a_stage_of_ones_own_is_told_without_its_secret() -> None:
+    record = tp.from_tensors(range(8)).then(Fetch("https://host/x", api_key="SECRET")).describe()
+    assert "SECRET" not in json.dumps(record)
+    assert stage(record, "fetch")["address"] == "https://host/x"
+
+
 # Where it is asked
 
 
@@ -346,6 +360,13 @@ def test_a_mix_tells_its_parts_with_their_rows_and_seeds(tmp_path: Path) -> None
 def test_seeds_of_stages_of_one_name_are_numbered() -> None:
     pipe = tp.from_tensors(range(100)).sample(0.9, seed=1).sample(0.9, seed=2).shuffle(10, seed=3)
     assert pipe.describe()["seeds"] == {"sample": 1, "sample 2": 2, "shuffle": 3}
+    rows = tp.from_tensors(range(50)).map(jitter, rng=True, seed=1).map(jitter, rng=True, seed=2)
+    inner = "mix/two words"
+    assert tp.mix({"two words": rows.shuffle(9, seed=3)}).describe()["seeds"] == {
+        f"{inner}/shuffle": 3,
+        f"{inner}/map": 1,
+        f"{inner}/map 2": 2,
+    }
     drawn = tp.from_tensors(range(9)).draw(tp.samplers.RandomSampler(seed=4))
     assert drawn.describe()["seeds"] == {"draw": 4}
 

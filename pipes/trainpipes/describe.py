@@ -7,6 +7,7 @@ left out: see ``plain_json``.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
@@ -113,9 +114,10 @@ def _inner(pipeline: Pipeline) -> tuple[Stage, ...]:
 def _seeds(stages: list[Any]) -> dict[str, int]:
     """Each seed that something is drawn with, by the stage that draws; by several of one name, numbered."""
     found: dict[str, int] = {}
+    times: Counter[str] = Counter()
     for place, seed in _drawn(stages):
-        again = sum(name.split(" ")[0] == place for name in found)
-        found[f"{place} {again + 1}" if again else place] = seed
+        times[place] += 1
+        found[place if times[place] == 1 else f"{place} {times[place]}"] = seed
     return found
 
 
@@ -183,7 +185,7 @@ def _versions(plan: Plan) -> dict[str, Any]:
 def _packages(stages: Iterable[Stage]) -> Iterator[str]:
     """Packages that stages work with, and those that their options are objects of."""
     for stage in stages:
-        yield from stage.packages
+        yield from stage.uses_packages
         for value in stage.options.values():
             several = value.values() if isinstance(value, dict) else value
             for one in several if isinstance(value, dict | tuple) else (value,):

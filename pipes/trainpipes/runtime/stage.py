@@ -169,7 +169,7 @@ class Stage:
         return self.options
 
     @property
-    def packages(self) -> Sequence[str]:
+    def uses_packages(self) -> Sequence[str]:
         """Optional packages that it works with, as they are imported."""
         return ()
 

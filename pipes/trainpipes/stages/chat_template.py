@@ -102,8 +102,8 @@ class ChatTemplate(Tokenizes):
         return {**super().resolved_options, "template": self._chat.fingerprint()}
 
     @property
-    def packages(self) -> Sequence[str]:
-        return (*super().packages, "transformers")
+    def uses_packages(self) -> Sequence[str]:
+        return (*super().uses_packages, "transformers")
 
     def identity(self) -> dict[str, Any]:
         found = {

@@ -160,7 +160,7 @@ class MaskTokens(RunStage):
         return found
 
     @property
-    def packages(self) -> Sequence[str]:
+    def uses_packages(self) -> Sequence[str]:
         return () if self._engine is None else self._engine.packages
 
     def identity(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Tokenizes(RunStage):
         }
 
     @property
-    def packages(self) -> Sequence[str]:
+    def uses_packages(self) -> Sequence[str]:
         return self._engine.packages
 
     @property

@@ -98,7 +98,7 @@ class DecodeImage(RunStage):
             need("PIL", "decode_image()")
 
     @property
-    def packages(self) -> Sequence[str]:
+    def uses_packages(self) -> Sequence[str]:
         return ("PIL",) if self.decoder == "pillow" else ("torchvision",)
 
     @property
