@@ -95,6 +95,8 @@ def test_what_an_error_says_to_install_an_extra_brings() -> None:
 
 #: What ``import torch`` does not bring, and this may: all else takes its time, and is for later.
 MAY_IMPORT = {"trainpipes", "pyarrow", "fsspec", "numpy", *sys.stdlib_module_names}
+#: What fsspec imports wherever it is installed.
+MAY_IMPORT |= {"backports", "zstandard", "lz4", "snappy", "isal", "lzmaffi"}
 NOT_AT_ONCE = {
     "pyarrow.dataset",
     "pyarrow.flight",
