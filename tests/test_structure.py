@@ -21,6 +21,7 @@ FLOORS = {
     "checks": 0,
     "checksum": 0,
     "cursor": 0,
+    "foreign_state": 0,
     "identity": 0,
     "naming": 0,
     "shown": 0,

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainpipes.cursor import check_delivered, shard_key
 from trainpipes.errors import StateError
+from trainpipes.foreign_state import refusal
 from trainpipes.identity import named_difference, read_identity
 from trainpipes.shown import cut, shown
 from trainpipes.state import Position, Saved, read, render
@@ -22,7 +23,7 @@ __all__ = ["merge_states", "states_within"]
 
 #: Shards that are missing, of which it is told whose they are.
 MOST_NAMED = 4096
-_COMMON = ("trainpipes", "epoch", "m", "num_shards", "pipeline")
+_MERGE = "merge_states([{}, ...])"
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def states_within(state: Any) -> list[Mapping[str, Any]]:
         StateError: it holds none, or was taken between two snapshots.
     """
     if not isinstance(state, Mapping):
-        raise StateError(f"a state is the dict that state_dict() gave, got {type(state).__name__}")
+        raise refusal(state, _MERGE)
     if "_snapshot" in state:
         late = state.get("_steps_since_snapshot", 0)
         if late:
@@ -210,13 +211,8 @@ def states_within(state: Any) -> list[Mapping[str, Any]]:
     else:
         found = [state]
     for part in found:
-        if not isinstance(part, Mapping) or any(key not in part for key in _COMMON):
-            own = part if isinstance(part, Mapping) else state
-            keys = ", ".join(map(shown, list(own)[:4])) or "no keys"
-            raise StateError(
-                f"not a state of trainpipes: it lacks some of {', '.join(_COMMON)} (found {keys}); load "
-                "what state_dict() gave, as it was"
-            )
+        if not isinstance(part, Mapping) or "trainpipes" not in part:
+            raise refusal(state, _MERGE)
     return found
 
 

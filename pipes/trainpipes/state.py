@@ -33,6 +33,7 @@ from trainpipes.checksum import checksum, sealed, unsealed
 from trainpipes.cursor import MOST as MOST_COUNTED
 from trainpipes.cursor import cursor_text, is_count, load_json, read_cursor, shard_key, shard_of
 from trainpipes.errors import StateError
+from trainpipes.foreign_state import refusal
 from trainpipes.identity import check_identity, damaged, with_notes
 from trainpipes.order import slots_before
 from trainpipes.shown import cut, shown
@@ -204,14 +205,8 @@ def read(state: Any) -> Saved:
     Raises:
         StateError: it is no state, is damaged, or is of a newer format.
     """
-    if not isinstance(state, Mapping):
-        raise StateError(f"a state is the dict that state_dict() gave, got {type(state).__name__}")
-    if "trainpipes" not in state:
-        keys = ", ".join(map(shown, list(state)[:4])) or "no keys"
-        raise StateError(
-            f"not a state of trainpipes: the key 'trainpipes' is missing (found {keys}); "
-            "load what state_dict() of this pipeline or loader gave, as it was"
-        )
+    if not isinstance(state, Mapping) or "trainpipes" not in state:
+        raise refusal(state)
     odd = [key for key in state if not isinstance(key, str)]
     if odd:
         raise StateError(

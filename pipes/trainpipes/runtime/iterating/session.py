@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 from trainpipes.cursor import is_count
 from trainpipes.errors import ConfigError, DataError, StateError
+from trainpipes.foreign_state import is_stateful_data_loaders
 from trainpipes.merge import merge_states
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.iterating.pass_counter import PassCounter
@@ -109,7 +110,7 @@ class Session:
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
         """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
-        if isinstance(state, Mapping) and "trainpipes" not in state and "pipeline" not in state:
+        if is_stateful_data_loaders(state):
             state = merge_states([state])
         if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
             state = migrate(state, self.plan, allow_changes)
