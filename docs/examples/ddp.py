@@ -13,14 +13,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import trainpipes as tp
 from trainpipes.testing import digest
 
-VOCABULARY = 258  # of the tokenizer "bytes"
 NUM_SHARDS = 24  # 1, 2, 3, 4, 6, 8, 12 or 24 ranks
 GLOBAL_BATCH = 96  # rows of an optimizer step, on any number of ranks
 MICRO_BATCH = 4
@@ -39,26 +38,11 @@ def pipeline(files: str) -> tp.Pipeline:
     )
 
 
-class NextByte(nn.Module):
-    """What comes after a byte, by that byte alone. Put your model here."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, 32)
-        self.scores = nn.Linear(32, VOCABULARY)
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        scores = self.scores(self.tokens(input_ids[:, :-1]))  # [B, L - 1, V]
-        target = input_ids[:, 1:].masked_fill(attention_mask[:, 1:] == 0, -100)
-        return F.cross_entropy(scores.flatten(0, 1), target.flatten())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", required=True)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps")
-    parser.add_argument("--num-workers", type=int, default=0)
     args = parser.parse_args()
 
     cuda = torch.cuda.is_available()
@@ -71,9 +55,10 @@ def main() -> None:
     assert accumulate * MICRO_BATCH * ranks == GLOBAL_BATCH, f"{ranks} ranks do not divide a step"
 
     torch.manual_seed(0)
-    model = DistributedDataParallel(NextByte().to(device))
+    layers = nn.Sequential(nn.Embedding(258, 32), nn.Linear(32, 258))  # put your model here
+    model = DistributedDataParallel(layers.to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loader = tp.Loader(pipeline(args.files), num_workers=args.num_workers)
+    loader = tp.Loader(pipeline(args.files))
 
     step = 0
     if args.checkpoint.exists():
@@ -90,12 +75,14 @@ def main() -> None:
             batch = next(batches)
             print(f"step {step}, rank {rank} of {ranks}: {digest(batch)}", flush=True)
             with model.no_sync() if number < accumulate - 1 else torch.enable_grad():
-                loss = model(**{name: t.to(device) for name, t in batch.items()})
+                ids, mask = batch["input_ids"].to(device), batch["attention_mask"].to(device)
+                labels = ids[:, 1:].masked_fill(mask[:, 1:] == 0, -100)
+                loss = cross_entropy(model(ids[:, :-1]).flatten(0, 1), labels.flatten())
                 (loss / accumulate).backward()
         optimizer.step()
         optimizer.zero_grad()
 
-        state = loader.gather_state()  # of all ranks; a collective, so all call it
+        state = loader.whole_state()  # fits any number of ranks; all ranks ask for it
         if rank == 0:
             content = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
             beside = args.checkpoint.with_suffix(".new")

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,17 @@ class Launch:
         ranks: how many.
         folder: where the output of all goes; one launch a folder.
         arguments: of the script.
+        rendezvous: options of ``torchrun`` by which several launches meet; alone if left out.
     """
 
-    def __init__(self, script: Path, ranks: int, folder: Path, *arguments: str) -> None:
+    def __init__(
+        self,
+        script: Path,
+        ranks: int,
+        folder: Path,
+        *arguments: str,
+        rendezvous: Sequence[str] = ("--standalone",),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._said = folder / "output.txt"
         roots = [
@@ -45,7 +53,7 @@ class Launch:
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = [sys.executable, "-m", "torch.distributed.run", *rendezvous]
         command += ["--nproc-per-node", str(ranks), str(script), *arguments]
         with self._said.open("wb") as output:
             self._agent = psutil.Popen(
@@ -60,15 +68,24 @@ class Launch:
             self.kill()
             raise AssertionError(f"still running after {seconds} s:\n{self.said()}") from None
 
-    def kill_when(self, ready: Callable[[], bool], victim: Callable[[], int] | None = None) -> None:
-        """SIGKILL all processes once ``ready``; or only the one with the id that ``victim`` gives,
-        after which the launcher ends the others."""
+    def wait_until(self, ready: Callable[[], bool], seconds: float = 120) -> None:
+        """Wait while it runs, until ``ready``."""
         start = time.monotonic()
         while not ready():
-            if self._agent.poll() is not None or time.monotonic() - start > 120:
+            if self._agent.poll() is not None or time.monotonic() - start > seconds:
                 self.kill()
                 raise AssertionError(f"ended before it was killed:\n{self.said()}")
             time.sleep(0.003)
+
+    def kill_when(
+        self,
+        ready: Callable[[], bool],
+        victim: Callable[[], int] | None = None,
+        seconds: float = 120,
+    ) -> None:
+        """SIGKILL all processes once ``ready``; or only the one with the id that ``victim`` gives,
+        after which the launcher ends the others."""
+        self.wait_until(ready, seconds)
         if victim is None:
             self.kill()
         else:
