@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 import trainpipes as tp
+from frameworks.example import example
 from trainpipes.integrations import gathered
 
 
@@ -35,3 +36,19 @@ def saved_alone(counted: bool) -> Any:
     except tp.StateError as error:
         told.append(str(error))
     return told
+
+
+def evaluated(files: str, weights: str) -> Any:
+    """What docs/examples/evaluate.py finds, and whether a training in whose midst it ran was disturbed."""
+    train = iter(tp.Loader(pipeline(True)))
+    given = [next(train)]
+    script = example("evaluate")
+    loss, rows = script.main(files, weights)
+    given += [next(train) for _ in range(3)]
+    own = sum(len(batch["input_ids"]) for batch in tp.Loader(script.pipeline(files)))
+    return {
+        "loss": loss,
+        "rows": rows,
+        "own": own,
+        "is_undisturbed": given == list(islice(tp.Loader(pipeline(True)), 4)),
+    }
