@@ -1,8 +1,9 @@
 """What README.md and docs/ show is what happens.
 
 Each file's ```python blocks are run from top to bottom in one process and one empty folder. A ```text
-block right after one is what it prints. A block marked ```python no-run needs what is not here.
-``python tests/test_readme.py`` writes what the blocks print into the files.
+block right after one is what it prints. A block marked ```python no-run needs what is not here; after a line
+that ends with ``[examples/NAME.py](examples/NAME.py):`` it is that file, which other tests run.
+``python tests/test_readme.py`` writes what the blocks print, and those files, into the pages.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+#: A link to a script at a line's end, and what stands in the block after it, if one does.
+SCRIPT = re.compile(
+    r"\[(examples/[\w/]+\.py)\]\(\1\):$(?:\n\n```python no-run\n(.*?)^```$)?",
+    re.DOTALL | re.MULTILINE,
+)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 #: Methods of a Pipeline that are no stages.
@@ -70,6 +76,19 @@ def test_what_a_page_shows_is_what_it_prints(page: str, tmp_path: Path) -> None:
         assert said == (block[2] or ""), f"{page}, block at line {first_line(block)}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_script_that_a_page_shows_is_the_script(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for link in SCRIPT.finditer(text):
+        script, shown = link.groups()
+        assert shown == ((ROOT / page).parent / script).read_text(), f"{page}, {script}"
+
+
+def test_scripts_are_shown_somewhere() -> None:
+    found = {link[1] for page in PAGES for link in SCRIPT.finditer((ROOT / page).read_text())}
+    assert len(found) > 3
+
+
 def test_every_stage_has_an_example() -> None:
     page = (ROOT / "docs" / "compose.md").read_text()
     text = "".join(re.findall(r"^```python.*?^```$", page, re.DOTALL | re.MULTILINE))
@@ -110,4 +129,8 @@ if __name__ == "__main__":
         for block, one in reversed(list(zip(blocks(page), said, strict=True))):
             if block[2] is not None:
                 text = text[: block.start(2)] + one + text[block.end(2) :]
+        for link in reversed(list(SCRIPT.finditer(text))):
+            if link[2] is not None:
+                script = ((ROOT / page).parent / link[1]).read_text()
+                text = text[: link.start(2)] + script + text[link.end(2) :]
         (ROOT / page).write_text(text)

@@ -1,0 +1,60 @@
+"""A pipeline as the data loader of torchtitan. In the trainer's config, in place of its own loader:
+
+    dataloader=PipelineDataLoader.Config(dataset_path="texts/*.parquet")
+
+Texts are packed as the trainer's tokenizer cuts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torchtitan.components.dataloader import BaseDataLoader
+
+import trainpipes as tp
+
+
+class PipelineDataLoader(BaseDataLoader):
+    """Packed texts. The position is in torchtitan's checkpoint, for any number of ranks."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        num_shards: int = 96  # every number of data-parallel ranks has to divide it
+        buffer_size: int = 40_960
+        seed: int = 0
+        infinite: bool = True
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        tokenizer: Any,
+        seq_len: int,
+        local_batch_size: int,
+        **_: Any,
+    ) -> None:
+        rows = tp.list_files(config.dataset_path).read_parquet(columns=["text"])
+        rows = rows.sharding_filter(config.num_shards)
+        rows = rows.shuffle(config.buffer_size, seed=config.seed)
+        rows = rows.tokenize(tokenizer.tokenizer, "text", eos=tokenizer.eos_id)
+        if config.infinite:
+            rows = rows.repeat()
+        pipe = rows.pack(seq_len + 1).batch(local_batch_size).pad_collate()
+        self.loader = tp.Loader(pipe.distributed(rank=dp_rank, world_size=dp_world_size))
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        for batch in self.loader:
+            ids, positions = batch["input_ids"], batch["position_ids"]  # [B, seq_len + 1]
+            yield {"input": ids[:, :-1], "positions": positions[:, :-1]}, batch["labels"][:, 1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict:
+            self.loader.load_state_dict(state_dict)
