@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import socket
 from collections.abc import Callable
@@ -14,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastic.launch import Launch
+from frameworks.example import EXAMPLES, example
 from trainpipes.testing import digest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "elastic.py"
 SOON = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
@@ -54,7 +53,7 @@ def test_a_node_is_lost_and_another_joins_and_the_run_goes_on_from_the_last_chec
         arguments = str(rows), str(folder), "100000"
         is_host = f"{SOON},is_host={int(name == 'first')}"  # of what all meet at
         options = [*meets, "--rdzv-conf", is_host]
-        return Launch(SCRIPT, 1, tmp_path / name, *arguments, rendezvous=options)
+        return Launch(EXAMPLES / "elastic.py", 1, tmp_path / name, *arguments, rendezvous=options)
 
     def trained_after_a_checkpoint(launch: Launch, ranks: int, step: int) -> Callable[[], bool]:
         def ready() -> bool:
@@ -77,15 +76,11 @@ def test_a_node_is_lost_and_another_joins_and_the_run_goes_on_from_the_last_chec
         for launch in launches:
             launch.kill()
 
-    spec = importlib.util.spec_from_file_location("example_elastic", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    count = example.MICRO_BATCHES
+    script = example("elastic")
+    count = script.MICRO_BATCHES
     found = [one for launch in launches for one in trained(launch)]
     last = max(step for step, *_ in found)
-    whole = [digest(batch) for batch in islice(example.pipeline(str(rows)), count * (last + 1))]
+    whole = [digest(batch) for batch in islice(script.pipeline(str(rows)), count * (last + 1))]
     for step, number, ranks, content in found:
         assert content == whole[step * count + number], f"step {step}, {number} on {ranks} ranks"
     assert {(step, number) for step, number, *_ in found} >= {
@@ -101,4 +96,4 @@ def test_a_node_is_lost_and_another_joins_and_the_run_goes_on_from_the_last_chec
     ]
     assert starts[0] == 0
     assert len(starts) >= 3
-    assert all(step >= lost_at and step % example.SAVE_EVERY == 0 for step in starts[1:])
+    assert all(step >= lost_at and step % script.SAVE_EVERY == 0 for step in starts[1:])
