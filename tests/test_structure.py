@@ -42,6 +42,7 @@ FLOORS = {
     "version": 0,
     "runtime": 1,
     "resharding": 1,
+    "lightning_fit": 1,
     "plain_json": 2,
     "tokenizers": 2,
     "stages": 2,
@@ -190,7 +191,9 @@ def test_the_library_imports_no_optional_package_at_its_top():
     known = required | set(sys.stdlib_module_names)
     for path in SOURCES:
         for module, top in imports_of(path):
-            assert not top or module.split(".")[0] in known, f"{path.name} imports {module}"
+            # Those of a framework say in one sentence what is missing.
+            framework = path.relative_to(ROOT).parts[0] == "integrations"
+            assert not top or framework or module.split(".")[0] in known, f"{path.name} imports {module}"
 
 
 def test_source_roots_hold_no_init_file():
@@ -209,7 +212,10 @@ def test_public_names_are_sorted_and_there():
     "name", sorted(m.name for m in pkgutil.walk_packages(trainpipes.__path__, "trainpipes."))
 )
 def test_every_module_exports_what_it_has(name):
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except trainpipes.MissingExtraError as error:
+        pytest.skip(str(error))
     for exported in getattr(module, "__all__", []):
         assert hasattr(module, exported), exported
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.gather import TIMEOUT, gather
+from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
@@ -141,6 +142,7 @@ class Loader:
         return self._session.peek()
 
     def __iter__(self) -> PassIterator:
+        warn_without_data_module()
         workers = self._workers if self.num_workers else None
         return PassIterator(self._session, self.threads, workers)
 
@@ -166,11 +168,14 @@ class Loader:
         Raises:
             StateError: ranks stand at different steps, or one did not call it in time.
         """
+        return self._gathered(self.state_dict(), group, timeout)
+
+    def _gathered(self, state: dict[str, Any], group: Any, timeout: float) -> dict[str, Any]:
         if not (dist.is_available() and dist.is_initialized()):
-            return merge_states([self.state_dict()])
+            return merge_states([state])
         rank, _ = self._session.ranks()
         members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-        states = gather((rank, self.state_dict()), members, timeout, "the state")
+        states = gather((rank, state), members, timeout, "the state")
         return merge_states(dict(states).values())  # processes of one rank have the same
 
     def whole_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
@@ -184,9 +189,11 @@ class Loader:
         Raises:
             StateError: as ``gather_state`` does.
         """
-        if self._session.plan.counted:
-            return self.state_dict()
-        return self.gather_state(group, timeout=timeout)
+        return self._whole(self.state_dict(), group, timeout)
+
+    def _whole(self, state: dict[str, Any], group: Any, timeout: float) -> dict[str, Any]:
+        """A state that this rank was at, as a whole one."""
+        return state if self._session.plan.counted else self._gathered(state, group, timeout)
 
     def describe(self) -> dict[str, Any]:
         """What this loader runs and where it stands: ``Pipeline.describe`` with the loader's options."""

@@ -21,6 +21,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.forecast.estimate import cuts_by_length, estimated_items
 from trainpipes.forecast.names import column_names
 from trainpipes.forecast.padding_share import PaddingShare, padding_share
+from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.naming import nearest_reader
 from trainpipes.order import slots_before
 from trainpipes.resharding import reading_ranks
@@ -328,6 +329,7 @@ class Pipeline(IterableDataset[Any]):
                 f"this pipeline makes batches itself ({made}), and the DataLoader "
                 "would batch them again: pass batch_size=None to the DataLoader"
             )
+        warn_without_data_module()
         return PassIterator(self._session)
 
     def __len__(self) -> int:

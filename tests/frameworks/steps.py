@@ -21,7 +21,8 @@ class Steps:
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"steps-{rank:02}.txt").open("a", buffering=1)
+        self._path = folder / f"steps-{rank:02}.txt"
+        self._path.touch()
 
     def trained_on(self, epoch: int, step: int, batch: Any) -> None:
         """Note a batch.
@@ -31,7 +32,8 @@ class Steps:
             step: the optimiser step that it is part of, from 0 over all epochs.
             batch: with ``input_ids``.
         """
-        self._file.write(f"{epoch} {step} {digest(batch['input_ids'])}\n")
+        with self._path.open("a") as file:
+            file.write(f"{epoch} {step} {digest(batch['input_ids'])}\n")
 
 
 def digests_by_step(folder: Path) -> list[dict[tuple[int, int], list[str]]]:

@@ -1,0 +1,193 @@
+"""``PipelineDataModule``: what Lightning asks for data, and for its state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from copy import copy
+from types import MethodType
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.gather import TIMEOUT
+from trainpipes.integrations.lightning.loaders import EvaluationLoader, TrainingLoader
+from trainpipes.integrations.lightning.progress import Progress
+from trainpipes.loader import Loader
+from trainpipes.pipeline import Pipeline
+from trainpipes.shown import shown
+
+__all__ = ["PipelineDataModule"]
+
+#: How Lightning combines several loaders, unless given.
+MODES = {"train": "max_size_cycle"}
+
+
+class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
+    """Pipelines as Lightning takes data, with their position in its checkpoints.
+
+    Each is a pipeline that makes batches, or several as Lightning takes several loaders: a list, a dict, or a
+    ``CombinedLoader`` of pipelines. A subclass may set ``self.train`` and the others in ``setup``.
+
+    The position is in ``checkpoint["PipelineDataModule"]["train"]`` (under the name of a subclass, if it is
+    one): a state as ``Loader.load_state_dict`` takes it, or a list of them where several pipelines train.
+
+    Every pass of validation, test and prediction is the same: it begins where the pipeline does.
+
+    Args:
+        train: to train on.
+        val: to validate on.
+        test: to test on.
+        predict: to predict for.
+        state_timeout: seconds that a rank waits for the others when a checkpoint is saved; only for
+            pipelines that are not counted.
+        allow_changes: what may differ from the run that saved, as for ``Loader.load_state_dict``.
+        **options: of each ``Loader``: ``num_workers``, ``threads``, ``pin_memory`` and so on.
+
+    Raises:
+        ConfigError: something given is no pipeline, or an option no option of ``Loader``.
+
+    >>> import trainpipes as tp
+    >>> from trainpipes.integrations.lightning import PipelineDataModule
+    >>> data = PipelineDataModule(train=tp.from_dataset(range(10)).batch(2))
+    >>> list(data.train_dataloader().iterables)
+    [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    """
+
+    def __init__(
+        self,
+        train: Any = None,
+        val: Any = None,
+        test: Any = None,
+        predict: Any = None,
+        *,
+        state_timeout: float = TIMEOUT,
+        allow_changes: Collection[str] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.train, self.val, self.test, self.predict = train, val, test, predict
+        self.state_timeout = state_timeout
+        self.allow_changes = allow_changes
+        self.options = options
+        #: A rank may have nothing left to validate.
+        self.allow_zero_length_dataloader_with_multiple_devices = True
+        self._loaders: dict[str, list[Any]] = {}
+        self._to_load: Any = None
+        for stage in ("train", "val", "test", "predict"):
+            if getattr(self, stage) is not None:
+                self._combined(stage)
+            elif (
+                type(self).setup is LightningDataModule.setup
+            ):  # it stays so: Lightning says what that means
+                hook = f"{stage}_dataloader"
+                setattr(self, hook, MethodType(getattr(LightningDataModule, hook), self))
+
+    def train_dataloader(self) -> CombinedLoader:
+        """The training data, from where it stands."""
+        combined = self._combined("train")
+        if self.trainer is None:
+            return combined
+        progress = Progress(self.trainer)
+        for loader in combined.flattened:
+            loader.follow(progress)
+        if self._to_load is not None:
+            self._load(combined.flattened, self._to_load)
+            self._to_load = None
+            if len(combined.flattened) == 1:
+                combined.flattened[0].align()
+        return combined
+
+    def val_dataloader(self) -> Any:
+        """The validation data, from its start."""
+        return [] if self.val is None else self._evaluated("val")
+
+    def test_dataloader(self) -> CombinedLoader:
+        """The test data, from its start."""
+        return self._evaluated("test")
+
+    def predict_dataloader(self) -> CombinedLoader:
+        """What to predict for, from its start."""
+        return self._evaluated("predict")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands after the last batch that was trained on, whole for any number of ranks. All
+        ranks ask for it, as they do when Lightning saves.
+
+        Raises:
+            StateError: batches are not counted, and not all ranks asked for it in time.
+        """
+        if self._to_load is not None:
+            return {"train": self._to_load}
+        loaders = self._loaders.get("train", ())
+        if not any(loader.in_use for loader in loaders):
+            return {}
+        try:
+            states = [loader.whole_state(self.state_timeout) for loader in loaders]
+        except StateError as error:
+            if self.trainer is None or not self.trainer.interrupted:
+                raise
+            raise StateError(
+                f"no checkpoint was saved on this exception, because not all ranks had it: {error}. Resume "
+                "from the last checkpoint that all ranks have saved"
+            ) from error
+        return {"train": states[0] if isinstance(self.train, Pipeline) else states}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let training go on where the state was taken. What only evaluates leaves it as it is."""
+        if self.trainer is None or self.trainer.state.fn in (None, TrainerFn.FITTING):
+            self._to_load = state_dict["train"]
+
+    def _load(self, loaders: list[TrainingLoader], states: Any) -> None:
+        states = states if isinstance(states, list) else [states]
+        if len(states) != len(loaders):
+            raise StateError(
+                f"PipelineDataModule(train) has {len(loaders)} pipelines, and the checkpoint the positions of "
+                f"{len(states)}: give those that were trained on when it was saved"
+            )
+        for loader, state in zip(loaders, states, strict=True):
+            loader.resume(state, self.allow_changes)
+
+    def _evaluated(self, stage: str) -> CombinedLoader:
+        combined = self._combined(stage)
+        if self.trainer is not None and Progress(self.trainer).evaluates_all:
+            for loader in combined.flattened:
+                loader.check(stage)
+        return combined
+
+    def _combined(self, stage: str) -> CombinedLoader:
+        """The loaders of a stage as Lightning takes them; the same ones each time."""
+        given = getattr(self, stage)
+        if isinstance(given, CombinedLoader):
+            combined = copy(given)
+        else:
+            combined = CombinedLoader(given, MODES.get(stage, "sequential"))
+        pipelines = combined.flattened
+        for pipeline in pipelines:
+            if not isinstance(pipeline, Pipeline):
+                raise ConfigError(_not_a_pipeline(stage, pipeline))
+        loaders = self._loaders.get(stage, [])
+        if [id(loader.pipeline) for loader in loaders] != [id(pipeline) for pipeline in pipelines]:
+            kind = TrainingLoader if stage == "train" else EvaluationLoader
+            loaders = [kind(Loader(pipeline, **self.options), pipeline) for pipeline in pipelines]
+            self._loaders[stage] = loaders
+        combined.flattened = list(loaders)
+        return combined
+
+
+def _not_a_pipeline(stage: str, given: Any) -> str:
+    what = f"PipelineDataModule({stage}) takes a trainpipes Pipeline, or several in a list or dict"
+    if given is None:
+        return f"{what}, got none: write PipelineDataModule({stage}=pipe)"
+    inner = given.pipeline if isinstance(given, Loader) else getattr(given, "dataset", None)
+    if isinstance(inner, Pipeline):
+        return (
+            f"{what}, got a {type(given).__name__} of one: write PipelineDataModule({stage}=pipe, "
+            "num_workers=...), it makes its loaders itself"
+        )
+    return (
+        f"{what}, got {shown(given)}: for a torch Dataset write "
+        f"PipelineDataModule({stage}=trainpipes.from_dataset(dataset).batch(32))"
+    )

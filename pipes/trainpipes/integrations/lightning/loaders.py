@@ -1,0 +1,212 @@
+"""A ``Loader`` as Lightning's loops take one: for training, and for evaluation.
+
+A training loader keeps the states of the last few batches that it gave, each under the number that Lightning
+counts the batch by. So the state of the last batch *trained on* is known, however many were fetched ahead,
+and also when training on a batch has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from trainpipes.errors import StateError
+from trainpipes.integrations.lightning.progress import Progress
+from trainpipes.loader import Loader
+from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.warn_once import warn_once
+
+__all__ = ["EvaluationLoader", "TrainingLoader"]
+
+#: States that are kept: Lightning fetches one batch ahead, and training on one more may fail.
+KEPT = 4
+
+
+class TrainingLoader:
+    """What trains.
+
+    Args:
+        loader: gives the batches.
+        pipeline: that it was made of.
+    """
+
+    def __init__(self, loader: Loader, pipeline: Pipeline) -> None:
+        self.loader = loader
+        self.pipeline = pipeline
+        #: Whether a batch was given or a state loaded.
+        self.in_use = False
+        self._progress: Progress | None = None
+        #: This rank's state after a batch, by the batch's number, from 1.
+        self._after: dict[int, dict[str, Any]] = {}
+        self._first = 1  # the number of the first batch since Lightning has asked for an iterator
+        self._epoch = 0  # that Lightning was in then
+        self._ended = False  # whether the last iterator has come to its end
+        self._nothing_left = False  # of the epoch that Lightning resumes
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> _Pass:
+        return _Pass(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the module's state has it. Lightning takes for resumable what has this method."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what Lightning kept of a ``Loader`` that was used without the module."""
+        if state:
+            self.resume(state, ())
+
+    def follow(self, progress: Progress) -> None:
+        """Go by what a trainer counts, from here on."""
+        self._settle()
+        self._progress = progress
+        self._nothing_left = progress.has_ended_epoch
+
+    def resume(self, state: dict[str, Any], allow_changes: Collection[str]) -> None:
+        """Stand where a state was taken."""
+        self.loader.load_state_dict(state, allow_changes=allow_changes)
+        self._after = {}
+        self.in_use = True
+
+    def align(self) -> None:
+        """After a resume within an epoch, perhaps on another number of ranks: let Lightning count the batches
+        of it that were taken so that those that are left make it full."""
+        progress, session = self._progress, self.loader._session
+        assert progress is not None
+        try:
+            length = len(self)
+        except TypeError:
+            return
+        taken = session.upcoming().m
+        if taken:
+            whole = len(self.pipeline.distributed(rank=0, world_size=1))
+            progress.count_as(length - (whole - taken) // session.ranks()[1])
+        elif progress.at_end:
+            progress.count_as(length)
+
+    def whole_state(self, timeout: float) -> dict[str, Any]:
+        """The state of the last batch that was trained on, which any number of ranks can load."""
+        progress, after = self._progress, self._after
+        if not after or progress is None:
+            state = self.loader.state_dict()
+        elif progress.trained in after:
+            state = after[progress.trained]
+        else:
+            raise StateError(
+                f"Lightning has trained on {progress.trained} batches, and the positions after {min(after)} "
+                f"to {max(after)} are known: take batches by training_step(batch, batch_idx)"
+            )
+        if progress is not None and progress.at_end and state["m"] and not self._endless:
+            return self.pipeline.state_at(0, epoch=state["epoch"] + 1)
+        return self.loader._whole(state, None, timeout)
+
+    @property
+    def _endless(self) -> bool:
+        return self.loader._session.plan.chain.endless
+
+    def _begin(self) -> Any:
+        """The batches of an iterator that Lightning has asked for, when it takes the first."""
+        progress, session = self._progress, self.loader._session
+        if progress is None:
+            self.in_use = True
+            return iter(self.loader)
+        if self._after and self._ended and self._epoch == progress.epoch:
+            self._ended = False  # the shorter of several loaders, once more in the same epoch
+            return iter(self.loader)
+        self._settle()
+        if self._nothing_left and progress.restarts:
+            raise StopIteration
+        if progress.resumes and not self.in_use:
+            raise StateError(
+                "the checkpoint has no position of this PipelineDataModule: it was saved without one, or with "
+                "a class of another name. Give the position, data.load_state_dict({'train': state}), or load "
+                "the model alone, without ckpt_path"
+            )
+        if progress.repeats_batches and not session.upcoming().m:
+            self.loader.load_state_dict(self.pipeline.state_at(0))
+        batches = iter(self.loader)
+        self.in_use, self._ended = True, False
+        self._first, self._epoch = progress.trained + 1, progress.epoch
+        self._after = {progress.trained: batches.state_dict()}
+        return batches
+
+    def _given(self, state: dict[str, Any]) -> None:
+        """Note the state after one more batch."""
+        if self._after:
+            number = max(self._after) + 1
+            self._after[number] = state
+            self._after.pop(number - KEPT, None)
+
+    def _settle(self) -> None:
+        """Let the next iterator begin where it should, whatever was fetched and not trained on: an endless
+        pipeline goes on, and an epoch of which no batch was trained on begins once more."""
+        progress, after = self._progress, self._after
+        if progress is not None and after:
+            trained = progress.trained
+            if max(after) > trained and (self._endless or trained < self._first):
+                self.loader.load_state_dict(after[trained])
+        self._after = {}
+
+
+class _Pass:
+    """An iterator over a ``TrainingLoader``, which begins at its first batch."""
+
+    def __init__(self, loader: TrainingLoader) -> None:
+        self._loader = loader
+        self._batches: Any = None
+
+    def __iter__(self) -> _Pass:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            self._batches = self._loader._begin()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._loader._ended = True
+            raise
+        self._loader._given(self._batches.state_dict())
+        return batch
+
+
+class EvaluationLoader:
+    """What validates, tests or predicts: each pass from the pipeline's start.
+
+    Args:
+        loader: gives the batches.
+        pipeline: that it was made of.
+    """
+
+    def __init__(self, loader: Loader, pipeline: Pipeline) -> None:
+        self.loader = loader
+        self.pipeline = pipeline
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Any:
+        self.loader.load_state_dict(self.pipeline.state_at(0))
+        return iter(self.loader)
+
+    def check(self, stage: str) -> None:
+        """Warn if it would leave rows out."""
+        session = self.loader._session
+        world, chain = session.ranks()[1], session.plan.chain
+        if world == 1 or chain.ragged or chain.endless:
+            return
+        try:
+            whole = len(self.pipeline.distributed(rank=0, world_size=1))
+        except TypeError:
+            left = "what some ranks have more than others"
+        else:
+            left = f"the last {whole % world} of {whole} batches"
+            if whole % world == 0:
+                return
+        warn_once(
+            f"PipelineDataModule({stage}) leaves out {left} on {world} ranks: for every row once write "
+            '.sharding_filter(tail="ragged")',
+            key=(stage, self.pipeline),
+        )

@@ -1,0 +1,36 @@
+"""Training data that Lightning is given without the data module that keeps its position."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+from trainpipes.runtime.warn_once import warn_once
+
+__all__ = ["warn_without_data_module"]
+
+#: Who asks for an iterator to train on, in either of Lightning's packages, and the modules that answer for it.
+_ASKS = "_FitLoop.setup_data"
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_ANSWERS = "trainpipes.integrations.lightning."
+
+
+def warn_without_data_module() -> None:
+    """Warn if Lightning, here on the stack, asks for what it trains on: it would not keep the position right."""
+    if not any(package in sys.modules for package in _PACKAGES):
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_ANSWERS):
+            return
+        if frame.f_code.co_qualname == _ASKS and module.startswith(_PACKAGES):
+            warn_once(
+                "Lightning does not load the position in the data at the end of an epoch, saves that of one "
+                "rank, and where there is no len() that of the batch after the one trained on: a resumed "
+                "run trains on some batches twice or never. Write trainer.fit(model, datamodule="
+                "trainpipes.integrations.lightning.PipelineDataModule(train=pipe))",
+                key=_ASKS,
+            )
+            return
+        frame = frame.f_back

@@ -1,0 +1,228 @@
+"""Lightning on one rank: what its options do to pipelines, and what is said where something is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning")
+
+import torch
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.utils.data import DataLoader
+
+import trainpipes as tp
+from frameworks.lightning_runs import (
+    EvaluatedModel,
+    Model,
+    after_epochs,
+    after_steps,
+    fit,
+    held_out,
+    make_trainer,
+    pipeline,
+)
+from frameworks.steps import digests_by_step
+from trainpipes.integrations.lightning import PipelineDataModule
+from trainpipes.runtime import warn_once
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*checkpoints exists and is not empty"),
+    # Here only the model and the data go on.
+    pytest.mark.filterwarnings(
+        "ignore:.*callbacks used to create the checkpoint need to be provided"
+    ),
+]
+
+
+def trained(folder: Path) -> list[str]:
+    """The digests of what a run trained on, in order."""
+    (found,) = digests_by_step(folder)
+    return [content for _, (content,) in sorted(found.items())]
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("counted", {"validates": True, "val_check_interval": 5}),
+        ("counted", {"limit_train_batches": 4}),
+        ("counted", {"limit_train_batches": 0.5, "accumulate_grad_batches": 4}),
+        ("counted", {"max_steps": 30, "max_epochs": -1}),
+        ("counted", {"data": {"num_workers": 2, "persistent_workers": True}, "validates": True}),
+        ("filtered", {"validates": True}),
+        ("filtered", {"max_steps": 30, "max_epochs": -1, "accumulate_grad_batches": 2}),
+        ("filtered", {"limit_train_batches": 4}),
+        ("repeated", {"limit_train_batches": 5}),
+        ("packed", {"limit_train_batches": 5, "data": {"num_workers": 2}}),
+        ("packed", {"max_steps": 14, "max_epochs": -1, "validates": True, "val_check_interval": 5,
+                    "check_val_every_n_epoch": None}),
+        ({"a": "counted", "b": "short"}, {"accumulate_grad_batches": 3}),
+    ],
+)  # fmt: skip
+def test_every_checkpoint_goes_on_with_what_would_have_come(
+    tmp_path: Path, kind: Any, options: dict[str, Any]
+) -> None:
+    whole = tmp_path / "whole"
+    fit(whole, kind, saves=[after_steps, after_epochs], **options)
+    expected = trained(whole)
+    paths = sorted(
+        (whole / "checkpoints").glob("*-*.ckpt"), key=lambda path: path.stat().st_mtime_ns
+    )
+    for path in {*paths[::5], *(whole / "checkpoints").glob("end-*.ckpt")}:
+        resumed = tmp_path / path.stem
+        fit(resumed, kind, checkpoint=str(path), **options)
+        if (resumed / "steps-00.txt").read_text():
+            got = trained(resumed)
+            assert got == expected[-len(got) :], path.stem
+            done = torch.load(path, weights_only=True)["loops"]["fit_loop"][
+                "epoch_loop.batch_progress"
+            ]
+            assert len(got) == len(expected) - done["total"]["processed"], path.stem
+
+
+@pytest.mark.parametrize("kind", ["counted", "filtered", "packed"])
+def test_what_is_saved_when_fit_is_over_goes_on_with_more_steps(tmp_path: Path, kind: str) -> None:
+    whole = fit(tmp_path / "whole", kind, max_steps=30, max_epochs=-1)
+    for steps in (5, 12, 20):
+        ended = fit(tmp_path / f"ended-{steps}", kind, max_steps=steps, max_epochs=-1)
+        ended.save_checkpoint(tmp_path / "final.ckpt")
+        resumed = tmp_path / f"resumed-{steps}"
+        fit(resumed, kind, checkpoint=str(tmp_path / "final.ckpt"), max_steps=30, max_epochs=-1)
+        assert trained(resumed) == trained(tmp_path / "whole")[steps:]
+    assert whole.global_step == 30
+
+
+def test_fit_after_fit_goes_on_in_the_next_epoch(tmp_path: Path) -> None:
+    fit(tmp_path / "whole", "filtered", max_epochs=3)
+    data = PipelineDataModule(pipeline("filtered"))
+    trainer = make_trainer(tmp_path, max_epochs=1)
+    trainer.fit(Model(tmp_path / "parts"), datamodule=data)
+    make_trainer(tmp_path, max_epochs=2).fit(Model(tmp_path / "more"), datamodule=data)
+    assert trained(tmp_path / "parts") + trained(tmp_path / "more") == trained(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["counted", "filtered"])
+def test_loaders_that_are_reloaded_every_epoch_are_the_same(tmp_path: Path, kind: str) -> None:
+    fit(tmp_path / "once", kind)
+    fit(tmp_path / "reloaded", kind, reload_dataloaders_every_n_epochs=1)
+    assert trained(tmp_path / "once") == trained(tmp_path / "reloaded")
+
+
+def test_overfitting_is_on_the_same_batches_in_every_epoch(tmp_path: Path) -> None:
+    fit(tmp_path / "few", "counted", overfit_batches=3, max_epochs=4)
+    fit(tmp_path / "whole", "counted", max_epochs=1)
+    assert trained(tmp_path / "few") == trained(tmp_path / "whole")[:3] * 4
+
+
+def test_the_last_checkpoint_is_found_by_lightning(tmp_path: Path) -> None:
+    fit(tmp_path / "whole", "packed", max_steps=9, max_epochs=-1)
+    run = tmp_path / "run"
+    fit(run, "packed", saves=[after_steps], max_steps=5, max_epochs=-1)
+    fit(run, "packed", saves=[after_steps], checkpoint="last", max_steps=9, max_epochs=-1)
+    assert sum(([line.split()[2]] for line in (run / "steps-00.txt").read_text().splitlines()), []) == trained(
+        tmp_path / "whole"
+    )  # fmt: skip
+
+
+def test_the_position_in_a_checkpoint_is_a_loaders_state(tmp_path: Path) -> None:
+    fit(tmp_path, "counted", saves=[after_steps], max_steps=4, max_epochs=-1)
+    checkpoint = torch.load(tmp_path / "checkpoints/step-4.ckpt", weights_only=True)
+    loader = tp.Loader(pipeline("counted"))
+    loader.load_state_dict(checkpoint["PipelineDataModule"]["train"])
+    assert len(list(loader)) == 8
+    with pytest.raises(tp.StateError):
+        loader.load_state_dict(checkpoint)
+
+
+def test_evaluation_leaves_the_position_in_training_alone(tmp_path: Path) -> None:
+    fit(tmp_path / "whole", "counted", max_epochs=2)
+    data = PipelineDataModule(pipeline("counted"), held_out())
+    model, trainer = EvaluatedModel(tmp_path / "run"), make_trainer(tmp_path, max_epochs=1)
+    trainer.validate(model, datamodule=data, verbose=False)
+    trainer.fit(model, datamodule=data)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    again = PipelineDataModule(pipeline("counted"), held_out())
+    trainer = make_trainer(tmp_path, max_epochs=2)
+    trainer.validate(
+        EvaluatedModel(), datamodule=again, ckpt_path=str(tmp_path / "one.ckpt"), verbose=False
+    )
+    trainer.fit(EvaluatedModel(tmp_path / "anew"), datamodule=again)
+    assert trained(tmp_path / "anew") == trained(tmp_path / "whole")
+
+
+def test_a_combined_loader_of_pipelines_keeps_its_mode(tmp_path: Path) -> None:
+    both = {"a": pipeline("counted"), "b": pipeline("counted").take(5)}
+    for mode, batches in (("min_size", 5), ("max_size_cycle", 12)):
+        data = PipelineDataModule(CombinedLoader(both, mode))
+        trainer = make_trainer(tmp_path, max_epochs=1)
+        trainer.fit(Model(tmp_path / mode), datamodule=data)
+        assert trainer.global_step == batches
+
+
+def test_the_batch_size_may_change(tmp_path: Path) -> None:
+    def make(size: int) -> tp.Pipeline:
+        return tp.from_dataset(range(96)).map(as_ids).batch(size).collate()
+
+    trainer = fit(tmp_path / "first", make(4), max_steps=5, max_epochs=-1)
+    trainer.save_checkpoint(tmp_path / "five.ckpt")
+    told = {"checkpoint": str(tmp_path / "five.ckpt"), "max_steps": 7, "max_epochs": -1}
+    with pytest.raises(tp.StateError, match="batch_size: saved 4, now 8"):
+        fit(tmp_path / "refused", make(8), **told)
+    fit(tmp_path / "larger", make(8), data={"allow_changes": ["batch_size"]}, **told)
+    assert len(trained(tmp_path / "larger")) == 2
+
+
+def as_ids(row: int) -> dict[str, Any]:
+    return {"input_ids": torch.tensor([row])}
+
+
+def test_a_loader_without_the_module_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given in (tp.Loader(pipeline("counted")), pipeline("packed")):
+        monkeypatch.setattr(warn_once, "_warned", set())
+        with pytest.warns(UserWarning, match=r"datamodule=.*PipelineDataModule\(train=pipe\)"):
+            make_trainer(tmp_path, max_steps=2).fit(Model(), given)
+
+
+def test_a_checkpoint_without_the_position_is_refused(tmp_path: Path) -> None:
+    class Other(PipelineDataModule):
+        pass
+
+    trainer = make_trainer(tmp_path, max_steps=3)
+    trainer.fit(Model(), datamodule=Other(pipeline("counted")))
+    trainer.save_checkpoint(tmp_path / "other.ckpt")
+    with pytest.raises(tp.StateError, match="has no position of this PipelineDataModule"):
+        fit(tmp_path / "run", "counted", checkpoint=str(tmp_path / "other.ckpt"))
+
+
+def test_what_is_no_pipeline_is_refused_with_what_to_write() -> None:
+    pipe = pipeline("counted")
+    told = r"write PipelineDataModule\(train=pipe, num_workers=\.\.\.\)"
+    for wrong in (tp.Loader(pipe), DataLoader(pipe, batch_size=None)):
+        with pytest.raises(tp.ConfigError, match=told):
+            PipelineDataModule(wrong)
+    with pytest.raises(tp.ConfigError, match=r"trainpipes.from_dataset\(dataset\)"):
+        PipelineDataModule(val=list(range(3)))
+    with pytest.raises(tp.ConfigError, match="Loader"):
+        PipelineDataModule(pipe, num_workers=-1)
+
+
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_a_data_loader_that_batches_again_is_refused(tmp_path: Path) -> None:
+    loader = DataLoader(pipeline("counted"), batch_size=32)
+    with pytest.raises(tp.ConfigError, match="pass batch_size=None"):
+        make_trainer(tmp_path).fit(Model(), loader)
+
+
+def test_evaluation_that_would_leave_rows_out_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warn_once, "_warned", set())
+    data = PipelineDataModule(val=held_out().distributed(rank=0, world_size=2))
+    with pytest.warns(UserWarning, match="leaves out the last 1 of 5 batches on 2 ranks"):
+        make_trainer(tmp_path).validate(EvaluatedModel(), datamodule=data, verbose=False)
