@@ -193,7 +193,9 @@ def test_the_library_imports_no_optional_package_at_its_top():
         for module, top in imports_of(path):
             # Those of a framework say in one sentence what is missing.
             framework = path.relative_to(ROOT).parts[0] == "integrations"
-            assert not top or framework or module.split(".")[0] in known, f"{path.name} imports {module}"
+            assert not top or framework or module.split(".")[0] in known, (
+                f"{path.name} imports {module}"
+            )
 
 
 def test_source_roots_hold_no_init_file():

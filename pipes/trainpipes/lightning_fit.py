@@ -9,14 +9,15 @@ from trainpipes.runtime.warn_once import warn_once
 
 __all__ = ["warn_without_data_module"]
 
-#: Who asks for an iterator to train on, in either of Lightning's packages, and the modules that answer for it.
+#: Who asks for an iterator to train on, in either of Lightning's packages.
 _ASKS = "_FitLoop.setup_data"
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+#: The modules that keep the position right.
 _ANSWERS = "trainpipes.integrations.lightning."
 
 
 def warn_without_data_module() -> None:
-    """Warn if Lightning, here on the stack, asks for what it trains on: it would not keep the position right."""
+    """Warn if Lightning, here on the stack, asks for what it trains on: it would not keep the position."""
     if not any(package in sys.modules for package in _PACKAGES):
         return
     frame: FrameType | None = sys._getframe(1)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import runpy
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 
 import trainpipes as tp
 from frameworks.steps import Steps
@@ -213,3 +215,21 @@ def evaluations(folder: Path, options: dict[str, Any]) -> list[Any]:
     told.append([trainer.test(model, datamodule=module, verbose=False)[0], model.evaluated])
     told.append(trainer.predict(model, datamodule=module))
     return told
+
+
+class Notes(Callback):
+    """Notes what a script is trained on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        number = trainer.fit_loop.total_batch_idx
+        Steps(self.folder, trainer.global_rank).trained_on(trainer.current_epoch, number, batch)
+
+
+def script(notes: Path, arguments: Sequence[str]) -> None:
+    """The script of the docs."""
+    path = Path(__file__).parents[2] / "docs/examples/lightning_fit.py"
+    warnings.filterwarnings("ignore", ".*does not have many workers")
+    runpy.run_path(str(path))["main"](list(arguments), [Notes(notes)])

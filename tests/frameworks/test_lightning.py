@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("lightning")
@@ -15,6 +17,7 @@ from frameworks.lightning_runs import (
     evaluations,
     fails_on,
     fits,
+    script,
 )
 from frameworks.ranks import Ranks, run
 from frameworks.steps import digests_by_step, in_order
@@ -54,15 +57,14 @@ def test_a_killed_run_goes_on_with_the_batch_that_would_have_come(
     ranks.kill_when(
         lambda: saved.exists() and all(len(of) > killed_after + 1 for of in digests_by_step(killed))
     )
-    told = {**limits(kind), "checkpoint": str(killed / "checkpoints/last.ckpt")}
+    told = {**limits(kind), "checkpoint": str(saved)}
     run(fits, 2, tmp_path / "c", [(resumed, kind, told)])
 
     expected = digests_by_step(whole)
     assert [len(of) for of in expected] == [18, 18]
     for of, at in zip(digests_by_step(killed), expected, strict=True):
         assert of.items() <= at.items()
-    (_, first), *_ = sorted(rest(resumed, expected)[0])
-    assert killed_after < first < len(digests_by_step(killed)[0])
+    assert min(rest(resumed, expected)[0])[1] == killed_after
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_at_every_step_on_one_and_on_two(tmp_path: Path) -> None:
@@ -73,10 +75,11 @@ def test_a_checkpoint_of_two_ranks_goes_on_at_every_step_on_one_and_on_two(tmp_p
     assert len(set(sequence)) == len(sequence) == 36
     names = ["step-2", "step-6", "end-6", "step-7", "step-12", "end-12", "step-17"]
     for ranks in (1, 2):
+        saved = {name: str(whole / f"checkpoints/{name}.ckpt") for name in names}
         runs = [
-            (tmp_path / f"{name}-on-{ranks}", "counted", {"checkpoint": str(whole / f"checkpoints/{name}.ckpt")})
-            for name in names
-        ]  # fmt: skip
+            (tmp_path / f"{name}-on-{ranks}", "counted", {"checkpoint": path})
+            for name, path in saved.items()
+        ]
         run(fits, ranks, tmp_path / f"on-{ranks}", runs)
         for (folder, _, _), name in zip(runs, names, strict=True):
             got = digests_by_step(folder)
@@ -126,3 +129,32 @@ def test_every_row_is_evaluated_once_and_each_pass_is_the_same(tmp_path: Path) -
         assert sorted(row for batches in evaluated for batch in batches for row in batch) == rows
         assert list(logged) == [{"rows": 17.0, "total": 136.0}] * 2
     assert sorted(row for *_, predicted in told for batch in predicted for row in batch) == rows
+
+
+def test_the_script_of_the_docs_is_killed_and_goes_on_with_another_number_of_devices(
+    tmp_path: Path,
+) -> None:
+    rows = pa.table({"text": [f"row {i} " + "x" * (i % 9) for i in range(96)]})
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=20)
+    pq.write_table(rows.slice(0, 21), tmp_path / "held-out.parquet")
+
+    def arguments(checkpoints: str, devices: int) -> list[str]:
+        return [
+            *("--files", str(tmp_path / "rows.parquet")),
+            *("--held-out", str(tmp_path / "held-out.parquet")),
+            *("--checkpoints", str(tmp_path / checkpoints)),
+            *("--devices", str(devices)),
+        ]
+
+    whole, killed, resumed = (tmp_path / name for name in ("whole", "killed", "resumed"))
+    run(script, 1, tmp_path / "a", whole, arguments("other", 1))
+    ranks = Ranks(script, 2, tmp_path / "b", killed, arguments("saved", 2))
+    ranks.kill_when(lambda: [len(of) > 15 for of in digests_by_step(killed)] == [True] * 2)
+    run(script, 1, tmp_path / "c", resumed, arguments("saved", 1))
+
+    (expected,), (got,) = digests_by_step(whole), digests_by_step(resumed)
+    sequence = [content for _, (content,) in sorted(expected.items())]
+    rest = [content for _, (content,) in sorted(got.items())]
+    assert rest == sequence[len(sequence) - len(rest) :]
+    assert in_order(digests_by_step(killed), 0) == sequence[:24]
+    assert 0 < len(rest) < len(sequence) - 24

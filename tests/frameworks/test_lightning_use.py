@@ -45,13 +45,13 @@ def trained(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "kind, options",
+    ("kind", "options"),
     [
         ("counted", {"validates": True, "val_check_interval": 5}),
         ("counted", {"limit_train_batches": 4}),
         ("counted", {"limit_train_batches": 0.5, "accumulate_grad_batches": 4}),
         ("counted", {"max_steps": 30, "max_epochs": -1}),
-        ("counted", {"data": {"num_workers": 2, "persistent_workers": True}, "validates": True}),
+        ("counted", {"data": {"num_workers": 2}, "max_epochs": 2}),
         ("filtered", {"validates": True}),
         ("filtered", {"max_steps": 30, "max_epochs": -1, "accumulate_grad_batches": 2}),
         ("filtered", {"limit_train_batches": 4}),
@@ -122,9 +122,8 @@ def test_the_last_checkpoint_is_found_by_lightning(tmp_path: Path) -> None:
     run = tmp_path / "run"
     fit(run, "packed", saves=[after_steps], max_steps=5, max_epochs=-1)
     fit(run, "packed", saves=[after_steps], checkpoint="last", max_steps=9, max_epochs=-1)
-    assert sum(([line.split()[2]] for line in (run / "steps-00.txt").read_text().splitlines()), []) == trained(
-        tmp_path / "whole"
-    )  # fmt: skip
+    lines = (run / "steps-00.txt").read_text().splitlines()
+    assert [line.split()[2] for line in lines] == trained(tmp_path / "whole")
 
 
 def test_the_position_in_a_checkpoint_is_a_loaders_state(tmp_path: Path) -> None:
@@ -215,8 +214,13 @@ def test_what_is_no_pipeline_is_refused_with_what_to_write() -> None:
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_a_data_loader_that_batches_again_is_refused(tmp_path: Path) -> None:
     loader = DataLoader(pipeline("counted"), batch_size=32)
-    with pytest.raises(tp.ConfigError, match="pass batch_size=None"):
+    with pytest.raises((tp.ConfigError, RuntimeError)) as caught:
         make_trainer(tmp_path).fit(Model(), loader)
+    error: BaseException | None = caught.value
+    while isinstance(error, RuntimeError):  # Lightning fails once more as it ends
+        error = error.__context__
+    assert isinstance(error, tp.ConfigError)
+    assert "pass batch_size=None" in str(error)
 
 
 def test_evaluation_that_would_leave_rows_out_is_warned_of(

@@ -4,9 +4,9 @@
     loaders        a ``Loader`` as Lightning's loops take one
     progress       what those loops say of how far training is
 
-Why not a ``Loader`` alone: Lightning keeps the state of one rank, loads it only where it resumes within one of
-its epochs, and where a loader has no ``len`` it has fetched a batch more than it has trained on. The module's
-state is that of all ranks after the last batch that was trained on, and is always loaded.
+Why not a ``Loader`` alone: Lightning keeps the state of one rank, loads it only where it resumes within one
+of its epochs, and where a loader has no ``len`` it has fetched a batch more than it has trained on. The
+module's state is that of all ranks after the last batch that was trained on, and is always loaded.
 """
 
 from trainpipes.extra import need

@@ -144,8 +144,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         states = states if isinstance(states, list) else [states]
         if len(states) != len(loaders):
             raise StateError(
-                f"PipelineDataModule(train) has {len(loaders)} pipelines, and the checkpoint the positions of "
-                f"{len(states)}: give those that were trained on when it was saved"
+                f"PipelineDataModule(train) has {len(loaders)} pipelines, and the checkpoint the positions "
+                f"of {len(states)}: give those that were trained on when it was saved"
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.resume(state, self.allow_changes)

@@ -120,9 +120,9 @@ class TrainingLoader:
             raise StopIteration
         if progress.resumes and not self.in_use:
             raise StateError(
-                "the checkpoint has no position of this PipelineDataModule: it was saved without one, or with "
-                "a class of another name. Give the position, data.load_state_dict({'train': state}), or load "
-                "the model alone, without ckpt_path"
+                "the checkpoint has no position of this PipelineDataModule: it was saved without one, or "
+                "with a class of another name. Give the position, data.load_state_dict({'train': state}), or "
+                "load the model alone, without ckpt_path"
             )
         if progress.repeats_batches and not session.upcoming().m:
             self.loader.load_state_dict(self.pipeline.state_at(0))

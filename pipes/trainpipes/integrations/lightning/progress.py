@@ -42,8 +42,8 @@ class Progress:
 
     @property
     def has_ended_epoch(self) -> bool:
-        """Whether all batches of the epoch that Lightning goes on with were trained on before the checkpoint was
-        saved. With ``max_steps`` it runs such an epoch once more, and would take one batch for it."""
+        """Whether the epoch that Lightning goes on with had ended before the checkpoint was saved. With
+        ``max_steps`` it runs such an epoch once more, and would take one batch for it."""
         total = self._epochs.total
         return (
             self.restarts and total.processed == total.started and bool(self._batches.is_last_batch)
