@@ -116,7 +116,7 @@ FOREIGN: dict[str, tuple[Callable[[], Any], str, str]] = {
             "loops": {"fit_loop": {"state_dict": {}}},
         },
         "a checkpoint of Lightning",
-        "trainer.fit(model, loader, ckpt_path=path)",
+        "trainer.fit(model, datamodule=PipelineDataModule(train=pipe), ckpt_path=path)",
     ),
     "Trainer": (
         lambda: {"global_step": 3, "epoch": 0.5, "log_history": [{"loss": 1.0}], "max_steps": 9},

@@ -52,7 +52,8 @@ SHAPES = (
     Shape(
         ("pytorch-lightning_version",),
         "a checkpoint of Lightning",
-        "let Lightning load it: trainer.fit(model, datamodule=PipelineDataModule(train=pipe), ckpt_path=path)",
+        "let Lightning load it: "
+        "trainer.fit(model, datamodule=PipelineDataModule(train=pipe), ckpt_path=path)",
     ),
     Shape(
         ("global_step", "log_history"),
