@@ -4,6 +4,8 @@ from contextlib import suppress
 from importlib import import_module
 
 for name in (
+    "torch._dynamo",  # by the first optimizer
+    "pandas",  # by the first pa.array
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torchdata.stateful_dataloader",

@@ -11,10 +11,12 @@ import json
 import multiprocessing
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ class Ranks:
         self._folder = folder
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(FRAMEWORKS))
+        _start_server()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -94,6 +97,19 @@ class Ranks:
             for path in sorted(self._folder.glob("rank-*.txt"))
         ]
         return "\n".join(texts)
+
+
+def _start_server() -> None:
+    """Start the server, if it is not there yet: with this process's path, which Python 3.11 does not tell it,
+    so that it would pass over what is to be imported."""
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
 
 
 def run(
