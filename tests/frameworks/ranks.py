@@ -144,6 +144,9 @@ def _rank(
     )
     import torch
 
+    multiprocessing.set_start_method(
+        "fork", force=True
+    )  # of DataLoader workers: not the server's way
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
