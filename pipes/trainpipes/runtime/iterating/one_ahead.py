@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainpipes.runtime.iterating.delivered_state import DeliveredState, ItemIterator
+from trainpipes.runtime.iterating.delivered_state import (
+    ConsumerState,
+    DeliveredState,
+    ItemIterator,
+)
 
 __all__ = ["OneAhead"]
 
@@ -30,13 +34,20 @@ class OneAhead(DeliveredState):
         return self._give()
 
     def is_last(self) -> bool:
-        last = self._last = self._last or self._source.state()
-        if last.over:
-            return True
-        if not self._taken:
+        if self._last is None:
+            self._last = self._source.state()
+        if not self._last.over and not self._taken:
             self._take()
-        if not isinstance(self._error, StopIteration):
-            return False
-        if self._alone or self._taken[-1][2].over:
-            self._last = last._replace(over=True)
-        return True
+        return self._last.over or isinstance(self._error, StopIteration)
+
+    def _take(self) -> None:
+        super()._take()
+        if self._alone and isinstance(self._error, StopIteration):
+            item, error, state = self._taken[-1]
+            self._taken[-1] = item, error, state._replace(over=True)
+
+    def state(self) -> ConsumerState:
+        state = super().state()
+        if isinstance(self._error, StopIteration):  # the pass ends here, though nobody was told yet
+            return state._replace(over=self._taken[-1][2].over)
+        return state
