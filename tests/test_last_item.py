@@ -89,9 +89,8 @@ def test_an_error_that_comes_next_is_raised_when_it_is_due() -> None:
 
 def test_an_iterator_that_is_asked_goes_on_where_a_state_says() -> None:
     pipe = PIPELINES["filtered"]()
-    loader = tp.Loader(pipe)
+    loader, batches = tp.Loader(pipe), iter(tp.Loader(pipe))
     first = list(loader)
-    batches = iter(tp.Loader(pipe))
     next(batches)
     state = batches.state_dict()
     for _ in range(2):
