@@ -12,7 +12,6 @@ import pyarrow as pa
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
-from accelerate.parallelism_config import ParallelismConfig
 from accelerate.state import AcceleratorState
 from accelerate.utils import DataLoaderConfiguration, gather_object
 from torch.utils.data import DataLoader
@@ -231,6 +230,8 @@ def same_bytes(folder: str) -> list[bytes]:
 
 def other_ranks() -> list[str]:
     """Pipelines that two ranks read: where both hold parts of one replica, and where there is one process."""
+    from accelerate.parallelism_config import ParallelismConfig  # not in all versions that work
+
     told = []
     for tensor_parallel in (True, False):
         accelerator: Any = Accelerator(cpu=tensor_parallel)

@@ -102,10 +102,14 @@ def test_a_run_that_is_killed_goes_on_with_the_same_batches(
         where, full.first + 4
     )
     saved = tmp_path / "killed" / "saved"
+    endless = {"epochs": 1, "steps": 1000} if kind == "repeated" else {"epochs": 50}
     victim = Ranks(
-        _train, 2, tmp_path / "ranks",
-        (str(saved), str(tmp_path / "killed" / "log"), kind), {**full.options, "pause": 0.03},
-    )  # fmt: skip
+        _train,
+        2,
+        tmp_path / "ranks",
+        (str(saved), str(tmp_path / "killed" / "log"), kind),
+        {**endless, "pause": 0.03},
+    )
     victim.kill_when(lambda: (saved / f"step-{step + 2}").exists())
     before = digests_by_step(tmp_path / "killed" / "log")
     assert max(key[1] for key in before[0]) > step, "it had gone on"

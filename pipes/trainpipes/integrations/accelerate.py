@@ -4,8 +4,6 @@
 what says that it was prepared before. So that is what this loader says; each rank reads its own
 rows. ``save_state`` asks each loader that it keeps for its state if that has ``use_stateful_dataloader``, on
 all ranks, and all of them write the same file: the state is that of all ranks.
-
-Tried with accelerate 1.15.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader, Dataset
 
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, MissingExtraError
 from trainpipes.extra import need
 from trainpipes.integrations.filled_rows import filled, rows_in
 from trainpipes.loader import Loader
@@ -27,15 +25,23 @@ from trainpipes.runtime.iterating.pass_iterator import PassIterator
 need("accelerate", "trainpipes.integrations.accelerate")
 
 from accelerate import Accelerator  # noqa: E402
+from accelerate import __version__ as version  # noqa: E402
 from accelerate.data_loader import DataLoaderStateMixin  # noqa: E402
 from accelerate.state import GradientState  # noqa: E402
 from accelerate.utils import (  # noqa: E402
     DataLoaderConfiguration,
+    compare_versions,
     gather_object,
     send_to_device,
 )
 
 __all__ = ["AccelerateLoader", "loader"]
+
+if compare_versions("accelerate", "<", "0.34"):
+    raise MissingExtraError(
+        "trainpipes.integrations.accelerate needs accelerate 0.34 or later, whose save_state() asks a "
+        f"loader for its position, got {version}: pip install trainpipes[accelerate]"
+    )
 
 
 def loader(
@@ -166,7 +172,8 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
     def _check_ranks(self, accelerator: Accelerator) -> None:
         """Raise unless the processes that the accelerator tells apart are those that read the pipeline."""
         world = self.loader._session.ranks()[1]
-        parallel, processes = accelerator.parallelism_config, accelerator.num_processes
+        parallel = getattr(accelerator, "parallelism_config", None)  # of late
+        processes = accelerator.num_processes
         if parallel is not None and parallel.non_data_parallel_size > 1:
             replicas = parallel.data_parallel_size
             mesh = 'mesh=accelerator.torch_device_mesh["dp"]'
