@@ -40,7 +40,7 @@ __all__ = ["AccelerateLoader", "loader"]
 if compare_versions("accelerate", "<", "0.34"):
     raise MissingExtraError(
         "trainpipes.integrations.accelerate needs accelerate 0.34 or later, whose save_state() asks a "
-        f"loader for its position, got {version}: pip install trainpipes[accelerate]"
+        f"loader for its position, got {version}: pip install --upgrade accelerate"
     )
 
 
