@@ -167,7 +167,7 @@ def test_peeking_into_an_endless_pipeline_shows_what_comes_next(workers: int) ->
 
 
 def test_peeking_at_nothing_says_so() -> None:
-    with pytest.raises(StopIteration):
+    with pytest.raises(tp.DataError, match="that gives nothing"):
         tp.from_arrow(TABLE.slice(0, 0)).batch(4).peek()
 
 

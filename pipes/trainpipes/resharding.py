@@ -4,7 +4,8 @@ Accelerate's ``prepare``, and the HF Trainer through it, puts every ``DataLoader
 into one of two classes. In one, each rank reads the whole data set and keeps its part of it. In the other,
 the first rank reads and sends the others theirs. A pipeline that gave each rank its own rows there would
 have them shared out twice: rows of the other ranks would never be seen. Neither class says a word to
-the data set; what can be known is who asks, which is on the stack.
+the data set; what can be known is who asks, which is on the stack. The loaders of ``integrations`` are put
+into neither.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[
     if stage is not None:
         raise ConfigError(
             f"{sharing} shares out rows among {ranks[1]} ranks by itself, and this pipeline makes batches "
-            f"({stage}): use trainpipes.Loader(pipe) instead of a DataLoader; Accelerate leaves it as it is, "
-            "and in the HF Trainer it is what get_train_dataloader() returns",
+            f"({stage}): write accelerator.prepare(trainpipes.integrations.accelerate.loader(pipe)) in place "
+            "of the DataLoader, and for the HF Trainer use trainpipes.integrations.transformers.Trainer",
             stage=str(stage),
         )
     worker = get_worker_info()
@@ -56,8 +57,8 @@ def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[
         return 0, 1
     warn_once(
         f"{sharing} shares out rows among {ranks[1]} ranks by itself, so that {_SHARING[sharing]}. For each "
-        "rank to read its own rows alone, let the pipeline make the batches, and iterate "
-        "trainpipes.Loader(pipe), which Accelerate leaves as it is",
+        "rank to read its own rows alone, let the pipeline make the batches, and use "
+        "trainpipes.integrations.accelerate.loader(pipe) or trainpipes.integrations.transformers.Trainer",
         key=sharing,
     )
     return 0, 1

@@ -55,7 +55,7 @@ class Ranks:
         for process in self._processes:
             process.start()
 
-    def wait(self, seconds: float = 120) -> list[Any]:
+    def wait(self, seconds: float = 200) -> list[Any]:
         """What the function returned on each rank.
 
         Raises:
@@ -73,7 +73,7 @@ class Ranks:
             raise AssertionError(self.said())
         return [json.loads(path.read_text()) for path in sorted(self._folder.glob("returned-*"))]
 
-    def kill_when(self, ready: Callable[[], bool], seconds: float = 120) -> None:
+    def kill_when(self, ready: Callable[[], bool], seconds: float = 200) -> None:
         """SIGKILL all ranks once ``ready``."""
         end = time.monotonic() + seconds
         while not ready():
@@ -113,7 +113,7 @@ def _start_server() -> None:
 
 
 def run(
-    function: Callable[..., Any], ranks: int, folder: Path, *arguments: Any, seconds: float = 120
+    function: Callable[..., Any], ranks: int, folder: Path, *arguments: Any, seconds: float = 200
 ) -> list[Any]:
     """What a function returns on each of several ranks."""
     return Ranks(function, ranks, folder, *arguments).wait(seconds)
@@ -144,6 +144,9 @@ def _rank(
     )
     import torch
 
+    multiprocessing.set_start_method(
+        "fork", force=True
+    )  # of DataLoader workers: not the server's way
     torch.set_num_threads(1)
     torch.manual_seed(0)
     try:

@@ -17,6 +17,7 @@ from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
 from trainpipes.runtime.iterating.delivered_state import ItemIterator
 from trainpipes.runtime.iterating.epoch_end_sync import EpochEndSync
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
+from trainpipes.runtime.iterating.one_ahead import OneAhead
 from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
 from trainpipes.runtime.iterating.prefetcher import Prefetcher
 from trainpipes.runtime.planning.plan import Plan
@@ -109,6 +110,15 @@ class OnePass:
             return next(self.items)
         self._may_go_on = False
         return item
+
+    def is_last(self) -> bool:
+        """Whether the item given last is this consumer's last one of the pass."""
+        if self._plan.chain.endless:
+            return False
+        if not isinstance(self.items, OneAhead):
+            alone = self._topology.world_size * self._topology.num_workers == 1
+            self.items = OneAhead(self.items, alone)
+        return self.items.is_last()
 
     def _go_on(self) -> None:
         """Nothing was left: this is the next pass."""

@@ -83,6 +83,27 @@ class PassIterator:
             if self._workers is not None:
                 self._current.close()  # its workers go with it
 
+    def is_last(self) -> bool:
+        """Whether the item given last is the last one of this pass, as a loop that accumulates gradients
+        asks. Where the end is not known in advance, the next item is made for that, and kept: the state
+        stays that of the item given. Under an endless ``repeat`` none is the last.
+
+        >>> import trainpipes as tp
+        >>> batches = iter(tp.Loader(tp.from_dataset(range(5)).filter(lambda x: x < 3).batch(2)))
+        >>> [(batch, batches.is_last()) for batch in batches]
+        [([0, 1], False), ([2], True)]
+        """
+        if not self._one_at_a_time.take(False):
+            self._one_at_a_time.wait()
+        try:
+            if self._rest is None or self._current is None:  # none was given
+                return False
+            is_last = self._current.is_last()
+            self._rest = self._current.items
+            return is_last
+        finally:
+            self._one_at_a_time.done()
+
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: integers and strings in a flat dict."""
         with self._one_at_a_time.between_items():

@@ -1,19 +1,17 @@
-"""Accelerate and the HF Trainer, on two real ranks, over pipelines that deal their rows themselves."""
+"""Accelerate and the HF Trainer, on two real ranks, over plain DataLoaders of pipelines of rows."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic.launch import Launch
+from frameworks.ranks import run
 
 pytest.importorskip("accelerate")
 
-SCRIPT = Path(__file__).parent / "accelerate_on_ranks.py"
+from frameworks.accelerate_plain_runs import plain_loaders
 
 Found = list[dict[str, Any]]
 
@@ -22,10 +20,7 @@ Found = list[dict[str, Any]]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each rank got in each case: one launch for all tests."""
     folder = tmp_path_factory.mktemp("accelerate")
-    run = Launch(SCRIPT, 2, folder, str(folder))
-    assert run.wait(250) == 0, run.said()
-    ranks: Found = json.loads((folder / "found.json").read_text())
-    return ranks
+    return run(plain_loaders, 2, folder / "ranks", str(folder), seconds=250)
 
 
 def cases(found: Found, rows: int) -> Iterator[tuple[str, list[list[list[list[int]]]]]]:
@@ -72,23 +67,6 @@ def test_the_hf_trainer_takes_a_step_for_each_batch_of_all_ranks(found: Found) -
         runs = [rank[f"Trainer, {workers} workers"] for rank in found]
         assert [run["steps"] for run in runs] == [12, 12]
         assert sorted(flat([run["rows"] for run in runs])) == list(range(96))
-
-
-def test_accelerate_leaves_a_loader_of_ours_as_it_is(found: Found) -> None:
-    for ranks in zip(*(rank["Loader"]["epochs"] for rank in found), strict=True):
-        assert sorted(flat(list(ranks))) == list(range(96))
-        assert [len(batches) for batches in ranks] == [rank["Loader"]["len"] for rank in found]
-
-
-def test_batches_are_not_shared_out_as_if_they_were_rows(found: Found) -> None:
-    for rank in found:
-        for case, who in (
-            ("batches as rows", "IterableDatasetShard"),
-            ("batches sent on", "DataLoaderDispatcher"),
-        ):
-            assert rank[case].startswith(f"{who} shares out rows among 2 ranks")
-            assert "batch(4)" in rank[case]
-            assert "trainpipes.Loader" in rank[case]
 
 
 def test_each_rank_is_told_once_who_shares_out_the_rows(found: Found) -> None:
