@@ -166,11 +166,14 @@ class Loader:
         Raises:
             StateError: ranks stand at different steps, or one did not call it in time.
         """
+        return self._gathered(self.state_dict(), group, timeout)
+
+    def _gathered(self, state: dict[str, Any], group: Any, timeout: float) -> dict[str, Any]:
         if not (dist.is_available() and dist.is_initialized()):
-            return merge_states([self.state_dict()])
+            return merge_states([state])
         rank, _ = self._session.ranks()
         members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-        states = gather((rank, self.state_dict()), members, timeout, "the state")
+        states = gather((rank, state), members, timeout, "the state")
         return merge_states(dict(states).values())  # processes of one rank have the same
 
     def whole_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
@@ -184,9 +187,11 @@ class Loader:
         Raises:
             StateError: as ``gather_state`` does.
         """
-        if self._session.plan.counted:
-            return self.state_dict()
-        return self.gather_state(group, timeout=timeout)
+        return self._whole(self.state_dict(), group, timeout)
+
+    def _whole(self, state: dict[str, Any], group: Any, timeout: float) -> dict[str, Any]:
+        """A state that this rank was at, as a whole one."""
+        return state if self._session.plan.counted else self._gathered(state, group, timeout)
 
     def describe(self) -> dict[str, Any]:
         """What this loader runs and where it stands: ``Pipeline.describe`` with the loader's options."""
