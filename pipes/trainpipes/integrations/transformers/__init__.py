@@ -9,8 +9,8 @@ mixin               the Trainer's hooks
 from trainpipes.errors import MissingExtraError
 from trainpipes.extra import need
 
-need("transformers", "trainpipes.integrations.transformers", "'transformers[torch]'")
-need("accelerate", "trainpipes.integrations.transformers", "'transformers[torch]'")
+need("transformers", "trainpipes.integrations.transformers")
+need("accelerate", "trainpipes.integrations.transformers")
 
 import transformers  # noqa: E402
 

@@ -283,7 +283,7 @@ class PipelineTrainerMixin(Base):
         found = int(super().get_total_train_batch_size(args))
         if not _makes_batches(self.train_dataset):
             return found
-        return found // self._train_batch_size * _rows_of_batch(self.train_dataset)
+        return found // int(self._train_batch_size) * _rows_of_batch(self.train_dataset)
 
     def _accepted(self, batch: Any) -> Any:
         """A batch without what the model does not take, as ``remove_unused_columns`` says."""
