@@ -24,7 +24,7 @@ from trainpipes.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.naming import nearest_reader
 from trainpipes.order import slots_before
-from trainpipes.resharding import reading_ranks
+from trainpipes.resharding import in_trainer, reading_ranks
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.options import same
@@ -327,7 +327,7 @@ class Pipeline(IterableDataset[Any]):
         if made is not None and _batched_outside():
             raise ConfigError(
                 f"this pipeline makes batches itself ({made}), and the DataLoader "
-                "would batch them again: pass batch_size=None to the DataLoader"
+                f"would batch them again: {in_trainer() or 'pass batch_size=None to the DataLoader'}"
             )
         warn_without_data_module()
         return PassIterator(self._session)

@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.warn_once import warn_once
 
-__all__ = ["reading_ranks"]
+__all__ = ["in_trainer", "reading_ranks"]
 
 #: Who shares out rows, and what comes of it.
 _SHARING = {
@@ -28,6 +28,12 @@ _SHARING = {
     "DataLoaderDispatcher": "the first rank reads all rows and sends the others their part",
 }
 _PACKAGES = ("accelerate", "transformers")
+#: What to write instead.
+LOADER = "write accelerator.prepare(trainpipes.integrations.accelerate.loader(pipe)) in place of the DataLoader"
+TRAINER = (
+    "in the HF Trainer write `from trainpipes.integrations.transformers import Trainer`, which takes this "
+    "pipeline as it is, with nothing else to change"
+)
 
 
 def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[int, int]:
@@ -48,8 +54,7 @@ def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[
     if stage is not None:
         raise ConfigError(
             f"{sharing} shares out rows among {ranks[1]} ranks by itself, and this pipeline makes batches "
-            f"({stage}): write accelerator.prepare(trainpipes.integrations.accelerate.loader(pipe)) in place "
-            "of the DataLoader, and for the HF Trainer use trainpipes.integrations.transformers.Trainer",
+            f"({stage}): {in_trainer() or LOADER}",
             stage=str(stage),
         )
     worker = get_worker_info()
@@ -62,6 +67,16 @@ def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[
         key=sharing,
     )
     return 0, 1
+
+
+def in_trainer() -> str | None:
+    """What to write instead, where the HF Trainer is on the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "transformers.trainer":
+            return TRAINER
+        frame = frame.f_back
+    return None
 
 
 def _who_asks() -> str | None:

@@ -140,6 +140,7 @@ def _rank(
         MASTER_PORT=str(port),
         TORCHELASTIC_RUN_ID="test",
         HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",  # or accelerate gives each rank a thread for every core
         CUDA_VISIBLE_DEVICES="",
     )
     import torch

@@ -1,0 +1,138 @@
+"""Batches of an evaluation: every row once, on any number of ranks, which all take as many steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.state import GradientState
+from torch.utils._pytree import tree_map
+from transformers.trainer_pt_utils import find_batch_size
+
+from trainpipes.errors import ConfigError
+from trainpipes.loader import Loader
+from trainpipes.pipeline import Pipeline
+from trainpipes.stages.sharding_filter import ShardingFilter
+
+__all__ = ["EvaluationLoader", "every_row"]
+
+
+def every_row(pipe: Pipeline) -> Pipeline:
+    """A pipeline that leaves no batch out where ranks do not divide their number.
+
+    Raises:
+        ConfigError: it has no end.
+    """
+    if pipe._session.plan.chain.endless:
+        raise ConfigError(
+            "an evaluation goes over its rows once, and this pipeline has no end: leave .repeat() out of "
+            f"the pipeline of eval_dataset, got\n{pipe}"
+        )
+    stages = [
+        stage.replaced(tail="ragged") if isinstance(stage, ShardingFilter) else stage
+        for stage in pipe.stages
+    ]
+    return Pipeline(stages, pipe._ranks, pipe._members)
+
+
+class EvaluationLoader(DataLoaderStateMixin):
+    """Gives each rank its batches, and one to fill in once it has no more: models on several ranks may have
+    to run together. What is gathered is cut to the rows that count.
+
+    Args:
+        loader: of a pipeline whose end is ragged.
+        accelerator: of the Trainer.
+        prepare: what is done to each batch.
+    """
+
+    def __init__(
+        self, loader: Loader, accelerator: Accelerator, prepare: Callable[[Any], Any]
+    ) -> None:
+        self.loader = loader
+        self.gradient_state = GradientState()
+        self._accelerator = accelerator
+        self._prepare = prepare
+        self._sizes = [0]  # rows of each rank's batch
+        self._given = 0  # rows of this rank's, also where it fills in
+        self._filler: Any = None
+        self._steps: int | None = None
+        #: Rows of all ranks that were given, once all were.
+        self.rows: int | None = None
+
+    def __len__(self) -> int:
+        if self._steps is not None:
+            return self._steps
+        plan, (_, world) = self.loader._session.plan, self.loader._session.ranks()
+        len(self.loader)  # says why it is not known
+        return math.ceil(plan.counts.batches_in_pass / world)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.loader.set_epoch(0)
+        batches = iter(self.loader)
+        steps = rows = 0
+        self.begin()
+        try:
+            upcoming = self._step(next(batches, None))
+            while upcoming is not None:
+                batch, self._sizes, self._given = upcoming
+                steps, rows = steps + 1, rows + sum(self._sizes)
+                upcoming = self._step(next(batches, None))
+                self.end_of_dataloader = upcoming is None
+                yield batch
+        finally:
+            self.end()
+        self._steps, self.rows = steps, rows
+
+    def _step(self, batch: Any) -> tuple[Any, list[int], int] | None:
+        """A batch or one to fill in, the rows of each rank's, and those of this one; None where all ranks
+        have come to the end."""
+        if batch is not None:
+            self._filler = batch = self._prepare(batch)
+        rows = 0 if batch is None else _rows(batch)
+        sizes = [rows]
+        if self._accelerator.num_processes > 1:
+            own = torch.tensor([rows], device=self._accelerator.device)
+            sizes = self._accelerator.gather(own).tolist()
+        if not any(sizes):
+            return None
+        if batch is None:
+            if self._filler is None:  # there are more ranks than batches
+                alone = self.loader.pipeline.distributed(rank=0, world_size=1)
+                self._filler = self._prepare(next(iter(Loader(alone, threads=0))))
+            batch = self._filler
+        return batch, sizes, _rows(batch)
+
+    def gatherer(self, repeated: int) -> Callable[[Any], Any]:
+        """A function that brings the rows of all ranks together, in the order of the batches, without those
+        that fill in.
+
+        Args:
+            repeated: how often the Trainer repeats the loss of a batch, which stands for all its rows.
+        """
+        return lambda values: tree_map(lambda value: self._gather(value, repeated), values)
+
+    def _gather(self, value: Any, repeated: int) -> Any:
+        accelerator, sizes = self._accelerator, self._sizes
+        if not isinstance(value, torch.Tensor):
+            return value
+        rows = sizes[accelerator.process_index]
+        if value.dim() == 1 and len(value) == repeated:
+            value = value[:1].expand(self._given) if len(value) != self._given else value
+        elif value.dim() == 0 or len(value) != self._given:
+            return accelerator.gather(value)  # not by rows
+        value = value[:rows]
+        if len(sizes) == 1:
+            return value
+        most = max(sizes)
+        whole = value.new_zeros((most, *value.shape[1:]))
+        whole[:rows] = value
+        parts = accelerator.gather(whole).split(most)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def _rows(batch: Any) -> int:
+    return find_batch_size(batch) or 1

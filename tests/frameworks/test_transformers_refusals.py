@@ -1,0 +1,135 @@
+"""What the HF Trainer is told where a pipeline and its arguments, or a checkpoint, do not go together."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import trainpipes as tp
+from frameworks.transformers_runs import OwnTrainer, arguments, model, pipeline, rows
+from trainpipes.integrations.transformers import Trainer
+from trainpipes.integrations.transformers.checkpoint_file import FILE
+
+pytestmark = pytest.mark.filterwarnings("default")  # those of the Trainer are not ours
+
+
+def trainer(output: Path, pipe: Any, kind: Any = Trainer, **given: Any) -> Any:
+    return kind(model(), arguments(output, **given), train_dataset=pipe)
+
+
+def test_a_batching_pipeline_in_a_plain_trainer_shows_the_line_to_write(tmp_path: Path) -> None:
+    plain = trainer(tmp_path, pipeline("counted"), transformers.Trainer)
+    with pytest.raises(
+        tp.ConfigError, match=r"from trainpipes\.integrations\.transformers import Trainer"
+    ):
+        plain.train()
+
+
+def test_epochs_of_unknown_length_need_max_steps(tmp_path: Path) -> None:
+    with pytest.raises(
+        tp.ConfigError, match=r"pass max_steps=...; 3 epochs are about \d+ \(.*filter"
+    ):
+        trainer(tmp_path, pipeline("filtered"))
+    with pytest.raises(tp.ConfigError, match=r"pass max_steps=... \(.*has no end"):
+        trainer(tmp_path, pipeline("endless"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"auto_find_batch_size": True}, "auto_find_batch_size tries smaller batches"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches=True cuts each batch"),
+    ],
+)
+def test_arguments_that_change_batches_are_refused(
+    tmp_path: Path, given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(tp.ConfigError, match=told):
+        trainer(tmp_path, pipeline("counted"), **given).train()
+
+
+def test_batches_are_dicts_of_tensors(tmp_path: Path) -> None:
+    with pytest.raises(tp.ConfigError, match=r"gives list: end it with .pad_collate\(\)"):
+        trainer(tmp_path, rows(8).batch(2)).train()
+
+
+def test_an_epoch_without_a_batch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tp.ConfigError, match="this one has 0 for 1 rank: add rows"):
+        trainer(tmp_path, rows(3).batch(4, drop_last=True).pad_collate()).train()
+
+
+def test_an_evaluation_has_an_end(tmp_path: Path) -> None:
+    with pytest.raises(tp.ConfigError, match=r"leave .repeat\(\) out"):
+        trainer(tmp_path, pipeline("counted")).evaluate(pipeline("endless"))
+
+
+def test_a_checkpoint_without_a_position(tmp_path: Path) -> None:
+    """It is refused, or begins an epoch anew if that is asked for."""
+    given = {"num_train_epochs": 2, "gradient_accumulation_steps": 8}
+    trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=3, **given).train()
+    saved = tmp_path / "checkpoint-3"
+    whole = shutil.copytree(saved, tmp_path / "checkpoint-99")
+    (saved / FILE).unlink()
+    with pytest.raises(tp.StateError, match=f"checkpoint-3 has no {FILE}.* ignore_data_skip=True"):
+        trainer(tmp_path / "new", pipeline("counted"), **given).train(str(saved))
+    forced = trainer(tmp_path / "new", pipeline("counted"), ignore_data_skip=True, **given)
+    forced.train(str(saved))
+    assert forced.state.global_step == 6
+
+    (whole / FILE).write_text("{")
+    with pytest.raises(tp.StateError, match="is no JSON"):
+        trainer(tmp_path / "new", pipeline("counted"), **given).train(str(whole))
+    (whole / FILE).write_text('{"loader": {}}')
+    with pytest.raises(tp.StateError, match="was not written by trainpipes' Trainer"):
+        trainer(tmp_path / "new", pipeline("counted"), **given).train(str(whole))
+
+
+def test_training_again_begins_with_the_first_epoch(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Seeing(Trainer):
+        def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+            seen.append(hash(inputs["input_ids"].numpy().tobytes()))
+            return super().training_step(model, inputs, *rest)
+
+    again = trainer(tmp_path, pipeline("counted"), Seeing, num_train_epochs=1.5)
+    again.train()
+    first, seen[:] = seen.copy(), []
+    again.train()
+    assert first == seen
+    assert len(set(first)) > 24
+    assert again.state.global_step == 8
+
+
+class Small(torch.nn.Module):
+    """A model that takes no more than it needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = torch.nn.Embedding(258, 1)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.scores(input_ids).mean() ** 2}
+
+
+def test_tensors_that_a_model_does_not_take_are_left_out(tmp_path: Path) -> None:
+    given = {"num_train_epochs": 1, "logging_strategy": "epoch"}
+    small = OwnTrainer(Small(), arguments(tmp_path, **given), train_dataset=pipeline("counted"))
+    small.notes = type("Notes", (), {"trained_on": lambda *_: None})()
+    metrics = small.train().metrics
+    assert small.state.global_step == 5
+    rows_trained = metrics["train_samples_per_second"] * metrics["train_runtime"]
+    assert rows_trained == pytest.approx(48, rel=0.05)
+    kept = OwnTrainer(
+        Small(),
+        arguments(tmp_path, remove_unused_columns=False, **given),
+        train_dataset=pipeline("counted"),
+    )
+    kept.notes = small.notes
+    with pytest.raises(TypeError, match="attention_mask"):
+        kept.train()
