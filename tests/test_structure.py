@@ -94,7 +94,14 @@ ROOMS = {
 LATE = {
     *(
         ("pipeline", above)
-        for above in ("describe", "explain", "label_counts", "map_dataset", "memmap")
+        for above in (
+            "describe",
+            "explain",
+            "integrations",
+            "label_counts",
+            "map_dataset",
+            "memmap",
+        )
     ),
     ("sources", "stage_node"),
 }
@@ -188,9 +195,12 @@ def test_the_library_imports_no_optional_package_at_its_top():
     import sys
 
     known = required | set(sys.stdlib_module_names)
+    # Those of a framework say in one sentence what is missing.
+    frameworks = {"accelerate", "datasets", "lightning", "transformers", "trl"}
     for path in SOURCES:
+        there = known | frameworks if "integrations" in path.parts else known
         for module, top in imports_of(path):
-            assert not top or module.split(".")[0] in known, f"{path.name} imports {module}"
+            assert not top or module.split(".")[0] in there, f"{path.name} imports {module}"
 
 
 def test_source_roots_hold_no_init_file():
@@ -209,7 +219,10 @@ def test_public_names_are_sorted_and_there():
     "name", sorted(m.name for m in pkgutil.walk_packages(trainpipes.__path__, "trainpipes."))
 )
 def test_every_module_exports_what_it_has(name):
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except trainpipes.MissingExtraError as error:
+        pytest.skip(str(error))
     for exported in getattr(module, "__all__", []):
         assert hasattr(module, exported), exported
 

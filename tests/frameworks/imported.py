@@ -4,6 +4,8 @@ from contextlib import suppress
 from importlib import import_module
 
 for name in (
+    "torch._dynamo",  # by the first optimizer
+    "pandas",  # by the first pa.array
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torchdata.stateful_dataloader",
@@ -12,7 +14,8 @@ for name in (
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "datasets",
-    "trl",
+    "trl.trainer.sft_trainer",
+    "trl.trainer.dpo_trainer",
     "lightning",
     "trainpipes.loader",
     "trainpipes.testing",
