@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 import time
 import warnings
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import trainpipes as tp
 from frameworks.steps import Steps
 
 ROWS = 41
 WORDS = "abcdefghij"
+SHAPE = {"batch_size": 2, "num_shards": 4, "seed": 3}
+CHAT = (
+    "{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
 
 
 def rows(kind: str) -> tp.Pipeline:
@@ -32,6 +41,26 @@ def rows(kind: str) -> tp.Pipeline:
     else:
         data = [{"prompt": text, "chosen": text[::-1], "rejected": "no"} for text in told]
     return tp.from_dataset(data).sharding_filter(num_shards=4).shuffle(16, seed=3)
+
+
+def batches(kind: str) -> tp.Pipeline:
+    """Batches of the recipes."""
+    if kind == "sft":
+        data = [{"prompt": f"{n} =", "response": WORDS[: n % 7 + 1]} for n in range(ROWS)]
+        return tp.recipe("sft", files=tp.from_dataset(data), tokenizer="bytes", **SHAPE)
+    if kind == "preference":
+        data = [
+            {"prompt": f"{n} =", "chosen": WORDS[: n % 7 + 1], "rejected": "n"} for n in range(ROWS)
+        ]
+        return tp.recipe("preference", files=tp.from_dataset(data), tokenizer="bytes", **SHAPE)
+    told = [
+        [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": WORDS[: n % 7 + 1]}]
+        for n in range(ROWS)
+    ]
+    return tp.recipe(
+        "chat", files=tp.from_dataset([{"messages": one} for one in told]), tokenizer=tokenizer(),
+        template=CHAT, max_length=48, packed=True, **SHAPE,
+    ).repeat()  # fmt: skip
 
 
 def tokenizer() -> Any:
@@ -56,7 +85,7 @@ def model() -> Any:
 
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=128, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            vocab_size=258, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
             num_attention_heads=2, max_position_embeddings=256, pad_token_id=0, eos_token_id=1,
         )
     )  # fmt: skip
@@ -75,16 +104,22 @@ def train(
     warnings.simplefilter("ignore")
     import trl
 
-    from trainpipes.integrations.trl import PositionCallback
+    from trainpipes.integrations.trl import DPOTrainer, PositionCallback, SFTTrainer
 
-    preference = kind == "preference"
-    base = trl.DPOTrainer if preference else trl.SFTTrainer
+    preference = "preference" in kind
+    recipe = kind.partition("recipe ")[2]
+    ours = kind.startswith("our ")
+    if recipe or ours:
+        base = DPOTrainer if preference else SFTTrainer
+    else:
+        base = trl.DPOTrainer if preference else trl.SFTTrainer
 
     class Noting(base):  # type: ignore[misc, valid-type]
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if self.state.global_step == stand_at:
                 time.sleep(1000)
-            noted.trained_on(0, self.state.global_step, inputs)
+            name = "input_ids" if "input_ids" in inputs else "chosen_input_ids"
+            noted.trained_on(0, self.state.global_step, {"input_ids": inputs[name]})
             return super().training_step(model, inputs, *args, **kwargs)
 
     config = trl.DPOConfig if preference else trl.SFTConfig
@@ -94,11 +129,15 @@ def train(
         max_length=24, **options,
     )  # fmt: skip
     noted = Steps(Path(log), arguments.process_index)
-    made = {"ref_model": model()} if preference else {}
-    trainer = Noting(
-        model=model(), args=arguments, train_dataset=rows(kind).repeat().to_hf(),
-        processing_class=tokenizer(), callbacks=[PositionCallback()], **made,
-    )  # fmt: skip
+    made: dict[str, Any] = {"ref_model": model()} if preference else {}
+    if recipe:
+        made["train_dataset"] = batches(recipe)
+    elif ours:
+        made["train_dataset"] = rows(kind.removeprefix("our "))
+    else:
+        made["train_dataset"] = rows(kind).repeat().to_hf()
+        made["callbacks"] = [PositionCallback()]
+    trainer = Noting(model=model(), args=arguments, processing_class=tokenizer(), **made)
     trainer.train(resume_from_checkpoint=resume or None)
     return int(trainer.state.global_step)
 
@@ -146,6 +185,8 @@ def refusals(folder: str) -> list[str]:
     refuse(endless.to_hf().take(3), "taken")
     refuse(datasets.Dataset.from_list([{"text": "a"}] * 9), "others")
     refuse(endless.to_hf(), "added", added=True)
+    refuse(endless.to_hf(), "epochs", save_strategy="epoch")
+    refuse(endless.to_hf(), "shuffled", shuffle_dataset=True)
     refuse(endless.to_hf(), "first")
     first = get_last_checkpoint(f"{folder}/first")
     more = {"max_steps": 4, "resume": first}
@@ -154,3 +195,59 @@ def refusals(folder: str) -> list[str]:
     refuse(endless.to_hf(), "first", dataloader_num_workers=1, **more)
     refuse(rows("text").filter(bool).repeat().to_hf(), "first", **more)
     return said
+
+
+def evaluated(folder: str) -> dict[str, Any]:
+    """What an evaluation on batches of a pipeline says, on this many ranks, and what is refused."""
+    import trl
+
+    from trainpipes.integrations.trl import DPOTrainer, SFTTrainer
+
+    usual: dict[str, Any] = {
+        "output_dir": folder, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "use_cpu": True,
+        "bf16": False, "report_to": [], "disable_tqdm": True, "gradient_checkpointing": False,
+        "save_strategy": "no", "learning_rate": 0.0,
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for name, base, config in (
+        ("sft", SFTTrainer, trl.SFTConfig),
+        ("preference", DPOTrainer, trl.DPOConfig),
+    ):
+        torch.manual_seed(0)
+        given = {"ref_model": model()} if name == "preference" else {}
+        trainer = base(
+            model=model(), args=config(**usual), train_dataset=batches(name),
+            eval_dataset=batches(name), processing_class=tokenizer(), **given,
+        )  # fmt: skip
+        trainer.train()
+        logged = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
+        found[name] = [*logged, trainer.evaluate(batches(name))["eval_loss"]]
+    said = []
+    usual["eval_strategy"] = "no"
+    given = {"model": model(), "train_dataset": batches("sft"), "processing_class": tokenizer()}
+    for options, more in (
+        ({"packing": True}, {}),
+        ({"dataset_kwargs": {"skip_prepare_dataset": True}}, {}),
+        ({}, {"eval_dataset": rows("text")}),
+    ):
+        try:
+            SFTTrainer(args=trl.SFTConfig(**usual, **options), **given, **more)
+        except tp.ConfigError as error:
+            said.append(str(error))
+    return {**found, "said": said}
+
+
+def write_samples(folder: str) -> None:
+    """Pairs and a tokenizer for the docs' script."""
+    tokenizer().save_pretrained(f"{folder}/tokenizer")
+    pairs = [{"prompt": f"{n} =", "response": WORDS[: n % 7 + 1]} for n in range(112)]
+    Path(folder, "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+
+
+def script(arguments: list[str]) -> list[tuple[int, float]]:
+    """The losses of the docs' script, by step."""
+    warnings.simplefilter("ignore")
+    path = Path(__file__).parents[2] / "docs" / "examples" / "trl_sft.py"
+    main = runpy.run_path(str(path))["main"]
+    history = main(arguments).state.log_history
+    return [(line["step"], line["loss"]) for line in history if "loss" in line]

@@ -179,7 +179,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
             StateError: it is of another dataset, or of another part of the shards.
         """
         _check_keys(state)
-        text = deepcopy(state["trainpipes"])  # of another iteration, if it began anew from where that is
+        text = deepcopy(state["trainpipes"])  # which may be where another iteration is
         try:
             saved = json.loads(text)
         except (TypeError, ValueError):

@@ -1,8 +1,20 @@
 """Pipelines in the trainers of TRL.
 
-position    the position of a dataset of ``pipe.to_hf()`` in a trainer's checkpoints
+trainers            SFTTrainer, DPOTrainer, and a mixin for others
+preference_batch    batches of the recipe ``preference`` as DPOTrainer has them
+position            the position of rows that a trainer prepares, in its checkpoints
 """
 
-from trainpipes.integrations.trl.position import PositionCallback
+from trainpipes.extra import need
 
-__all__ = ["PositionCallback"]
+need("trl", "trainpipes.integrations.trl")
+need("datasets", "trainpipes.integrations.trl")
+
+from trainpipes.integrations.trl.position import PositionCallback  # noqa: E402
+from trainpipes.integrations.trl.trainers import (  # noqa: E402
+    DPOTrainer,
+    PipelineDatasetsMixin,
+    SFTTrainer,
+)
+
+__all__ = ["DPOTrainer", "PipelineDatasetsMixin", "PositionCallback", "SFTTrainer"]

@@ -22,6 +22,7 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.extra import need
 from trainpipes.gather import TIMEOUT, gather
 from trainpipes.integrations.datasets import pipeline_of
+from trainpipes.sources.hf.stream import shuffles
 
 need("transformers", "trainpipes.integrations.trl")
 need("accelerate", "trainpipes.integrations.trl")
@@ -45,6 +46,7 @@ OPTIONS = (
     "generator",
     "prefetch_factor",
     "persistent_workers",
+    "in_order",
 )
 
 
@@ -70,25 +72,29 @@ class PositionCallback(TrainerCallback, ExportableState):
     def __init__(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._run = ""  # which start of training saves
-        self._is_given = False  # whether the trainer has had it from the start
 
     def state(self) -> dict[str, Any]:
         """What the trainer writes into trainer_state.json: which files belong to it."""
         return {"args": {}, "attributes": {"run": self._run}}
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._is_given = True
         args.ignore_data_skip = True
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:
-        if not self._is_given:
+        if not args.ignore_data_skip:
             raise ConfigError(
                 "PositionCallback has to be there when the trainer is made: pass it as "
                 "callbacks=[PositionCallback()], not by add_callback()"
             )
         loader = _shard(train_dataloader)
+        for name in ("save_strategy", "eval_strategy"):
+            if getattr(args, name) == "epoch":
+                raise ConfigError(
+                    f'{name}="epoch": rows of pipe.repeat().to_hf() have no epochs that end: say "steps", '
+                    "and how many"
+                )
         rank, ranks = args.process_index, args.world_size
         saved = self._saved(args, state, rank, ranks) if state.global_step else None
         self._run = _run_id(ranks)
@@ -192,6 +198,11 @@ def _shard(loader: Any) -> Any:
         raise ConfigError(
             "PositionCallback: ranks would end their epochs at different steps, and wait for each other for "
             "ever: write pipe.repeat().to_hf(), and say max_steps"
+        )
+    if shuffles(dataset):
+        raise ConfigError(
+            "PositionCallback: shuffle() of datasets, or shuffle_dataset=True, draws from a buffer that its "
+            "state does not hold: leave it out, and put .shuffle(buffer_size) into the pipeline"
         )
     if not isinstance(loader, DataLoaderShard):
         raise ConfigError(
