@@ -85,6 +85,7 @@ from trainpipes.writers import json as json_files
 from trainpipes.writers import parquet as parquet_files
 
 if TYPE_CHECKING:
+    from datasets import IterableDataset as IterableRows
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainpipes.explain import Explanation
@@ -495,6 +496,23 @@ class Pipeline(IterableDataset[Any]):
         from trainpipes.map_dataset import to_map_dataset
 
         return to_map_dataset(self, path)
+
+    def to_hf(self) -> IterableRows:
+        """The rows as an ``IterableDataset`` of Hugging Face's ``datasets``: for TRL, and for all that takes
+        one. The position is in its ``state_dict``, also through ``map``, ``filter``, ``remove_columns`` and
+        ``with_format``, and in a ``StatefulDataLoader``.
+
+        Its shards are the pipeline's, its epoch is the pass over the data: ``set_epoch(e)`` gives another
+        order, as always in ``datasets``. It begins at epoch 0, wherever this pipeline stands. A row is a dict
+        of Python values.
+
+        Raises:
+            ConfigError: the pipeline makes batches, or is that of one rank.
+            MissingExtraError: ``datasets`` is not installed, or too old.
+        """
+        from trainpipes.integrations.datasets import to_hf
+
+        return to_hf(self)
 
     # Files
 

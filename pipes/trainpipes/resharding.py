@@ -29,7 +29,9 @@ _SHARING = {
 }
 _PACKAGES = ("accelerate", "transformers")
 #: What to write instead.
-LOADER = "write accelerator.prepare(trainpipes.integrations.accelerate.loader(pipe)) in place of the DataLoader"
+LOADER = (
+    "write accelerator.prepare(trainpipes.integrations.accelerate.loader(pipe)), not a DataLoader"
+)
 TRAINER = (
     "in the HF Trainer write `from trainpipes.integrations.transformers import Trainer`, which takes this "
     "pipeline as it is, with nothing else to change"

@@ -4,6 +4,7 @@
     trainpipes.integrations.accelerate      a loader that ``prepare`` keeps
     trainpipes.integrations.lightning       a LightningDataModule
     trainpipes.integrations.datasets        ``pipe.to_hf()``, for TRL and others
+    trainpipes.integrations.trl             SFTTrainer, DPOTrainer, and a callback for TRL's own
 
 What they have in common is here, and needs no framework.
 """

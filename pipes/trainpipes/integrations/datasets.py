@@ -1,0 +1,249 @@
+"""``pipe.to_hf()``: the rows of a pipeline as an ``IterableDataset`` of Hugging Face's ``datasets``.
+
+The shards of the pipeline are those of the dataset, which deals them to nodes and workers by its own rule.
+The pass over the data is the dataset's epoch. Its state holds ours as one string, written when it is asked
+for.
+
+``datasets`` has no public class for that. The private one, ``_BaseExamplesIterable``, is used as its own
+sources use it, and versions in which that is known not to do are refused at import.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from copy import copy, deepcopy
+from typing import TYPE_CHECKING, Any
+
+from trainpipes.errors import (
+    ConfigError,
+    MissingExtraError,
+    SchemaError,
+    StateError,
+    TopologyError,
+)
+from trainpipes.extra import need
+from trainpipes.forecast.names import row_schema
+from trainpipes.order import divisors
+from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.iterating.one_pass import OnePass
+from trainpipes.shown import shown
+from trainpipes.state import Position
+from trainpipes.topology import Topology
+
+need("datasets", "pipe.to_hf()")
+
+import datasets  # noqa: E402
+from datasets.iterable_dataset import IterableDataset, _BaseExamplesIterable  # noqa: E402
+from torch.utils.data import get_worker_info  # noqa: E402
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["PipelineExamples", "pipeline_of", "to_hf"]
+
+#: The first version that it was tried with; in 4.5 filters fail, and the epoch is not told.
+OLDEST = (4, 8)
+
+if tuple(map(int, datasets.__version__.split(".")[:2])) < OLDEST:
+    raise MissingExtraError(
+        f"pipe.to_hf() needs datasets {OLDEST[0]}.{OLDEST[1]} or later, got {datasets.__version__}, whose "
+        f"sources are others: pip install 'datasets>=4.8'"
+    )
+
+
+class _Place:
+    """Where a pass stands, as a value in a state of ``datasets``. Its copies and pickles are the text of that
+    moment: only states that are asked for are written."""
+
+    def __init__(self, one: OnePass, topology: Topology) -> None:
+        self._one = one
+        self._turn = json.dumps(
+            {"worker": topology.worker, "num_workers": topology.num_workers, "origin": 0},
+            separators=(",", ":"),
+        )
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (json.dumps(self._one.state({"turn": self._turn})),)
+
+
+class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets has no types here
+    """The rows of one part of a pipeline's shards, as ``datasets`` asks for them.
+
+    Args:
+        pipeline: gives rows.
+        features: of the rows; None where they are not known.
+    """
+
+    #: datasets asks; no thread of ours outlives an iterator.
+    _sleep_on_threads_shutdown = False
+
+    def __init__(self, pipeline: Pipeline, features: Any) -> None:
+        super().__init__()
+        self.pipeline = pipeline
+        self._features = features
+        self._part, self._parts = 0, 1
+        self._epoch = 0
+        self._is_workers = False  # whether it was dealt to a DataLoader's worker
+
+    @property
+    def is_typed(self) -> bool:
+        return self._features is not None
+
+    @property
+    def features(self) -> Any:
+        return self._features
+
+    @property
+    def num_shards(self) -> int:
+        return int(self.pipeline._session.plan.chain.num_shards) // self._parts
+
+    def shard_data_sources(
+        self, num_shards: int, index: int, contiguous: bool = True
+    ) -> PipelineExamples:
+        """One of equal parts of the shards: every so many-th, contiguous or not, so that each part gives its
+        rows in the order of the whole. Where there are more parts than shards, the last ones have none."""
+        shards = self.num_shards
+        parts = min(num_shards, shards)
+        if index >= parts or shards % parts:
+            chain = self.pipeline._session.plan.chain
+            more = (
+                f"{divisors(shards)} can"
+                if chain.shard
+                else "add .sharding_filter() to the pipeline"
+            )
+            raise TopologyError(
+                f"{num_shards} ranks or workers cannot share the {shards} shard{'s' * (shards > 1)} of "
+                f"pipe.to_hf() evenly: {more}"
+            )
+        part = copy(self)
+        part._part = self._part + self._parts * index
+        part._parts = self._parts * parts
+        part._is_workers = get_worker_info() is not None
+        return part
+
+    def reshard_data_sources(self) -> PipelineExamples:
+        return self
+
+    def shuffle_data_sources(self, generator: np.random.Generator) -> PipelineExamples:
+        return self  # the pipeline's own shuffle does that, by the epoch
+
+    def shift_rngs(self, value: int) -> PipelineExamples:
+        """Called with the epoch, unless that is 0; and then, in a worker, with the worker's number."""
+        if self._is_workers:
+            return self
+        shifted = copy(self)
+        shifted._epoch = value
+        return shifted
+
+    def _init_state_dict(self) -> dict[str, Any]:
+        self._state_dict: dict[str, Any] = {"trainpipes": "", "type": type(self).__name__}
+        return self._state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        _check_keys(state_dict)
+        loaded: dict[str, Any] = super().load_state_dict(state_dict)
+        return loaded
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        state = self._state_dict  # another iteration of the dataset makes another one
+        session = self.pipeline._session
+        topology = Topology(worker=self._part, num_workers=self._parts)
+        position = Position(self._epoch, 0, session.plan.chain.num_shards)
+        if state is not None and state != {"trainpipes": "", "type": type(self).__name__}:
+            position = self._loaded(state, topology)
+        one = OnePass(session.plan, topology, position, 0)
+        if state is not None:
+            state["trainpipes"] = _Place(one, topology)
+        number = 0
+        try:
+            while True:
+                try:
+                    row = next(one)
+                except StopIteration:
+                    return
+                if not isinstance(row, dict):
+                    raise ConfigError(
+                        "pipe.to_hf() gives rows to datasets, whose rows are dicts with names for keys, got "
+                        f"{shown(row, 60)}; make dicts with .map(...)"
+                    )
+                yield f"{self._part}_{number}", row
+                number += 1
+        finally:
+            one.close()
+
+    def _loaded(self, state: dict[str, Any], topology: Topology) -> Position:
+        """Where a state says to start.
+
+        Raises:
+            StateError: it is of another dataset, or of another part of the shards.
+        """
+        _check_keys(state)
+        text = deepcopy(state["trainpipes"])  # which may be where another iteration is
+        try:
+            saved = json.loads(text)
+        except (TypeError, ValueError):
+            raise StateError(
+                f"trainpipes: damaged, got {shown(text)}; load the state as it was saved"
+            ) from None
+        session = self.pipeline._session
+        position = session.loaded(session.parse(saved))
+        turn = json.loads(position.extra.get("turn", '{"worker":0,"num_workers":1}'))
+        if (turn["worker"], turn["num_workers"]) != (topology.worker, topology.num_workers):
+            raise StateError(
+                f"this state is of part {turn['worker']} of {turn['num_workers']} of the rows, loaded where "
+                f"part {topology.worker} of {topology.num_workers} is read: a dataset of pipe.to_hf() goes "
+                "on with the number of ranks x workers that it was saved with; trainpipes.Loader takes any"
+            )
+        return position
+
+
+def _check_keys(state: dict[str, Any]) -> None:
+    if state.keys() != {"trainpipes", "type"}:
+        raise StateError(
+            "this is the state of another dataset than one of pipe.to_hf(): its keys are "
+            f"{shown(sorted(map(str, state)))}; load what state_dict() of this dataset gave"
+        )
+
+
+def to_hf(pipeline: Pipeline) -> IterableDataset:
+    """The rows of a pipeline as a ``datasets.IterableDataset``. See ``Pipeline.to_hf``."""
+    plan = pipeline._session.plan
+    batching = pipeline._batching()
+    if batching is not None or plan.chain.place_stages:
+        raise ConfigError(
+            "pipe.to_hf() gives rows, which a DataLoader makes batches of, and this pipeline makes batches "
+            f"itself ({batching or plan.chain.place_stages[0]}): leave that and what follows it out. Batches "
+            "of a pipeline are for trainpipes.Loader(pipe)"
+        )
+    if pipeline._ranks is not None:
+        raise ConfigError(
+            "pipe.to_hf(): datasets deals the shards to ranks and workers, and this pipeline is that of rank "
+            f"{pipeline._ranks[0]} of {pipeline._ranks[1]}: leave .distributed() out, and use "
+            "datasets.distributed.split_dataset_by_node(dataset, rank, world_size)"
+        )
+    features = _features(pipeline)
+    info = datasets.DatasetInfo(features=features)
+    return IterableDataset(PipelineExamples(pipeline, features), info=info)
+
+
+def _features(pipeline: Pipeline) -> Any:
+    """Features of the rows; None where rows are Python objects, or have types that datasets lacks."""
+    try:
+        schema = row_schema(pipeline._session.plan, "to_hf()")
+    except SchemaError:  # they can be read only once
+        return None
+    if schema is None:
+        return None
+    try:
+        return datasets.Features.from_arrow_schema(schema.remove_metadata())
+    except ValueError:
+        return None
+
+
+def pipeline_of(dataset: Any) -> Pipeline | None:
+    """The pipeline whose rows a dataset has, through whatever stages; None where that is not one."""
+    source = getattr(dataset, "_ex_iterable", None)
+    while source is not None and not isinstance(source, PipelineExamples):
+        source = getattr(source, "ex_iterable", None)
+    return None if source is None else source.pipeline

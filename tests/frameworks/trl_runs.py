@@ -1,0 +1,253 @@
+"""What ranks do in tests of TRL."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trainpipes as tp
+from frameworks.steps import Steps
+
+ROWS = 41
+WORDS = "abcdefghij"
+SHAPE = {"batch_size": 2, "num_shards": 4, "seed": 3}
+CHAT = (
+    "{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def rows(kind: str) -> tp.Pipeline:
+    """Rows as TRL's trainers take them, of different lengths, each its own."""
+    told = [f"{n} " + WORDS[: n % 7] for n in range(ROWS)]
+    if kind == "text":
+        data = [{"text": text} for text in told]
+    elif kind == "messages":
+        data = [
+            {
+                "messages": [
+                    {"role": "user", "content": text},
+                    {"role": "assistant", "content": "ok"},
+                ]
+            }
+            for text in told
+        ]
+    else:
+        data = [{"prompt": text, "chosen": text[::-1], "rejected": "no"} for text in told]
+    return tp.from_dataset(data).sharding_filter(num_shards=4).shuffle(16, seed=3)
+
+
+def batches(kind: str) -> tp.Pipeline:
+    """Batches of the recipes."""
+    if kind == "sft":
+        data = [{"prompt": f"{n} =", "response": WORDS[: n % 7 + 1]} for n in range(ROWS)]
+        return tp.recipe("sft", files=tp.from_dataset(data), tokenizer="bytes", **SHAPE)
+    if kind == "preference":
+        data = [
+            {"prompt": f"{n} =", "chosen": WORDS[: n % 7 + 1], "rejected": "n"} for n in range(ROWS)
+        ]
+        return tp.recipe("preference", files=tp.from_dataset(data), tokenizer="bytes", **SHAPE)
+    told = [
+        [{"role": "user", "content": f"{n}"}, {"role": "assistant", "content": WORDS[: n % 7 + 1]}]
+        for n in range(ROWS)
+    ]
+    return tp.recipe(
+        "chat", files=tp.from_dataset([{"messages": one} for one in told]), tokenizer=tokenizer(),
+        template=CHAT, max_length=48, packed=True, **SHAPE,
+    ).repeat()  # fmt: skip
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = [chr(n) for n in range(32, 127)]
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2, **{c: n + 3 for n, c in enumerate(letters)}}
+    made = Tokenizer(models.WordLevel(vocabulary, "<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        chat_template="{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}",
+    )
+
+
+def model() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=258, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, max_position_embeddings=256, pad_token_id=0, eos_token_id=1,
+        )
+    )  # fmt: skip
+
+
+def train(
+    folder: str,
+    log: str,
+    kind: str,
+    steps: int,
+    resume: bool | str = False,
+    stand_at: int | None = None,
+    **options: Any,
+) -> int:
+    """Train on rows, a checkpoint every few steps, and note each batch; returns the steps trained."""
+    warnings.simplefilter("ignore")
+    import trl
+
+    from trainpipes.integrations.trl import DPOTrainer, PositionCallback, SFTTrainer
+
+    preference = "preference" in kind
+    recipe = kind.partition("recipe ")[2]
+    ours = kind.startswith("our ")
+    if recipe or ours:
+        base = DPOTrainer if preference else SFTTrainer
+    else:
+        base = trl.DPOTrainer if preference else trl.SFTTrainer
+
+    class Noting(base):  # type: ignore[misc, valid-type]
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == stand_at:
+                time.sleep(1000)
+            name = "input_ids" if "input_ids" in inputs else "chosen_input_ids"
+            noted.trained_on(0, self.state.global_step, {"input_ids": inputs[name]})
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    config = trl.DPOConfig if preference else trl.SFTConfig
+    arguments = config(
+        output_dir=folder, max_steps=steps, per_device_train_batch_size=2, use_cpu=True, bf16=False,
+        save_steps=3, report_to=[], disable_tqdm=True, gradient_checkpointing=False, logging_steps=1000,
+        max_length=24, **options,
+    )  # fmt: skip
+    noted = Steps(Path(log), arguments.process_index)
+    made: dict[str, Any] = {"ref_model": model()} if preference else {}
+    if recipe:
+        made["train_dataset"] = batches(recipe)
+    elif ours:
+        made["train_dataset"] = rows(kind.removeprefix("our "))
+    else:
+        made["train_dataset"] = rows(kind).repeat().to_hf()
+        made["callbacks"] = [PositionCallback()]
+    trainer = Noting(model=model(), args=arguments, processing_class=tokenizer(), **made)
+    trainer.train(resume_from_checkpoint=resume or None)
+    return int(trainer.state.global_step)
+
+
+def refusals(folder: str) -> list[str]:
+    """What is said where a position cannot be kept, or not be found."""
+    import trl
+    from transformers.trainer_utils import get_last_checkpoint
+
+    from trainpipes.integrations.trl import PositionCallback
+
+    said = []
+
+    def refuse(
+        data: Any,
+        output: str,
+        added: bool = False,
+        callback: Any = None,
+        resume: str | None = None,
+        **options: Any,
+    ) -> None:
+        usual: dict[str, Any] = {
+            "max_steps": 3, "save_steps": 3, "per_device_train_batch_size": 2, "use_cpu": True,
+            "bf16": False, "report_to": [], "disable_tqdm": True, "gradient_checkpointing": False,
+        }  # fmt: skip
+        arguments = trl.SFTConfig(output_dir=f"{folder}/{output}", **{**usual, **options})
+        kept = callback or PositionCallback()
+        try:
+            trainer = trl.SFTTrainer(
+                model=model(), args=arguments, train_dataset=data, processing_class=tokenizer(),
+                callbacks=[] if added else [kept],
+            )  # fmt: skip
+            if added:
+                trainer.add_callback(kept)
+            trainer.train(resume_from_checkpoint=resume)
+            said.append("trained")
+        except (ValueError, tp.TrainpipesError) as error:
+            said.append(str(error))
+
+    import datasets
+
+    endless = rows("text").repeat()
+    refuse(endless.to_hf(), "steps", max_steps=-1)
+    refuse(rows("text").to_hf(), "finite")
+    refuse(endless.to_hf().take(3), "taken")
+    refuse(datasets.Dataset.from_list([{"text": "a"}] * 9), "others")
+    refuse(endless.to_hf(), "added", added=True)
+    refuse(endless.to_hf(), "epochs", save_strategy="epoch")
+    refuse(endless.to_hf(), "shuffled", shuffle_dataset=True)
+    refuse(endless.to_hf(), "first")
+    first = get_last_checkpoint(f"{folder}/first")
+    more = {"max_steps": 4, "resume": first}
+    refuse(endless.to_hf(), "elsewhere", **more)
+    refuse(endless.to_hf(), "elsewhere", callback=PositionCallback(first), **more)
+    refuse(endless.to_hf(), "first", dataloader_num_workers=1, **more)
+    refuse(rows("text").filter(bool).repeat().to_hf(), "first", **more)
+    return said
+
+
+def evaluated(folder: str) -> dict[str, Any]:
+    """What an evaluation on batches of a pipeline says, on this many ranks, and what is refused."""
+    import trl
+
+    from trainpipes.integrations.trl import DPOTrainer, SFTTrainer
+
+    usual: dict[str, Any] = {
+        "output_dir": folder, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "use_cpu": True,
+        "bf16": False, "report_to": [], "disable_tqdm": True, "gradient_checkpointing": False,
+        "save_strategy": "no", "learning_rate": 0.0,
+    }  # fmt: skip
+    found: dict[str, Any] = {}
+    for name, base, config in (
+        ("sft", SFTTrainer, trl.SFTConfig),
+        ("preference", DPOTrainer, trl.DPOConfig),
+    ):
+        torch.manual_seed(0)
+        given = {"ref_model": model()} if name == "preference" else {}
+        trainer = base(
+            model=model(), args=config(**usual), train_dataset=batches(name),
+            eval_dataset=batches(name), processing_class=tokenizer(), **given,
+        )  # fmt: skip
+        trainer.train()
+        logged = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
+        found[name] = [*logged, trainer.evaluate(batches(name))["eval_loss"]]
+    said = []
+    usual["eval_strategy"] = "no"
+    given = {"model": model(), "train_dataset": batches("sft"), "processing_class": tokenizer()}
+    for options, more in (
+        ({"packing": True}, {}),
+        ({"dataset_kwargs": {"skip_prepare_dataset": True}}, {}),
+        ({}, {"eval_dataset": rows("text")}),
+    ):
+        try:
+            SFTTrainer(args=trl.SFTConfig(**usual, **options), **given, **more)
+        except tp.ConfigError as error:
+            said.append(str(error))
+    return {**found, "said": said}
+
+
+def write_samples(folder: str) -> None:
+    """Pairs and a tokenizer for the docs' script."""
+    tokenizer().save_pretrained(f"{folder}/tokenizer")
+    pairs = [{"prompt": f"{n} =", "response": WORDS[: n % 7 + 1]} for n in range(112)]
+    Path(folder, "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+
+
+def script(arguments: list[str]) -> list[tuple[int, float]]:
+    """The losses of the docs' script, by step."""
+    warnings.simplefilter("ignore")
+    path = Path(__file__).parents[2] / "docs" / "examples" / "trl_sft.py"
+    main = runpy.run_path(str(path))["main"]
+    history = main(arguments).state.log_history
+    return [(line["step"], line["loss"]) for line in history if "loss" in line]
