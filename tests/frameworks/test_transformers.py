@@ -47,23 +47,13 @@ def since(ranks: list[dict[int, list[str]]], step: int) -> list[dict[int, list[s
 
 
 def killed_before(
-    step: int,
-    notes: Path,
-    folder: Path,
-    kind: str,
-    output: Path,
-    resume: Any,
-    given: dict[str, Any],
+    step: int, expected: list[dict[int, list[str]]], folder: Path, *arguments: Any
 ) -> None:
     """Train on 2 ranks up to a step, and kill them."""
-    ranks = Ranks(train_with, 2, folder, notes, kind, output, resume, step, given)
-    whole = given["gradient_accumulation_steps"]
-
-    def trained() -> bool:
-        found = by_step(notes)
-        return len(found) == 2 and all(len(rank.get(step - 1, [])) == whole for rank in found)
-
-    ranks.kill_when(trained)
+    notes, *rest, given = arguments
+    ranks = Ranks(train_with, 2, folder, notes, *rest, step, given)
+    last = [len(rank[step - 1]) for rank in expected]
+    ranks.kill_when(lambda: [len(rank.get(step - 1, [])) for rank in by_step(notes)] == last)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,22 +67,16 @@ def test_a_run_is_resumed_exactly(kind: str, tmp_path: Path) -> None:
     expected = by_step(tmp_path / "notes")
     assert told[0] == told[1]
 
-    # Killed in its first epoch, and in the second.
+    # Killed in its first epoch, and in the second: after a checkpoint, and a step more.
     some = {**given, "save_strategy": "steps", "save_steps": 2}
     killed = tmp_path / "killed"
-    killed_before(3, tmp_path / "notes-1", tmp_path / "kill-1", kind, killed, None, some)
-    later = first_epoch + 1 + first_epoch % 2
-    killed_before(later + 2, tmp_path / "notes-2", tmp_path / "kill-2", kind, killed, True, some)
-    ended = run(
-        train_with, 2, tmp_path / "end", tmp_path / "notes-3", kind, killed, True, None, some
-    )
-    assert since(by_step(tmp_path / "notes-1"), 2) == [{2: rank[2]} for rank in expected], (
-        "it was killed after what was saved"
-    )
-    assert by_step(tmp_path / "notes-2") == [
-        {at: found for at, found in rank.items() if 2 <= at < later + 2} for rank in expected
-    ]
-    assert by_step(tmp_path / "notes-3") == since(expected, later + 1)
+    first, second, third = (tmp_path / f"notes-{part}" for part in (1, 2, 3))
+    killed_before(3, expected, tmp_path / "kill-1", first, kind, killed, None, some)
+    killed_before(5, expected, tmp_path / "kill-2", second, kind, killed, True, some)
+    ended = run(train_with, 2, tmp_path / "end", third, kind, killed, True, None, some)
+    assert by_step(first) == [{at: rank[at] for at in range(3)} for rank in expected]
+    assert by_step(second) == [{at: rank[at] for at in range(2, 5)} for rank in expected]
+    assert by_step(third) == since(expected, 4)
     assert ended == told
 
     # At an epoch's very end, and at its start.
