@@ -56,6 +56,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in skipped]
 
 
+def pytest_collection_finish() -> None:
+    """What modules and tests hold stays to the end: half a million objects that no later collection looks
+    at, which takes 0.2 s, and many tests ask for one."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of what must never change by accident."""
