@@ -59,13 +59,12 @@ def test_each_kind_of_counted_pipeline_gives_the_same_both_ways(name: str, tmp_p
     for world, workers in ((1, 1), (2, 1), (2, 2), (4, 1)):
         if shards % (world * workers):
             continue
-        for m in (0, 1, 7):
+        for number, m in ((0, 0), (0, 7), (1, 1)):
             for rank in range(world):
                 for worker in range(workers):
                     topology = Topology(rank, world, worker, workers)
-                    for number in (0, 1):
-                        short, long = both_ways(pipe, topology, m, number)
-                        assert same(short, long), (topology, m, number)
+                    short, long = both_ways(pipe, topology, m, number)
+                    assert same(short, long), (topology, m, number)
 
 
 def table(rows: int) -> pa.Table:

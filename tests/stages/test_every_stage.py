@@ -1,4 +1,4 @@
-"""Every stage resumes exactly, from before every item."""
+"""Every stage resumes exactly; from before every item, where slow tests are asked for."""
 
 import warnings
 
@@ -26,8 +26,8 @@ def test_a_stage_resumes_exactly(name, folder):
     pipe = FINITE[name](folder)
     if " / " in name:  # a variant before some items
         report = check_resume(pipe, processes=0, every=5, epochs=2)
-    else:  # a stage before every item, and before some of a later epoch and in another process
-        report = check_resume(pipe, processes=0, epochs=2)
+    else:  # a stage before every other item, some of a later epoch, and in another process
+        report = check_resume(pipe, processes=0, every=2, epochs=2)
         check_resume(pipe, processes=1, every=7, epochs=3)
     assert report.items[0] >= 3
     print(f"{name}: {report}")  # noqa: T201
@@ -37,8 +37,17 @@ def test_a_stage_resumes_exactly(name, folder):
 def test_an_endless_stage_resumes_exactly(name, folder):
     pipe = ENDLESS[name](folder)
     assert check_resume(pipe, limit=16, epochs=2, processes=0).items == (16, 16)
-    far = check_resume(pipe, limit=40, epochs=2, every=6, processes=1)
+    far = check_resume(pipe, limit=40, epochs=2, every=9, processes=1)
     assert far.items == (40, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FINITE, *ENDLESS])
+def test_a_stage_resumes_exactly_from_before_every_item(name, folder):
+    if name in FINITE:
+        check_resume(FINITE[name](folder), epochs=3)
+    else:
+        check_resume(ENDLESS[name](folder), limit=40, epochs=2)
 
 
 def test_a_fresh_spawned_process_resumes_the_whole_chain(folder):
