@@ -35,7 +35,7 @@ main()
 class Launch:
     """Ranks of one script under ``torchrun``, on this machine and over gloo.
 
-    The launcher forks its ranks, which takes a tenth of the time of interpreters of their own.
+    The launcher forks its ranks, so that torch is imported once for all of them.
 
     Args:
         script: what each rank runs.
