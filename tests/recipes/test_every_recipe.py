@@ -25,8 +25,8 @@ def test_a_resume_is_exact(name: str, folder: Path) -> None:
     pipe = EVERY[name](folder)
     if pipe._session.plan.chain.endless:
         check_resume(pipe, limit=20, epochs=1)
-    else:  # before every batch, and before some of a later epoch
-        check_resume(pipe, epochs=2, processes=0)
+    else:  # before every third batch, and before some of a later epoch
+        check_resume(pipe, epochs=2, every=3, processes=0)
         check_resume(pipe, epochs=3, every=7, processes=1)
 
 
