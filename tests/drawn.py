@@ -21,10 +21,10 @@ from trainpipes.runtime.source import RowSource
 
 
 def examples(count: int, *, shrink: bool = True) -> settings:
-    """``count`` examples, and more of them in the nightly run.
+    """As many examples as fit the run: half of ``count`` in an ordinary one, 20 times as many in the nightly.
 
     Args:
-        count: in an ordinary run.
+        count: examples, where a property that says nothing has 100.
         shrink: look for a simpler one that fails; that takes minutes where each starts processes.
     """
     phases = [phase for phase in Phase if shrink or phase not in (Phase.shrink, Phase.explain)]

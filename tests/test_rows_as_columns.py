@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import trainpipes as tp
+from drawn import examples
 from trainpipes.testing import check_resume, digest
 
 Rows = list[dict[str, Any]]
@@ -101,7 +102,7 @@ def outcome(source: Any, most: int = 60) -> tuple[list[str], list[Any], str]:
     return items, states, "end"
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(120)
 @given(
     st.lists(st.sampled_from(sorted(ODD)), min_size=1, max_size=5),
     st.lists(st.sampled_from(sorted(ODD)), max_size=3),

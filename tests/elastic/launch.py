@@ -21,8 +21,21 @@ __all__ = ["Launch"]
 TESTS = Path(__file__).resolve().parents[1]
 
 
+#: ``torchrun``, with what ranks import before it starts them: forked, they have it. They do not keep its
+#: handler of SIGTERM, which ends a process only once it is back in Python.
+TORCHRUN = """
+import os, signal
+import torch._dynamo, torch.distributed.checkpoint, trainpipes.testing
+from torch.distributed.run import main
+os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+main()
+"""
+
+
 class Launch:
     """Ranks of one script under ``torchrun``, on this machine and over gloo.
+
+    The launcher forks its ranks, so that torch is imported once for all of them.
 
     Args:
         script: what each rank runs.
@@ -53,8 +66,8 @@ class Launch:
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        command = [sys.executable, "-m", "torch.distributed.run", *rendezvous]
-        command += ["--nproc-per-node", str(ranks), str(script), *arguments]
+        command = [sys.executable, "-c", TORCHRUN, *rendezvous, "--start-method", "fork"]
+        command += ["--nproc-per-node", str(ranks), "--run-path", str(script), *arguments]
         with self._said.open("wb") as output:
             self._agent = psutil.Popen(
                 command, env=environment, stdout=output, stderr=subprocess.STDOUT

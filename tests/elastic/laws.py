@@ -71,26 +71,43 @@ def reads_of(whole: Whole, ranks: int) -> list[tuple[Reads, int]]:
     return ways
 
 
-def assert_ranks_agree(pipe: tp.Pipeline, few: bool = False) -> None:
-    """Ranks together give the sequence of one, however they read; ``few``: in one way each."""
+def sizes_of(pipe: tp.Pipeline, thorough: int) -> list[int]:
+    """Numbers of ranks that are tried: two of them for 0."""
+    sizes = world_sizes(pipe)
+    return sizes if thorough else sorted({sizes[len(sizes) // 2], sizes[-1]})
+
+
+def assert_ranks_agree(pipe: tp.Pipeline, thorough: int = 1) -> None:
+    """Ranks together give the sequence of one, however they read.
+
+    Args:
+        thorough: 0 for two numbers of ranks in one way each, 1 for each number in one way, so that all ways
+            come up, 2 for each number in each way.
+    """
     whole = Whole(pipe)
-    for ranks in world_sizes(pipe):
+    for ranks in sizes_of(pipe, thorough):
         end = whole.steps(ranks) * ranks if ranks > 1 else None
         expected = {m: item for m, item in whole.items.items() if end is None or m < end}
         ways = reads_of(whole, ranks)
-        for reads, workers in ways[ranks % len(ways) :][:1] if few else ways:
+        for reads, workers in ways if thorough == 2 else [ways[ranks % len(ways)]]:
             leg = Leg(pipe, ranks, workers, reads)
             assert dict(given_by(leg, whole, 0, None)) == expected, f"{ranks} ranks, {reads}"
             leg.close()
 
 
-def assert_resumes_elsewhere(pipe: tp.Pipeline, few: bool = False) -> None:
-    """A run that was saved on some ranks goes on on others; ``few``: saved at one place each."""
+def assert_resumes_elsewhere(pipe: tp.Pipeline, thorough: int = 1) -> None:
+    """A run that was saved on some ranks goes on on others.
+
+    Args:
+        thorough: 0 for two numbers of ranks, 1 for each number, saved at one place; 2 for each at both.
+    """
     whole = Whole(pipe)
     sizes = world_sizes(pipe)
-    for number, ranks in enumerate(sizes):
+    for ranks in sizes_of(pipe, thorough):
+        number = sizes.index(ranks)
         steps = whole.steps(ranks)
-        for stop in {steps // 2} if few else {min(1, steps), steps // 2}:
+        places = [steps // 2, min(1, steps)]
+        for stop in places if thorough == 2 else [places[thorough * number % 2]]:
             others = sizes[(number + 1 + stop) % len(sizes)]
             reads, workers = reads_of(whole, ranks)[stop % 2]
             first = Leg(pipe, ranks, workers, reads)

@@ -28,12 +28,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", MAKES)
 def test_ranks_together_give_the_sequence_of_one(name: str, folder: Path) -> None:
-    assert_ranks_agree(MAKES[name](folder), few=" / " in name)
+    assert_ranks_agree(MAKES[name](folder), thorough=" / " not in name)
 
 
 @pytest.mark.parametrize("name", MAKES)
 def test_a_run_saved_on_some_ranks_goes_on_on_others(name: str, folder: Path) -> None:
-    assert_resumes_elsewhere(MAKES[name](folder), few=" / " in name)
+    assert_resumes_elsewhere(MAKES[name](folder), thorough=" / " not in name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAKES)
+def test_the_laws_hold_for_every_number_of_ranks_in_every_way(name: str, folder: Path) -> None:
+    assert_ranks_agree(MAKES[name](folder), thorough=2)
+    assert_resumes_elsewhere(MAKES[name](folder), thorough=2)
 
 
 def test_no_public_stage_is_missing_here() -> None:

@@ -135,8 +135,8 @@ def test_a_mix_is_fitted_on_every_row_of_its_sources_once() -> None:
 
 def test_a_resume_is_exact_and_ranks_agree(tmp_path: Path) -> None:
     path = write("parquet", tmp_path, table(96))
-    check_resume(tabular(path, **SMALL))
-    check_resume(tabular(path, evaluate=True, batch_size=8, num_shards=12))
+    check_resume(tabular(path, **SMALL), every=3)
+    check_resume(tabular(path, evaluate=True, batch_size=8, num_shards=12), every=3)
     assert_ranks_agree(tabular(path, **SMALL))
     assert_resumes_elsewhere(tabular(path, **SMALL))
     assert_ranks_agree(tabular(path, evaluate=True, batch_size=8, num_shards=12))

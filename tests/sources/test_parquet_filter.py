@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import trainpipes as tp
+from drawn import examples
 from trainpipes import Pipeline
 from trainpipes.errors import ConfigError, SchemaError, StateError, UnreadableError
 from trainpipes.testing import check_resume
@@ -97,7 +98,7 @@ def filters(draw: st.DrawFn, names: list[str], table: pa.Table, depth: int = 2) 
     return (compared == False) if choice == 4 else compared  # noqa: E712
 
 
-@settings(max_examples=400)
+@examples(300)
 @given(data=st.data())
 def test_no_row_that_matches_is_left_out_and_none_is_given_that_does_not(
     data: st.DataObject,

@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out(server: FaultyServer) ->
 @pytest.mark.parametrize("stage", ["listing", "rows"])
 @pytest.mark.parametrize("fault", [BUSY, "stall"], ids=["503", "stall"])
 def test_a_store_that_is_gone_is_said_to_be(server: FaultyServer, stage: str, fault: Fault) -> None:
-    pipe = pipeline(server, "1/*.parquet", 2).batch(8)
+    pipe = pipeline(server, "1/*.parquet", 1).batch(8)
     if stage == "rows":
         len(pipe)
     server.fault = lambda *_: fault

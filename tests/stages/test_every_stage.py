@@ -1,4 +1,4 @@
-"""Every stage resumes exactly, from before every item."""
+"""Every stage resumes exactly; from before every item, where slow tests are asked for."""
 
 import warnings
 
@@ -23,19 +23,31 @@ def test_no_stage_is_missing_here():
 
 @pytest.mark.parametrize("name", FINITE)
 def test_a_stage_resumes_exactly(name, folder):
-    # A stage before every item and in a process of its own, its variants before some.
-    variant = " / " in name
-    every = 5 if variant or "rows" in name else 1
-    epochs = 2 if variant else 3
-    report = check_resume(FINITE[name](folder), processes=not variant, every=every, epochs=epochs)
+    pipe = FINITE[name](folder)
+    if " / " in name:  # a variant before some items
+        report = check_resume(pipe, processes=0, every=5, epochs=2)
+    else:  # a stage before every other item, some of a later epoch, and in another process
+        report = check_resume(pipe, processes=0, every=2, epochs=2)
+        check_resume(pipe, processes=1, every=7, epochs=3)
     assert report.items[0] >= 3
     print(f"{name}: {report}")  # noqa: T201
 
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_endless_stage_resumes_exactly(name, folder):
-    report = check_resume(ENDLESS[name](folder), limit=40, epochs=2, processes=1)
-    assert report.items == (40, 40)
+    pipe = ENDLESS[name](folder)
+    assert check_resume(pipe, limit=16, epochs=2, processes=0).items == (16, 16)
+    far = check_resume(pipe, limit=40, epochs=2, every=9, processes=1)
+    assert far.items == (40, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FINITE, *ENDLESS])
+def test_a_stage_resumes_exactly_from_before_every_item(name, folder):
+    if name in FINITE:
+        check_resume(FINITE[name](folder), epochs=3)
+    else:
+        check_resume(ENDLESS[name](folder), limit=40, epochs=2)
 
 
 def test_a_fresh_spawned_process_resumes_the_whole_chain(folder):
