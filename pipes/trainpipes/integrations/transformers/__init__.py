@@ -23,7 +23,7 @@ for _hook in HOOKS:
         raise MissingExtraError(
             "trainpipes.integrations.transformers needs a Trainer of transformers 5.3 or later, got "
             f"{transformers.__version__}, which has no Trainer.{_hook}: "
-            "pip install 'transformers[torch]>=5.3,<6'"
+            "pip install 'transformers>=5.3,<6' accelerate"
         )
 
 
