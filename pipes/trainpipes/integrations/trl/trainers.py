@@ -33,7 +33,7 @@ CONTRADICTING = {
 }
 
 
-class _Shown(IterableDataset):  # type: ignore[misc]  # datasets has no types
+class _Shown(IterableDataset):
     """A dataset of one row, to be looked at in place of a pipeline."""
 
     def __init__(self, row: dict[str, Any], pipeline: Pipeline) -> None:
@@ -115,7 +115,7 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         return dataset.pipeline
 
 
-class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):  # type: ignore[misc]
+class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):
     """``trl.SFTTrainer`` that takes pipelines. See ``PipelineDatasetsMixin``.
 
     Batches are those of the recipes ``sft``, ``chat`` and ``pretrain``: ``input_ids``, ``labels``, and
@@ -132,7 +132,7 @@ class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):  # type: ignore[misc]
         return batch
 
 
-class DPOTrainer(PipelineDatasetsMixin, trl.DPOTrainer):  # type: ignore[misc]
+class DPOTrainer(PipelineDatasetsMixin, trl.DPOTrainer):
     """``trl.DPOTrainer`` that takes pipelines. See ``PipelineDatasetsMixin``.
 
     Batches are those of the recipe ``preference``.
