@@ -32,10 +32,10 @@ MOST_TEXT = 500
 
 _STRONG = (
     r"\w*(?:password|passwd|passphrase|secret|credential|api_?key|access_?key|private_?key|account_?key"
-    r"|conn(?:ection)?_str(?:ing)?|authorization|bearer)\w*"
+    r"|conn(?:ection)?_str(?:ing)?|authorization|bearer|cookie)\w*"
     r"|(?:\w*_)?(?:hf|auth|access|api|session|security|refresh|sas)_?token"
 )
-_SECRET = re.compile(rf"(?:{_STRONG}|token|sas|sig|signature)", re.IGNORECASE)
+_SECRET = re.compile(rf"(?:{_STRONG}|token|auth|headers?|sas|sig|signature)", re.IGNORECASE)
 #: In a text, such as an object's ``repr``: name=value, and "name": value.
 _ASSIGNED = re.compile(
     rf"""((?:\b(?:{_STRONG})\s*=|(?P<q>['"])(?:{_STRONG})(?P=q)\s*:)\s*)"""

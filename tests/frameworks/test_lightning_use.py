@@ -230,3 +230,25 @@ def test_evaluation_that_would_leave_rows_out_is_warned_of(
     data = PipelineDataModule(val=held_out().distributed(rank=0, world_size=2))
     with pytest.warns(UserWarning, match="leaves out the last 1 of 5 batches on 2 ranks"):
         make_trainer(tmp_path).validate(EvaluatedModel(), datamodule=data, verbose=False)
+
+
+def test_an_evaluation_without_an_end_is_refused_unless_it_is_limited(tmp_path: Path) -> None:
+    data = PipelineDataModule(val=held_out().repeat())
+    with pytest.raises(
+        tp.ConfigError, match=r"leave .repeat\(\) out, or say Trainer\(limit_val_batches"
+    ):
+        make_trainer(tmp_path).validate(EvaluatedModel(), datamodule=data, verbose=False)
+    limited = make_trainer(tmp_path, limit_val_batches=1)
+    limited.validate(EvaluatedModel(), datamodule=data, verbose=False)
+
+
+def test_a_pipeline_that_has_ended_among_others_is_refused(tmp_path: Path) -> None:
+    both = {"a": pipeline("counted"), "b": pipeline("short")}
+    with pytest.raises(tp.ConfigError, match='write "max_size_cycle"'):
+        PipelineDataModule(CombinedLoader(both, "max_size"))
+
+
+@pytest.mark.parametrize("state", [None, {}, [], "x", {"val": 1}])
+def test_what_is_no_state_of_the_module_is_refused(state: Any) -> None:
+    with pytest.raises(tp.StateError, match=r"loads \{'train': state\}"):
+        PipelineDataModule(pipeline("counted")).load_state_dict(state)

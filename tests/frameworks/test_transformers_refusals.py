@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from frameworks.transformers_runs import OwnTrainer, arguments, model, pipeline, rows
@@ -87,6 +89,56 @@ def test_a_checkpoint_without_a_position(tmp_path: Path) -> None:
     (whole / FILE).write_text('{"loader": {}}')
     with pytest.raises(tp.StateError, match="was not written by trainpipes' Trainer"):
         trainer(tmp_path / "new", pipeline("counted"), **given).train(str(whole))
+
+
+def test_without_a_position_of_its_own_a_run_goes_on_where_the_pipeline_is_told_to(
+    tmp_path: Path,
+) -> None:
+    given = {"num_train_epochs": 2, "gradient_accumulation_steps": 1}
+    first = trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=30, **given)
+    first.train()
+    saved = tmp_path / "checkpoint-30"
+    (saved / FILE).unlink()
+    pipe = pipeline("counted")
+    pipe.load_state_dict(pipe.state_at(6, epoch=1))
+    again = trainer(tmp_path / "new", pipe, ignore_data_skip=True, **given)
+    again.train(str(saved))
+    assert again.state.global_step == first.state.global_step == 48
+    assert again.state.epoch == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"step": 3},
+        {"step": -1},
+        {"step": None},
+        {"first_epoch": 7},
+        {"first_epoch": "x"},
+        {"loader": []},
+    ],
+)
+def test_a_position_that_is_not_of_the_checkpoint_is_refused(
+    damage: dict[str, Any], tmp_path: Path
+) -> None:
+    trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=2, max_steps=4).train()
+    path = tmp_path / "checkpoint-4" / FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    with pytest.raises(tp.StateError, match="resume from a"):
+        trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(tp.StateError, match="is no JSON"):
+        trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
+
+
+def test_a_loader_in_place_of_a_pipeline_is_refused(tmp_path: Path) -> None:
+    pipe = pipeline("counted")
+    for wrong in (tp.Loader(pipe), DataLoader(pipe, batch_size=None)):
+        with pytest.raises(tp.ConfigError, match="write train_dataset=pipe, and say workers"):
+            trainer(tmp_path, wrong)
+        with pytest.raises(tp.ConfigError, match="write eval_dataset=pipe"):
+            Trainer(model(), arguments(tmp_path), train_dataset=pipe, eval_dataset={"a": wrong})
 
 
 def test_training_again_begins_with_the_first_epoch(tmp_path: Path) -> None:

@@ -12,7 +12,15 @@ import torch
 import trainpipes as tp
 from frameworks.ranks import Ranks, run
 from frameworks.steps import digests_by_step
-from frameworks.trl_runs import batches, evaluated, refusals, script, train, write_samples
+from frameworks.trl_runs import (
+    batches,
+    evaluated,
+    other_batches,
+    refusals,
+    script,
+    train,
+    write_samples,
+)
 
 pytest.importorskip("trl")
 
@@ -203,6 +211,22 @@ def test_where_no_position_can_be_kept_or_found_that_is_said(tmp_path: Path) -> 
         "trained",
         "dataloader_num_workers: saved 0, now 1",
         "stages: saved from_dataset -> sharding_filter -> shuffle -> repeat, now",
+    ]
+    assert [
+        text if part not in text else part for part, text in zip(wanted, said, strict=True)
+    ] == wanted
+
+
+def test_batches_of_another_kind_and_damaged_positions_are_refused(tmp_path: Path) -> None:
+    (said,) = run(other_batches, 1, tmp_path / "ranks", str(tmp_path / "out"))
+    wanted = [
+        "SFTTrainer trains on batches with 'input_ids', such as those of the recipes sft, chat and pretrain",
+        "DPOTrainer trains on batches with 'chosen_input_ids', such as those of the recipe preference",
+        "write train_dataset=pipe",
+        "trained",
+        "is damaged, or of something else",
+        "is damaged, or of something else",
+        "is damaged (",
     ]
     assert [
         text if part not in text else part for part, text in zip(wanted, said, strict=True)

@@ -197,6 +197,52 @@ def refusals(folder: str) -> list[str]:
     return said
 
 
+def other_batches(folder: str) -> list[str]:
+    """What is said to batches of another kind, to a loader, and to a position file that is damaged."""
+    import trl
+
+    from trainpipes.integrations.trl import DPOTrainer, PositionCallback, SFTTrainer
+
+    usual: dict[str, Any] = {
+        "output_dir": folder, "max_steps": 2, "save_steps": 1, "use_cpu": True, "bf16": False,
+        "report_to": [], "disable_tqdm": True, "gradient_checkpointing": False,
+        "per_device_train_batch_size": 2,
+    }  # fmt: skip
+    said = []
+
+    def told(base: Any, config: Any, data: Any, resume: Any = None, **more: Any) -> None:
+        try:
+            trainer = base(
+                model=model(), args=config(**usual), train_dataset=data, processing_class=tokenizer(),
+                **more,
+            )  # fmt: skip
+            trainer.train(resume_from_checkpoint=resume)
+            said.append("trained")
+        except tp.TrainpipesError as error:
+            said.append(str(error))
+
+    told(SFTTrainer, trl.SFTConfig, batches("preference"))
+    told(DPOTrainer, trl.DPOConfig, batches("sft"), ref_model=model())
+    told(SFTTrainer, trl.SFTConfig, tp.Loader(batches("sft")))
+    endless = rows("text").repeat().to_hf()
+    told(trl.SFTTrainer, trl.SFTConfig, endless, callbacks=[PositionCallback()])
+    (path,) = Path(folder, "checkpoint-1").glob("trainpipes/rank-*")
+    for content in (None, {"a": 1}):
+        torch.save(content, path)
+        told(
+            trl.SFTTrainer,
+            trl.SFTConfig,
+            endless,
+            str(path.parents[1]),
+            callbacks=[PositionCallback()],
+        )
+    path.write_bytes(b"")
+    told(
+        trl.SFTTrainer, trl.SFTConfig, endless, str(path.parents[1]), callbacks=[PositionCallback()]
+    )
+    return said
+
+
 def evaluated(folder: str) -> dict[str, Any]:
     """What an evaluation on batches of a pipeline says, on this many ranks, and what is refused."""
     import trl

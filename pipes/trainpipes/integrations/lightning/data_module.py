@@ -138,6 +138,11 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let training go on where the state was taken. What only evaluates leaves it as it is."""
         if self.trainer is None or self.trainer.state.fn in (None, TrainerFn.FITTING):
+            if not isinstance(state_dict, dict) or "train" not in state_dict:
+                raise StateError(
+                    "a PipelineDataModule loads {'train': state}, as its state_dict() gave it or Lightning's "
+                    f"checkpoint holds it, got {shown(state_dict)}"
+                )
             self._to_load = state_dict["train"]
 
     def _load(self, loaders: list[TrainingLoader], states: Any) -> None:
@@ -165,6 +170,11 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         else:
             combined = CombinedLoader(given, MODES.get(stage, "sequential"))
         pipelines = combined.flattened
+        if stage == "train" and combined._mode == "max_size" and len(pipelines) > 1:
+            raise ConfigError(
+                'CombinedLoader(mode="max_size") gives None where a pipeline has ended, which has no '
+                'position to save: write "max_size_cycle", in which it starts anew, or "min_size"'
+            )
         for pipeline in pipelines:
             if not isinstance(pipeline, Pipeline):
                 raise ConfigError(_not_a_pipeline(stage, pipeline))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from trainpipes.errors import StateError
+from trainpipes.errors import ConfigError, StateError
 from trainpipes.integrations.lightning.progress import Progress
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
@@ -195,7 +195,13 @@ class EvaluationLoader:
         """Warn if it would leave rows out."""
         session = self.loader._session
         world, chain = session.ranks()[1], session.plan.chain
-        if world == 1 or chain.ragged or chain.endless:
+        if chain.endless:
+            limit = f"limit_{stage}_batches"
+            raise ConfigError(
+                f"PipelineDataModule({stage}) is a pipeline without an end: leave .repeat() out, or say "
+                f"Trainer({limit}=...)"
+            )
+        if world == 1 or chain.ragged:
             return
         try:
             whole = len(self.pipeline.distributed(rank=0, world_size=1))

@@ -65,7 +65,8 @@ class Progress:
         trainer = self.trainer
         limits = {"test": trainer.limit_test_batches, "predict": trainer.limit_predict_batches}
         fn = trainer.state.fn
-        return bool(limits.get(fn and fn.value, trainer.limit_val_batches) == 1.0)
+        limit = limits.get(fn and fn.value, trainer.limit_val_batches)
+        return isinstance(limit, float) and limit == 1.0  # 1 is one batch
 
     def count_as(self, taken: int) -> None:
         """Count a resumed epoch's batches as this number of ranks would have taken them.

@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainpipes.cursor import is_count
 from trainpipes.errors import StateError
 
-__all__ = ["FILE", "SavedPosition", "read", "write"]
+__all__ = ["FILE", "SavedPosition", "read", "trained", "write"]
 
-#: Its name in a checkpoint's folder.
+#: Its name in a checkpoint's folder, and that of the file in which the Trainer says how far it is.
 FILE = "trainpipes.json"
+TRAINER_STATE = "trainer_state.json"
 
 
 class SavedPosition(NamedTuple):
@@ -51,13 +53,34 @@ def read(folder: Path) -> SavedPosition | None:
         found = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise StateError(
             f"{path} is no JSON ({error}): resume from another checkpoint", path=str(path)
         ) from error
-    if not isinstance(found, dict) or set(found) != set(SavedPosition._fields):
+    if not (isinstance(found, dict) and set(found) == set(SavedPosition._fields)) or not (
+        is_count(found["step"])
+        and is_count(found["first_epoch"])
+        and isinstance(found["loader"], dict)
+        and found["first_epoch"] <= found["loader"].get("epoch", -1)
+    ):
         raise StateError(
-            f"{path} was not written by trainpipes' Trainer: resume from a checkpoint that was",
+            f"{path} was not written by trainpipes' Trainer, or is damaged: resume from another checkpoint",
             path=str(path),
         )
-    return SavedPosition(**found)
+    saved, (step, _) = SavedPosition(**found), trained(folder)
+    if saved.step != step:
+        raise StateError(
+            f"{path} is of step {saved.step}, and the checkpoint of step {step}: the file belongs to another "
+            "one; resume from a checkpoint as it was saved",
+            path=str(path),
+        )
+    return saved
+
+
+def trained(folder: Path) -> tuple[int, int]:
+    """Optimizer steps and whole epochs that were trained before a checkpoint, as the Trainer says."""
+    try:
+        state = json.loads((folder / TRAINER_STATE).read_text())
+    except (OSError, ValueError):
+        return 0, 0
+    return int(state.get("global_step") or 0), int((state.get("epoch") or 0) + 1e-6)

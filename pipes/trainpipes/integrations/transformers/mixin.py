@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # a Trainer, whose types are not there without transformers
 else:
     Base = object
 
-__all__ = ["HOOKS", "PipelineTrainerMixin"]
+__all__ = ["HOOKS", "PipelineTrainerMixin", "check_datasets"]
 
 #: Methods of the Trainer that are built upon; earlier versions lack some.
 HOOKS = (
@@ -77,6 +77,7 @@ class PipelineTrainerMixin(Base):
 
     def _validate_args(self) -> None:
         pipe, args = self.train_dataset, self.args
+        check_datasets(train_dataset=pipe, eval_dataset=self.eval_dataset)
         if _makes_batches(pipe) and args.max_steps <= 0 and not has_length(pipe):
             raise ConfigError(_no_epochs(pipe, args))
         super()._validate_args()
@@ -187,7 +188,8 @@ class PipelineTrainerMixin(Base):
                 "ignore_data_skip=True, the data begins at the start of an epoch, or where "
                 "pipe.load_state_dict(...) says"
             )
-        run = TrainingRun(loader, saved)
+        step, epoch = (0, 0) if folder is None else checkpoint_file.trained(Path(folder))
+        run = TrainingRun(loader, saved, step, epoch)
         if run.left == 0:
             batches, (_, world) = (
                 loader._session.plan.counts.batches_in_pass,
@@ -299,6 +301,20 @@ class PipelineTrainerMixin(Base):
             return batch
         taken = {*names, *self.label_names}
         return {name: value for name, value in batch.items() if name in taken}
+
+
+def check_datasets(**given: Any) -> None:
+    """Raise if a loader is given in place of its pipeline."""
+    for name, dataset in given.items():
+        several = dataset.values() if isinstance(dataset, dict) else [dataset]
+        for one in several:
+            pipe = one.pipeline if isinstance(one, Loader) else getattr(one, "dataset", None)
+            if isinstance(pipe, Pipeline):
+                raise ConfigError(
+                    f"{name} is the pipeline itself, of which the trainer makes a loader, got a "
+                    f"{type(one).__name__}: write {name}=pipe, and say workers by dataloader_num_workers= in "
+                    "the arguments"
+                )
 
 
 def _makes_batches(dataset: Any) -> bool:

@@ -64,6 +64,8 @@ class TrainingRun:
     Args:
         loader: gives the batches. It is told where to start.
         saved: the position to start from, if the run is resumed from one.
+        step: optimizer steps that were done before the run; with ``epoch``, of no use beside ``saved``.
+        epoch: whole epochs that were.
 
     Attributes:
         epoch: the first epoch of the run, as the Trainer counts.
@@ -73,14 +75,17 @@ class TrainingRun:
         batches: those of the epoch at hand.
     """
 
-    def __init__(self, loader: Loader, saved: SavedPosition | None) -> None:
+    def __init__(
+        self, loader: Loader, saved: SavedPosition | None, step: int = 0, epoch: int = 0
+    ) -> None:
         self.loader = loader
         self.resumed = saved is not None
-        self.step = 0 if saved is None else saved.step
+        self.step = step if saved is None else saved.step
         self.batches = EpochBatches(0, False, 0, 0)
         if saved is not None:
             loader.load_state_dict(saved.loader)
-        state = self._start(0 if saved is None else saved.loader["epoch"] - saved.first_epoch)
+        state = self._start(epoch if saved is None else saved.loader["epoch"] - saved.first_epoch)
+        self._begins_epoch = not state["m"]
         self._first_epoch = state["epoch"] - self.epoch if saved is None else saved.first_epoch
         plan, (_, world) = loader._session.plan, loader._session.ranks()
         self._done = state["m"] // world
@@ -121,7 +126,7 @@ class TrainingRun:
         """
         assert self.left is not None
         rest = math.ceil(self.left / accumulation)
-        if by_epochs:
+        if by_epochs and (self.resumed or not self._begins_epoch):
             after_this = max_steps - (self.epoch + 1) * updates
             max_steps = self.step + max(0, rest + after_this)
         todo = max_steps - self.step

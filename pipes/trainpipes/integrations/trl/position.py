@@ -50,6 +50,10 @@ OPTIONS = (
 )
 
 
+#: What is saved.
+KEYS = {"run", "step", "num_workers", "loader"}
+
+
 class PositionCallback(TrainerCallback, ExportableState):
     """Keeps the position of a dataset of ``pipe.to_hf()`` in a trainer's checkpoints, so that
     ``train(resume_from_checkpoint=...)`` goes on with the batch that would have come next.
@@ -161,8 +165,13 @@ class PositionCallback(TrainerCallback, ExportableState):
                     saved = torch.load(path, weights_only=True)
                 except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
                     raise StateError(
-                        f"{path} is damaged: {error}; resume from an earlier checkpoint"
+                        f"{path} is damaged ({error or type(error).__name__}): resume from an earlier "
+                        "checkpoint"
                     ) from error
+                if not isinstance(saved, dict) or not saved.keys() >= KEYS:
+                    raise StateError(
+                        f"{path} is damaged, or of something else: resume from an earlier checkpoint"
+                    )
                 if (saved["run"], saved["step"]) == (kept["attributes"]["run"], step):
                     return dict(saved)
             found = sorted(path.parent.glob("rank-*-of-*"))

@@ -8,11 +8,13 @@ pipeline where it would prepare rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from trainpipes.errors import ConfigError
 from trainpipes.extra import need
 from trainpipes.integrations.transformers import PipelineTrainerMixin
+from trainpipes.integrations.transformers.mixin import check_datasets
 from trainpipes.integrations.trl.position import PositionCallback
 from trainpipes.integrations.trl.preference_batch import preference_batch
 from trainpipes.pipeline import Pipeline
@@ -66,6 +68,7 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         callbacks: Any = None,
         **options: Any,
     ) -> None:
+        check_datasets(train_dataset=train_dataset, eval_dataset=eval_dataset)
         if isinstance(train_dataset, Pipeline) and train_dataset._batching() is None:
             callbacks = [*(callbacks or ()), PositionCallback()]
             if not train_dataset._session.plan.chain.endless:
@@ -126,6 +129,7 @@ class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):
     shown_row: ClassVar[dict[str, Any]] = {"input_ids": [0, 0], "labels": [0, 0]}
 
     def _accepted(self, batch: Any) -> Any:
+        _need_column(self, "input_ids", batch, "the recipes sft, chat and pretrain")
         batch = super()._accepted(batch)
         if "segment_ids" in batch:  # packed: transformers has other names for what else is there
             batch = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
@@ -141,9 +145,21 @@ class DPOTrainer(PipelineDatasetsMixin, trl.DPOTrainer):
     shown_row: ClassVar[dict[str, Any]] = {"prompt": "", "chosen": "", "rejected": ""}
 
     def _accepted(self, batch: Any) -> Any:
+        if "completion_mask" not in batch:  # not rows that TRL has prepared
+            _need_column(self, "chosen_input_ids", batch, "the recipe preference")
         return batch
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         if "chosen_input_ids" in inputs:
             inputs = preference_batch(inputs)
         return super()._prepare_inputs(inputs)
+
+
+def _need_column(trainer: Any, name: str, batch: Any, makers: str) -> None:
+    """Raise where a batch is not of this trainer's kind."""
+    if not isinstance(batch, Mapping) or name not in batch:
+        found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+        raise ConfigError(
+            f"{type(trainer).__name__} trains on batches with {name!r}, such as those of {makers}, got "
+            f"{found}"
+        )
