@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import timedelta
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -23,9 +24,13 @@ __all__ = ["TIMEOUT", "gather"]
 TIMEOUT = 300.0
 #: Seconds between two looks for a signal such as Ctrl-C, or for what has come.
 TICK = timedelta(seconds=1)
+#: What is taken from the count of those who have come by one that gives up: more than there are ranks.
+GIVEN_UP = 1 << 40
+#: What was decided of an attempt.
+ALL_CAME, FAILED = b"all came", b"failed"
 
-#: How often these ranks have gathered, of the world at hand.
-_calls: dict[tuple[int, ...], int] = {}
+#: How often these ranks have gathered, of the world at hand, and the keys of the last time.
+_calls: dict[tuple[int, ...], tuple[int, str]] = {}
 _world: list[Any] = []
 
 
@@ -45,34 +50,47 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
     if not _world or _world[0] is not dist.group.WORLD:
         _world[:] = [dist.group.WORLD]
         _calls.clear()
-    call, own = _calls.get(ranks, 0), dist.get_rank()
+    (call, before), own = _calls.get(ranks, (0, "")), dist.get_rank()
     store = PrefixStore("trainpipes/gather/" + "-".join(map(str, ranks)), _get_default_store())
-    store.set(f"{call}/{own}", pickle.dumps(value))  # type: ignore[arg-type]  # it takes bytes
-    missing = _wait(store, [f"{call}/{rank}" for rank in ranks], timeout)
-    if missing:
-        store.delete_key(f"{call}/{own}")
-        late = [ranks[place] for place in missing]
+    place, came = "", 0
+    for attempt in count():  # those before it have failed
+        place = f"{call}.{attempt}"
+        store.set(f"{place}/{own}", pickle.dumps(value))  # type: ignore[arg-type]  # it takes bytes
+        came = store.add(f"{place}/came", 1)
+        if came > 0:
+            break
+        store.delete_key(f"{place}/{own}")
+    if came == len(ranks):
+        store.set(f"{place}/decision", ALL_CAME.decode())
+    elif _decision(store, place, len(ranks), timeout) == FAILED:
+        late = [str(rank) for rank in ranks if not store.check([f"{place}/{rank}"])]
+        store.delete_key(f"{place}/{own}")
         raise StateError(
             f"{what} of all ranks is asked for by all of them after the same step, and rank"
-            f"{'s' if len(late) > 1 else ''} {', '.join(map(str, late))} did not ask within {timeout:g} s, "
-            f"rank {own} did: call it on every rank; a checkpoint that one rank saves alone, on an "
-            "exception, cannot have it"
+            f"{'s' if len(late) > 1 else ''} {', '.join(late)} did not ask within {timeout:g} s, rank {own} "
+            "did: call it on every rank; a checkpoint that one rank saves alone, on an exception, cannot "
+            "have it"
         )
-    _calls[ranks] = call + 1
-    if call:
-        store.delete_key(f"{call - 1}/{own}")  # all have it, since they have come to this call
-    return [pickle.loads(store.get(f"{call}/{rank}")) for rank in ranks]
+    _calls[ranks] = call + 1, place
+    if before:  # all have it, since they have come to this call
+        for key in (own, "came", "decision"):
+            store.delete_key(f"{before}/{key}")
+    return [pickle.loads(store.get(f"{place}/{rank}")) for rank in ranks]
 
 
-def _wait(store: Any, keys: list[str], timeout: float) -> list[int]:
-    """Wait for keys; the places of those that have not come in time."""
+def _decision(store: Any, place: str, ranks: int, timeout: float) -> bytes:
+    """Wait for what is decided: by the last rank that comes, or by the first that gives up. The count says
+    which was first, so that all ranks get the same answer."""
     end = monotonic() + timeout
-    while True:
-        left = end - monotonic()
+    while (left := end - monotonic()) > 0:
         try:
-            store.wait(keys, min(TICK, timedelta(seconds=max(left, 0.001))))
+            store.wait([f"{place}/decision"], min(TICK, timedelta(seconds=max(left, 0.001))))
         except dist.DistStoreError:
-            if left > 0:
-                continue
-            return [place for place, key in enumerate(keys) if not store.check([key])]
-        return []
+            continue
+        break
+    else:
+        came = store.add(f"{place}/came", -GIVEN_UP) + GIVEN_UP
+        if came > 0:  # no other one gave up before
+            store.set(f"{place}/decision", (ALL_CAME if came == ranks else FAILED).decode())
+    found: bytes = store.get(f"{place}/decision")  # it is there, or comes at once
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import islice
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 import trainpipes as tp
 from frameworks.example import example
+from trainpipes.gather import gather
 from trainpipes.integrations import gathered
 
 
@@ -52,3 +54,19 @@ def evaluated(files: str, weights: str) -> Any:
         "own": own,
         "is_undisturbed": given == list(islice(tp.Loader(pipeline(True)), 4)),
     }
+
+
+def come_late(tries: int) -> Any:
+    """What ranks gather where one comes as the time of the other is over: None for an error."""
+    dist.init_process_group("gloo")
+    rank, found = dist.get_rank(), []
+    for number in range(tries):
+        dist.barrier()
+        if rank:
+            time.sleep(0.19 + 0.002 * number)
+        try:
+            found.append(gather((number, rank), (0, 1), 0.2, "it"))
+        except tp.StateError:
+            found.append(None)
+    dist.barrier()
+    return [*found, gather(("last", rank), (0, 1), 30, "it")]

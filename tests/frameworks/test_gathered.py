@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import trainpipes as tp
-from frameworks.plain_runs import saved_alone
+from frameworks.plain_runs import come_late, saved_alone
 from frameworks.ranks import run
 from trainpipes.integrations import gathered
 
@@ -27,6 +27,15 @@ def test_where_batches_are_counted_a_rank_may_save_alone(tmp_path: Path) -> None
     first, second = run(saved_alone, 2, tmp_path / "ranks", True)
     assert first == [6, 6, 6, 6, 2]
     assert second == [6, 6, 6, 4]
+
+
+def test_ranks_agree_whether_one_came_too_late(tmp_path: Path) -> None:
+    tries = 20
+    first, second = run(come_late, 2, tmp_path / "ranks", tries)
+    assert first == second
+    for number, found in enumerate(first[:-1]):
+        assert found in (None, [[number, 0], [number, 1]])
+    assert first[-1] == [["last", 0], ["last", 1]]
 
 
 def test_it_takes_loaders() -> None:

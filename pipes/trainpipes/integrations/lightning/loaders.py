@@ -192,7 +192,11 @@ class EvaluationLoader:
         return iter(self.loader)
 
     def check(self, stage: str) -> None:
-        """Warn if it would leave rows out."""
+        """Warn if it would leave rows out.
+
+        Raises:
+            ConfigError: it would never end.
+        """
         session = self.loader._session
         world, chain = session.ranks()[1], session.plan.chain
         if chain.endless:

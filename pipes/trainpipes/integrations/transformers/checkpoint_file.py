@@ -61,7 +61,8 @@ def read(folder: Path) -> SavedPosition | None:
         is_count(found["step"])
         and is_count(found["first_epoch"])
         and isinstance(found["loader"], dict)
-        and found["first_epoch"] <= found["loader"].get("epoch", -1)
+        and is_count(found["loader"].get("epoch"))
+        and found["first_epoch"] <= found["loader"]["epoch"]
     ):
         raise StateError(
             f"{path} was not written by trainpipes' Trainer, or is damaged: resume from another checkpoint",
