@@ -32,6 +32,7 @@ FLOORS = {
     "state": 0,
     "merge": 0,
     "gather": 0,
+    "callers": 0,
     "topology": 0,
     "arrays": 0,
     "byte_rows": 0,

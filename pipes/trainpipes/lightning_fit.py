@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
 
+from trainpipes.callers import callers
 from trainpipes.runtime.warn_once import warn_once
 
 __all__ = ["warn_without_data_module"]
@@ -20,12 +20,10 @@ def warn_without_data_module() -> None:
     """Warn if Lightning, here on the stack, asks for what it trains on: it would not keep the position."""
     if not any(package in sys.modules for package in _PACKAGES):
         return
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
+    for module, function in callers():
         if module.startswith(_ANSWERS):
             return
-        if frame.f_code.co_qualname == _ASKS and module.startswith(_PACKAGES):
+        if function == _ASKS and module.startswith(_PACKAGES):
             warn_once(
                 "Lightning does not load the position in the data at the end of an epoch, saves that of one "
                 "rank, and where there is no len() that of the batch after the one trained on: a resumed "
@@ -34,4 +32,3 @@ def warn_without_data_module() -> None:
                 key=_ASKS,
             )
             return
-        frame = frame.f_back

@@ -10,13 +10,12 @@ into neither.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from trainpipes.callers import callers
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.warn_once import warn_once
 
@@ -73,21 +72,13 @@ def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[
 
 def in_trainer() -> str | None:
     """What to write instead, where the HF Trainer is on the stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "transformers.trainer":
-            return TRAINER
-        frame = frame.f_back
-    return None
+    return TRAINER if any(module == "transformers.trainer" for module, _ in callers()) else None
 
 
 def _who_asks() -> str | None:
     """The name of the class on the stack that shares out rows."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        owner = frame.f_code.co_qualname.partition(".")[0]
-        module = frame.f_globals.get("__name__", "")
+    for module, function in callers():
+        owner = function.partition(".")[0]
         if owner in _SHARING and module.partition(".")[0] in _PACKAGES:
             return owner
-        frame = frame.f_back
     return None
