@@ -11,8 +11,10 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from trainpipes.cache import PART, owner, remove_leftovers
@@ -25,7 +27,9 @@ except ImportError:  # not on this system: all may work at the same time
 
 __all__ = ["FileLock", "NotOwnError", "make_file", "open_file"]
 
-#: Times that a folder is made anew which others have removed, as ``trainpipes.cache.clear()`` does.
+#: Seconds in which what others remove, as ``trainpipes.cache.clear()`` does, is made anew, and how often at
+#: least.
+PATIENCE = 10.0
 ATTEMPTS = 10
 #: The mode bits that let others write.
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -79,7 +83,7 @@ def make_file(path: Path, fill: Callable[[int], None], *, own: bool = True) -> N
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
-    for attempt in range(ATTEMPTS + 1):
+    for again in _attempts():
         beside = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{PART}")
         handle = _new_file(beside, os.O_EXCL, own)
         try:
@@ -98,7 +102,7 @@ def make_file(path: Path, fill: Callable[[int], None], *, own: bool = True) -> N
                 os.replace(beside, path)
                 break
             except FileNotFoundError:
-                if attempt == ATTEMPTS:
+                if not again:
                     raise
         except BaseException:
             with suppress(OSError):
@@ -115,7 +119,7 @@ def _new_file(path: Path, flags: int, own: bool) -> int:
         NotOwnError: the folder is another user's, or a link.
         OSError: the folder cannot be made, or the file.
     """
-    for attempt in range(ATTEMPTS + 1):
+    for again in _attempts():
         try:
             if own:
                 _make_own_folders(path)
@@ -123,9 +127,19 @@ def _new_file(path: Path, flags: int, own: bool) -> int:
                 os.makedirs(path.parent, 0o700, exist_ok=True)
             return open_file(path, own=own, flags=flags | os.O_RDWR | os.O_CREAT)
         except (FileNotFoundError, FileExistsError):  # gone between two steps of it
-            if attempt == ATTEMPTS:
+            if not again:
                 raise
     raise AssertionError
+
+
+def _attempts() -> Iterator[bool]:
+    """One for each attempt: whether there is another one."""
+    end = time.monotonic() + PATIENCE
+    for attempt in count():
+        again = attempt < ATTEMPTS or time.monotonic() < end
+        yield again
+        if not again:
+            break
 
 
 def _make_own_folders(path: Path) -> None:
