@@ -14,7 +14,7 @@ from pathlib import Path
 
 #: Bytes, at most.
 LARGEST = {".whl": 1_500_000, ".gz": 2_500_000}
-PACKAGES = ("trainpipes", "trainpipes_recipes")
+PACKAGES = ("trainpipes", "trainpipes_cli", "trainpipes_recipes")
 
 
 def faults_of_wheel(wheel: Path) -> Iterator[str]:
@@ -34,6 +34,8 @@ def faults_of_wheel(wheel: Path) -> Iterator[str]:
         yield "the licence is not there"
     if "[trainpipes.recipes]" not in offered:
         yield "the recipes are not offered as entry points"
+    if "trainpipes = trainpipes_cli:main" not in offered:
+        yield "the command is not offered"
 
 
 def faults_of_sdist(sdist: Path) -> Iterator[str]:

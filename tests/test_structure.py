@@ -67,7 +67,12 @@ FLOORS = {
     "shuffle_quality": 5,
     "testing": 5,
     "integrations": 5,
-    "cli": 5,
+    "config": 5,
+    "checkpoint": 5,
+    "inspection": 5,
+    "prepare": 5,
+    "show": 5,
+    "__main__": 6,
 }
 #: The same within ``runtime``.
 ROOMS = {
@@ -97,12 +102,14 @@ LATE = {
     *(
         ("pipeline", above)
         for above in (
+            "config",
             "describe",
             "explain",
             "integrations",
             "label_counts",
             "map_dataset",
             "memmap",
+            "show",
         )
     ),
     ("sources", "stage_node"),
@@ -193,7 +200,7 @@ def test_rooms_of_sources_stand_on_each_other_from_the_bottom_up(room):
 
 
 def test_the_library_imports_no_optional_package_at_its_top():
-    required = {"torch", "torchdata", "pyarrow", "numpy", "fsspec", "trainpipes"}
+    required = {"torch", "torchdata", "pyarrow", "numpy", "fsspec", "trainpipes", "trainpipes_cli"}
     import sys
 
     known = required | set(sys.stdlib_module_names)
