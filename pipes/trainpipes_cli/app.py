@@ -26,6 +26,12 @@ __all__ = ["Command", "Group", "command_line", "run"]
 #: completion import none of them.
 COMMANDS = {
     "recipes": "List prebuilt pipelines, show one, copy one.",
+    "inspect": "Look into data files: rows, sizes, columns, and what to mend.",
+    "run": "Run a pipeline alone: its speed, its padding, its batches.",
+    "repack": "Rewrite data files for training: shuffled, in row groups of one size.",
+    "tokenize": "Write the token ids of data files, once, for later runs.",
+    "state": "Read a checkpoint: where it stands, and who can load it.",
+    "completion": "Print the script that completes commands in a shell.",
 }
 FAILED, STOPPED, TERMINATED = 1, 128 + signal.SIGINT, 128 + signal.SIGTERM
 
