@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import trainpipes as tp
+from trainpipes.sources.files.formats import ends_of_names, reader_by_name
 from trainpipes.sources.mixed.mix import Mix
 
 __all__ = [
@@ -68,20 +69,8 @@ LABELS = tuple((name,) for name in (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "topic",
 ))  # fmt: skip
 
-#: What reads files, by the ends of their names.
-READERS = {
-    "read_parquet": (".parquet", ".pq"),
-    "read_json": (".jsonl", ".ndjson", ".json"),
-    "read_csv": (".csv", ".tsv"),
-    "read_arrow": (".arrow", ".arrows", ".feather", ".ipc"),
-    "read_text": (".txt", ".text"),
-    "read_webdataset": (".tar", ".tgz"),
-    "read_numpy": (".npy", ".npz"),
-    "read_images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"),
-}
 #: Those that have no choice of columns.
 WHOLE = ("read_text", "read_images")
-COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 
 
 class Input:
@@ -243,12 +232,11 @@ class Input:
     def _reader(self) -> str:
         """The method that reads the files."""
         given = [self._data] if _is_path(self._data) else self._data
-        named = [_reader_of(os.fspath(path)) for path in given]
+        named = [reader_by_name(os.fspath(path)) for path in given]
         if "" in named:  # folders, or globs without an end
-            ends = [end for several in READERS.values() for end in several]
-            ends += [end + more for end in ends for more in COMPRESSED]
+            ends = ends_of_names()
             listed = tp.list_files(self._data, suffix=ends, storage_options=self._storage_options)
-            named = [_reader_of(path) for path in listed.distributed(rank=0, world_size=1)]
+            named = [reader_by_name(path) for path in listed.distributed(rank=0, world_size=1)]
         found = sorted(set(named))
         if found == [""] or len(found) != 1:
             kinds = ", ".join(reader or "others" for reader in found)
@@ -340,11 +328,3 @@ def _is_path(value: Any) -> bool:
 def _most_common(readers: Sequence[str]) -> str:
     """The reader of most files, where the names of any say one."""
     return Counter(filter(None, readers)).most_common(1)[0][0] if any(readers) else "read_json"
-
-
-def _reader_of(path: str) -> str:
-    """The reader of a file by its name; "" where that does not say."""
-    name = path.split("?")[0].lower()
-    for end in COMPRESSED:
-        name = name.removesuffix(end)
-    return next((reader for reader, ends in READERS.items() if name.endswith(ends)), "")

@@ -1,5 +1,6 @@
 """Which files there are, and what all formats need of them.
 
+formats         which reader files are for, by their names
 patterns        patterns of paths, and names that are no data
 remote_listing  files of stores that fsspec knows
 listing         what a path, a folder, a glob or a URL stands for

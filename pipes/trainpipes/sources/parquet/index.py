@@ -37,6 +37,7 @@ from trainpipes.sources.remote.retry import Requests
 
 __all__ = [
     "ParquetIndex",
+    "footer_of",
     "parse_footer",
     "read_footer",
     "read_index",
@@ -133,7 +134,7 @@ def read_index(
     read = settled(files, wanted) if kept is not None else 0
     fresh = each_file(
         files,
-        lambda file, requests: _read(files, file, columns, file % step == 0, requests, look),
+        lambda file, requests: footer_of(files, file, columns, file % step == 0, requests, look),
         asker,
         "Parquet",
         wanted=wanted,
@@ -210,7 +211,7 @@ def parse_footer(footer: bytes) -> Any:
     return pq.read_metadata(pa.BufferReader(footer))
 
 
-def _read(
+def footer_of(
     files: FileList,
     file: int,
     columns: Sequence[str] | None,
@@ -218,6 +219,20 @@ def _read(
     requests: Requests,
     look: Callable[[int, Any], None] | None,
 ) -> Footer:
+    """What the footer of one file says.
+
+    Args:
+        files: the files.
+        file: which.
+        columns: names of the columns to be read; None for all.
+        sampled: whether sizes in memory are told, too.
+        requests: makes those to servers.
+        look: is given the number of the file, and its metadata.
+
+    Raises:
+        BadFileError: it is no Parquet file, is damaged, or has a column that is encrypted.
+        UnreachableError: the server does not answer, or denies access.
+    """
     system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
     if size < 0:
         size = requests.call(system, "size", path)
