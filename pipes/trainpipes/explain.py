@@ -13,6 +13,7 @@ from trainpipes.order import Layout, divisors, slots_before
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import RowSource
+from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.topology import Topology
 
@@ -218,6 +219,18 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
                 f"{what} have up to {longest:,} rows: rows are mixed within {window_rows:,} "
                 f"consecutive rows of one. Write the files with smaller {what} for a wider shuffle"
             )
+    chain = plan.chain
+    if chain.shuffle is None and any(s.role == "shuffle" for s in chain.file_stages):
+        notes.append(
+            "shuffle() before the reader changes the order of files only, and rows keep their places in a "
+            "file: shuffle() after the reader mixes rows, and files, too"
+        )
+    several = next((s for s in chain.after if isinstance(s, FlatMap)), None)
+    if chain.shuffle is not None and several is not None:
+        notes.append(
+            f"{several} makes several rows of one after the shuffle, so that these stay together: to mix "
+            "them, too, write them to files by write_parquet(folder), and shuffle what is read from there"
+        )
     if (
         plan.chain.shard is not None
         and len(divisors(plan.chain.num_shards)) < 6
