@@ -1,7 +1,6 @@
 """The reference: what is public, with its parameters and its docstring, as Markdown.
 
-Docstrings are of Google's form: sections such as ``Args`` and ``Raises`` with indented entries, and examples that
-begin with ``>>>``.
+Docstrings are of Google's form: sections such as ``Args`` with indented entries, and examples after ``>>>``.
 """
 
 from __future__ import annotations
