@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
 
-.PHONY: help demo test test-frameworks bench lint format dist clean
+.PHONY: help demo test test-frameworks bench lint format docs dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "             BENCH=--check for what README and docs promise, in a few minutes, with two of them"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
+	@echo "make docs    the documentation as a site: build/site/index.html"
 	@echo "make dist    an sdist and a wheel in dist/"
 	@echo "make clean   remove .venv, .venv-frameworks, caches and what the demo wrote"
 
@@ -54,6 +55,9 @@ format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+
 # The wheel is built from the sdist, which shows that all it needs is in there.
 dist: $(VENV)/.lint
 	rm -rf $(DIST)
@@ -72,7 +76,7 @@ $(VENV)/.package: $(VENV)/.pip pyproject.toml
 	$(INSTALL) $(PACKAGE)
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.lint $(VENV)/.bench $(VENV)/.frameworks: $(VENV)/.%: $(VENV)/.package
+$(VENV)/.demo $(VENV)/.lint $(VENV)/.bench $(VENV)/.frameworks $(VENV)/.docs: $(VENV)/.%: $(VENV)/.package
 	@echo "installing what make $* needs"
 	$(INSTALL) --quiet --group $*
 	@touch $@

@@ -31,11 +31,12 @@ def test_it_counts_files_rows_batches_spans_and_shards(files):
     assert said.world_sizes == (1, 2, 3, 4, 6, 12)
     text = str(said)
     for words in (
-        "files        3",
+        "files       3",
         "12 of 250",
         "3,000",
         "375 micro-batches",
-        "12 shards over 12 spans",
+        "shards      12, ",
+        "spans       12 parts of the rows",
     ):
         assert words in text
 
@@ -54,7 +55,7 @@ def test_bytes_are_said_in_the_same_units_everywhere(files):
     units = set(re.findall(r"[\d.,]+ (B|bytes|[kKMG]i?B)\b", said))
     assert units <= {"B", "kB", "MB", "GB"}
     assert "kB" in units
-    assert re.search(r"memory +about [\d.]+ kB in 1 window", said)
+    assert re.search(r"memory +about [\d.]+ kB of rows", said)
 
 
 def test_it_says_who_gets_what(files):
@@ -64,7 +65,7 @@ def test_it_says_who_gets_what(files):
     assert sum(share.rows for share in said.shares) == 3000
     assert said.batches == 187
     assert "rank 1, worker 1" in str(said)
-    assert "of each row group in an epoch" in str(said)
+    assert "each row group 1." in str(said)
 
 
 def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(files):

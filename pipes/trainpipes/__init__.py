@@ -23,7 +23,7 @@ from trainpipes.errors import (
 from trainpipes.loader import Loader
 from trainpipes.memmap import read_memmap, write_memmap
 from trainpipes.merge import merge_states
-from trainpipes.naming import nearest_reader
+from trainpipes.naming import other_name
 from trainpipes.padding import pad_sequences
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe, recipes
@@ -76,5 +76,5 @@ def __getattr__(name: str) -> Any:
     if name == "nodes":  # which torchdata is imported for
         return importlib.import_module("trainpipes.nodes")
     raise AttributeError(
-        f"module 'trainpipes' has no attribute {name!r}{nearest_reader(name, __all__)}", name=name
+        f"module 'trainpipes' has no attribute {name!r}{other_name(name, __all__)}", name=name
     )

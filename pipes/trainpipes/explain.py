@@ -13,6 +13,7 @@ from trainpipes.order import Layout, divisors, slots_before
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import RowSource
+from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.topology import Topology
 
@@ -79,10 +80,10 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
         batches = slots_before(int(plan.counts.end(world_size)), 0, world_size)
     lines.append(("an epoch", _epoch_text(plan, batches, world_size)))
     spans, shards = layout.num_spans, plan.chain.num_shards
-    over = f"over {spans} span{'s' * (spans > 1)} of rows"
-    if plan.mixed:
-        over = "each with its part of every source" if shards > 1 else "with all sources"
-    lines.append(("order", f"{shards} shard{'s' * (shards > 1)} {over}"))
+    if shards > 1:
+        lines.append(("shards", f"{shards}, which are dealt to ranks and workers"))
+    if spans > 1 and not plan.mixed:
+        lines.append(("spans", f"{spans} parts of the rows, which batches come from in turn"))
     window_rows = window_bytes = None
     processes = shares(plan, world_size, num_workers)
     if world_size > 1 or num_workers:
@@ -91,7 +92,7 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
         window_rows = max(_largest(layout, span) for span in {0, spans - 1})
         open_spans = max(len(share.spans) for share in processes)
         said = (
-            f"{window_rows:,} rows mixed at a time"
+            f"{window_rows:,} rows are mixed at a time"
             if plan.chain.shuffle
             else "file order, not shuffled"
         )
@@ -105,15 +106,15 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
             lines.append(
                 (
                     "memory",
-                    f"about {amount(window_bytes)} in {open_spans} window{'s' * (open_spans > 1)} for "
-                    f"each {'worker' if num_workers else 'rank'}",
+                    f"about {amount(window_bytes)} of rows to be mixed, held by each "
+                    f"{'worker' if num_workers else 'rank'}",
                 )
             )
     window_bytes = _mixed_bytes(plan, processes) or window_bytes
     if plan.mixed and window_bytes:
         who = "worker" if num_workers else "rank"
         lines.append(
-            ("memory", f"about {amount(window_bytes)} in all sources' windows for each {who}")
+            ("memory", f"about {amount(window_bytes)} of all sources' rows, held by each {who}")
         )
     if plan.chain.cache is not None:
         cached = plan.inputs.cached_blocks
@@ -122,7 +123,12 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     lines += [("tokenizer", text) for text in tokenizers if text]
     lines += [(stage.name, text) for stage in plan.chain.stages if (text := stage.report())]
     sizes = tuple(divisors(shards))
-    lines.append(("world sizes", ", ".join(map(str, sizes))))
+    said = ", ".join(map(str, sizes))
+    if len(sizes) > 1:
+        said += ": a run can start on any of these, and go on on any other"
+    else:
+        said += ": sharding_filter() lets more ranks share the rows"
+    lines.append(("ranks", said))
     notes = _notes(plan, window_rows)
     return Explanation(
         rows, batches, shards, spans, window_rows, window_bytes, world_size, num_workers, sizes,
@@ -180,7 +186,9 @@ def _shared(plan: Plan, processes: list[Share], rows: int | None) -> list[tuple[
         lines.append(("", f"{min(counts):,} to {max(counts):,} rows, {spread:.1%} apart"))
         if plan.chain.drawn is None:
             often = reads_per_block(plan, processes)
-            lines.append(("reads", f"{often:.2f} of each row group in an epoch, over all"))
+            lines.append(
+                ("reads", f"each row group {often:.2f} times in an epoch, by all together")
+            )
     if len(processes) <= 8:
         for share in processes:
             who = f"rank {share.rank}" + (f", worker {share.worker}" if what == "worker" else "")
@@ -218,6 +226,18 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
                 f"{what} have up to {longest:,} rows: rows are mixed within {window_rows:,} "
                 f"consecutive rows of one. Write the files with smaller {what} for a wider shuffle"
             )
+    chain = plan.chain
+    if chain.shuffle is None and any(s.role == "shuffle" for s in chain.file_stages):
+        notes.append(
+            "shuffle() before the reader changes the order of files only, and rows keep their places in a "
+            "file: shuffle() after the reader mixes rows, and files, too"
+        )
+    several = next((s for s in chain.after if isinstance(s, FlatMap)), None)
+    if chain.shuffle is not None and several is not None:
+        notes.append(
+            f"{several} makes several rows of one after the shuffle, so that these stay together: to mix "
+            "them, too, write them to files by write_parquet(folder), and shuffle what is read from there"
+        )
     if (
         plan.chain.shard is not None
         and len(divisors(plan.chain.num_shards)) < 6

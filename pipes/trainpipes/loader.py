@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import pickle
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch.distributed as dist
 
@@ -15,6 +16,7 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.gather import TIMEOUT, gather
 from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.merge import merge_states
+from trainpipes.naming import nearest
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
@@ -26,6 +28,39 @@ from trainpipes.sources.memory.packed_list import packed
 from trainpipes.stages.pin import Pin
 
 __all__ = ["Loader"]
+
+#: What to write instead of options that torch's ``DataLoader`` has, by their names.
+ELSEWHERE = {
+    "batch_sampler": "give it to trainpipes.from_dataset(dataset, batch_sampler=...)",
+    "batch_size": "the pipeline makes the batches: pipe.batch(batch_size)",
+    "collate_fn": "a stage after batch() makes the batch: pipe.batch(n).collate(fn), or pad_collate()",
+    "dataset": "the pipeline is its first argument; trainpipes.from_dataset(dataset) makes one",
+    "drop_last": "pipe.batch(n, drop_last=True)",
+    "generator": "orders are drawn with the seed of a stage: pipe.shuffle(n, seed=0)",
+    "in_order": "batches always come in order",
+    "pin_memory_device": "pipe.to(device) brings batches to a device",
+    "sampler": "give it to trainpipes.from_dataset(dataset, sampler=...)",
+    "seed": "orders are drawn with the seed of a stage: pipe.shuffle(n, seed=0)",
+    "shuffle": "a stage shuffles: pipe.shuffle(buffer_size, seed=0) before batch()",
+}
+
+
+P = ParamSpec("P")
+
+
+def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
+    """Have unknown options refused with what to write in their place."""
+    known = list(inspect.signature(init).parameters)[2:]
+
+    @functools.wraps(init)
+    def hinting(*args: P.args, **options: P.kwargs) -> None:
+        for name in options:
+            if name not in ("pipeline", *known):
+                said = f": {ELSEWHERE[name]}" if name in ELSEWHERE else nearest(name, known)
+                raise TypeError(f"Loader() has no option {name!r}{said}")
+        init(*args, **options)
+
+    return hinting
 
 
 class Loader:
@@ -66,6 +101,7 @@ class Loader:
     [[4, 5, 6, 7], [8, 9]]
     """
 
+    @_with_hints
     def __init__(
         self,
         pipeline: Pipeline,
@@ -103,7 +139,7 @@ class Loader:
         if pin_memory and not any(isinstance(s, Pin) for s in pipeline.stages):
             pipeline = pipeline.pin()
         self.pipeline = pipeline
-        self._session = Session(partial(_plan, pipeline), source.ranks, source)
+        self._session = Session(functools.partial(_plan, pipeline), source.ranks, source)
         self.num_workers = num_workers
         self.threads = threads
         self._options = {
@@ -117,14 +153,20 @@ class Loader:
             "pin_memory": pin_memory,
         }
         self._workers = LoaderWorkers(
-            partial(packed_stages, pipeline),
-            partial(check_pickles, pipeline),
+            functools.partial(packed_stages, pipeline),
+            functools.partial(check_pickles, pipeline),
             num_workers,
             prefetch_factor,
             persistent_workers,
             worker_init_fn,
             {"timeout": timeout, "multiprocessing_context": multiprocessing_context},
         )
+
+    def __repr__(self) -> str:
+        own = inspect.signature(Loader).parameters
+        given = [f"{k}={v!r}" for k, v in self._options.items() if v != own[k].default]
+        chain = "\n".join(f"  {line}" for line in repr(self.pipeline).splitlines())
+        return f"Loader({', '.join(given)}) over\n{chain}"
 
     def __len__(self) -> int:
         return len(self.pipeline)

@@ -22,7 +22,7 @@ from trainpipes.forecast.estimate import cuts_by_length, estimated_items
 from trainpipes.forecast.names import column_names
 from trainpipes.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.lightning_fit import warn_without_data_module
-from trainpipes.naming import nearest_reader
+from trainpipes.naming import other_name
 from trainpipes.order import slots_before
 from trainpipes.resharding import in_trainer, reading_ranks
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
@@ -32,6 +32,7 @@ from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.arrow.read_arrow import ReadArrow
+from trainpipes.sources.combined.concat import Concat
 from trainpipes.sources.combined.zip import Zip
 from trainpipes.sources.numpy.read_numpy import ReadNumpy
 from trainpipes.sources.own_format.read_files import ReadFiles
@@ -182,7 +183,7 @@ class Pipeline(IterableDataset[Any]):
 
         def __getattr__(self, name: str) -> Any:
             names = [known for known in dir(type(self)) if not known.startswith("_")]
-            hint = "" if name.startswith("_") else nearest_reader(name, names)
+            hint = "" if name.startswith("_") else other_name(name, names)
             raise AttributeError(f"a pipeline has no {name!r}{hint}", name=name)
 
     def _data_parallel(self) -> tuple[int, int]:
@@ -202,6 +203,15 @@ class Pipeline(IterableDataset[Any]):
 
     def __bool__(self) -> bool:
         return True  # without len(), which reads what the files hold
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(
+            f"a pipeline gives its items in order, got pipe[{shown(index)}]: peek() is the next item, "
+            "take(n) and skip(n) cut the rows, and to_map_dataset() has any row by its number"
+        )
+
+    def __add__(self, other: Any) -> Pipeline:  # type: ignore[override]
+        return Pipeline([Concat((self, other))])
 
     # Stages
 

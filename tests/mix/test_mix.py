@@ -318,7 +318,7 @@ def test_explain_says_how_often_each_source_is_gone_through() -> None:
     assert one.window_bytes
     assert four.window_bytes
     assert one.window_bytes > 3 * four.window_bytes
-    assert "in all sources' windows for each rank" in str(one)
+    assert "of all sources' rows, held by each rank" in str(one)
 
 
 def test_a_function_in_a_source_must_pickle_for_spawned_workers() -> None:

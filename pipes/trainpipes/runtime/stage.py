@@ -84,6 +84,7 @@ class Stage:
         makes_objects: whether rows that come out are Python objects.
         holds_data: whether options are rows, whose lists are not copied as those of other options are.
         elsewhere: what to write instead of options that other libraries have, by their names.
+        example: a call as it is written, where that of other libraries looks different.
         names_only: whether it does nothing but choose columns and name them.
         asks_inputs: whether it asks what the pipeline reads; as one does that is ``by_place``.
         plan_inputs: the ``Inputs`` of the plan that it is part of, once it is, if it asks.
@@ -103,6 +104,7 @@ class Stage:
     names_only: ClassVar[bool] = False
     asks_inputs: ClassVar[bool] = False
     elsewhere: ClassVar[Mapping[str, str]] = {}
+    example: ClassVar[str] = ""
     finds_types = False
     by_epoch = False
     needs_columns = False
@@ -267,7 +269,8 @@ def _spelt(init: Callable[..., None]) -> Callable[..., None]:
             signature.bind(self, *args, **options)
         except TypeError as error:
             shown = f"{self.name}{inspect.Signature(plain)}"
-            raise TypeError(f"{self.name}(): {error}; it is {shown}") from None
+            example = f", such as {self.example}" if self.example else ""
+            raise TypeError(f"{self.name}(): {error}; it is {shown}{example}") from None
         init(self, *args, **options)
 
     return __init__

@@ -167,6 +167,7 @@ class Session:
             own: the load and the position that are the iterator's own, if it was given a state.
         """
         self._use()
+        self._warn_of_rest()
         if own is not None:
             position = self.loaded(own[1])
             self.passes.claim((position.epoch, own[0]))
@@ -177,6 +178,22 @@ class Session:
         if self._source is not None:
             self._source.passes.outrun(position.epoch, self._from_source)
         return position
+
+    def _warn_of_rest(self) -> None:
+        """Say so, once, where a loop was left before the end of a shuffled epoch, and the next epoch begins:
+        what was left of it does not come."""
+        last, now, chain = self.last, self.passes.now, self.plan.chain
+        told = now.loaded or now.named >= 0  # where to begin
+        if last is None or last.ended or not last.left or told or chain.shuffle is None:
+            return
+        if self.plan.counted and not chain.endless and not last.items.state().over:
+            warn_once(
+                f"the loop before was left within epoch {last.epoch}, and this one begins the next epoch: "
+                "what was left of it does not come. To go on in an epoch, keep its iterator: batches = "
+                "iter(loader); peek() only looks at what comes next; repeat() makes one epoch without an end",
+                ("rest", self.plan.identity),
+                level=6,  # the loop
+            )
 
     def upcoming(self) -> Position:
         """Where the next pass starts."""

@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, fields
 from fractions import Fraction
 from functools import cached_property, partial
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -117,6 +117,8 @@ class Mix(MixingSource):
     >>> "".join(tp.mix({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3}))
     'abc1de2fg3abc4de5'
     """
+
+    example: ClassVar[str] = 'mix({"a": a, "b": b}, weights={"a": 0.7, "b": 0.3})'
 
     sources: Mapping[str, Any]
     _: KW_ONLY

@@ -1,0 +1,76 @@
+"""What the site has beside the pages of ``docs/``: the README, the benchmarks, the changelog, files of code that
+pages link to, and a reference made of docstrings. mkdocs calls these functions.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference import pages
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+#: Pages that stand elsewhere in the repository.
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
+FENCE = re.compile(r"^( *```\w+) .+$", re.MULTILINE)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made."""
+    added = {
+        name: _linked((ROOT / place).read_text(), (ROOT / place).parent)
+        for place, name in ELSEWHERE.items()
+    }
+    added |= {f"reference/{name}.md": f"# {title}\n\n{text}" for name, title, text in pages()}
+    for page in [*DOCS.glob("*.md"), *(ROOT / place for place in ELSEWHERE)]:
+        for path in map(_path_of(page.parent), LINK.finditer(page.read_text())):
+            if path and not path.startswith("docs/") and path not in ELSEWHERE:
+                added[f"code/{path}.md"] = _code(path)
+    for name, text in added.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Links out of ``docs/`` lead to where things are here; marks for the tests go."""
+    if page.file.generated_by is None:
+        markdown = _linked(markdown, DOCS)
+    return FENCE.sub(r"\1", markdown)
+
+
+def _path_of(folder: Path) -> Callable[[re.Match[str]], str]:
+    """What a link on a page of that folder leads to, from the root of the repository; "" for a URL."""
+    return lambda link: (
+        "" if "://" in link[1] else (folder / link[1]).resolve().relative_to(ROOT).as_posix()
+    )
+
+
+def _linked(text: str, folder: Path) -> str:
+    """A page with its links as they are on the site."""
+    path_of = _path_of(folder)
+
+    def there(link: re.Match[str]) -> str:
+        path, anchor = path_of(link), link[2] or ""
+        if not path:
+            return link[0]
+        inside = path.removeprefix("docs/") if path.startswith("docs/") else f"code/{path}.md"
+        return ELSEWHERE.get(path, inside) + anchor
+
+    return LINK.sub(there, text)
+
+
+def _code(path: str) -> str:
+    kind = "python" if path.endswith(".py") else "text"
+    return f"# {path}\n\n````{kind}\n{(ROOT / path).read_text()}````\n"

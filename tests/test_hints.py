@@ -1,0 +1,147 @@
+"""What a newcomer types by the habit of another library is answered with what to write here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainpipes as tp
+from trainpipes import naming
+from trainpipes.loader import ELSEWHERE
+
+
+def rows(count: int = 100) -> tp.Pipeline:
+    return tp.from_tensors(x=range(count))
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (lambda: tp.Loader(rows(), batch_size=4), "pipe.batch(batch_size)"),
+        (lambda: tp.Loader(rows(), shuffle=True), "pipe.shuffle(buffer_size, seed=0)"),
+        (lambda: tp.Loader(rows(), num_wokers=2), "did you mean 'num_workers'?"),
+        (lambda: rows().shuffle(bufer_size=4), "did you mean 'buffer_size'?"),
+        (lambda: tp.from_csv("x.csv"), "did you mean 'read_csv'?"),
+        (lambda: tp.load_dataset("imdb"), "from_hf(datasets.load_dataset(...))"),
+        (lambda: rows()[0], "got pipe[0]: peek() is the next item"),
+        (lambda: rows().head(), "write take(n)"),
+        (lambda: rows().shufle(), "did you mean 'shuffle'?"),
+        (lambda: rows().with_format("torch"), "write collate()"),
+        (lambda: tp.mix([rows(), rows()], [0.7, 0.3]), 'such as mix({"a": a, "b": b}, weights='),
+        (lambda: rows() + 1, "concat"),
+    ],
+)
+def test_one_sentence_says_what_to_write(ask: Callable[[], Any], answer: str) -> None:
+    with pytest.raises((TypeError, AttributeError, tp.ConfigError)) as caught:
+        ask()
+    assert answer in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_to_be_written_is_there() -> None:
+    names = {name for name in dir(tp.Pipeline) if not name.startswith("_")} | {*tp.__all__}
+    for other, text in naming.ELSEWHERE.items():
+        assert not hasattr(tp.Pipeline, other), other
+        called = re.findall(r"(?<![\w.])(?:trainpipes\.)?\.?(\w+)\(", text)
+        assert called or text.split()[0] in {*names, "pipe"}, other
+        assert set(called) <= names | {"list"}, other
+
+
+def test_options_of_other_loaders_are_none_of_ours() -> None:
+    assert not set(ELSEWHERE) & set(inspect.signature(tp.Loader).parameters)
+
+
+def test_two_pipelines_are_added_as_their_rows() -> None:
+    assert len(list(rows(3) + rows(4))) == 7
+
+
+def test_a_loader_shows_its_options_and_its_pipeline() -> None:
+    shown = repr(tp.Loader(rows().batch(4), num_workers=2))
+    assert shown == "Loader(num_workers=2) over\n  from_tensors(x=int64[100])\n    .batch(4)"
+
+
+def notes(pipe: tp.Pipeline) -> str:
+    return " ".join(pipe.explain().notes)
+
+
+def test_shuffled_files_are_no_shuffled_rows(tmp_path: Any) -> None:
+    for n in range(3):
+        rows(5).skip(n).write_parquet(tmp_path / str(n))
+    files = tp.list_files(str(tmp_path / "*/*.parquet"))
+    assert "changes the order of files only" in notes(files.shuffle(10).read_parquet())
+    assert "changes the order of files" not in notes(files.read_parquet().shuffle(10))
+
+
+def test_rows_that_are_made_of_a_shuffled_one_stay_together() -> None:
+    texts = tp.from_dataset(["a b", "c d"])
+    assert "stay together" in notes(texts.shuffle(4).flat_map(str.split))
+    assert "stay together" not in notes(texts.flat_map(str.split))
+
+
+def leave(loader: Any) -> None:
+    for _ in loader:
+        break
+
+
+@pytest.mark.parametrize("workers", [None, 0, 2])
+def test_a_loop_that_was_left_is_told_of_by_the_next_one(workers: int | None) -> None:
+    pipe = rows().shuffle(10, seed=workers or 9).batch(10)  # once a process for each pipeline
+    loader = pipe if workers is None else tp.Loader(pipe.take(9), num_workers=workers)
+    leave(loader)
+    with pytest.warns(UserWarning, match="left within epoch 0") as told:
+        leave(loader)
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("how", ["state", "epoch"])
+def test_who_says_where_to_begin_is_not_told(how: str) -> None:
+    loader = tp.Loader(rows().shuffle(15, seed=len(how)).batch(10))
+    leave(loader)
+    if how == "state":
+        loader.load_state_dict(loader.state_dict())
+    else:
+        loader.set_epoch(1)
+    leave(loader)  # warnings are errors here
+
+
+def test_who_looks_with_peek_leaves_nothing() -> None:
+    loader = tp.Loader(rows().shuffle(16).batch(10))
+    loader.peek()
+    leave(loader)
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        rows().batch(10),  # starts again at its first row
+        rows().shuffle(12).batch(10).repeat(),  # goes on where it stands
+        rows().shuffle(13).filter(lambda row: True).batch(10),  # the end is not known
+    ],
+)
+def test_nothing_is_said_where_nothing_is_lost_or_known(pipe: tp.Pipeline) -> None:
+    loader = tp.Loader(pipe)
+    leave(loader)
+    leave(loader)
+
+
+def test_an_epoch_that_was_counted_to_its_end_was_not_left() -> None:
+    loader = tp.Loader(rows().shuffle(14).batch(10))
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    del batches
+    leave(loader)
+
+
+def test_what_the_page_on_other_libraries_says_is_there() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "migrating.md").read_text()
+    here = "\n".join(line.rsplit("|", 2)[1] for line in text.splitlines() if line.startswith("| `"))
+    named = re.findall(r"(?:`|tp\.|`\.|[\")]\.)(\w+)\(", here)
+    there = {name for name in dir(tp.Pipeline) if not name.startswith("_")} | {*tp.__all__}
+    assert len(named) > 50
+    assert {*named} - there == {"iter"}  # Python's
