@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from trainpipes import cache, samplers
+from trainpipes.config import load
 from trainpipes.errors import (
     ConfigError,
     DataChangedError,
@@ -65,7 +66,7 @@ __all__ = [
     "SchemaError", "Source", "Stage", "StateError", "StreamReader", "TableStage",
     "TopologyError", "TrainpipesError", "UnreachableError", "UnreadableError", "WorkerError",
     "cache", "concat", "from_arrow", "from_dataset", "from_hf", "from_iterable", "from_memmap",
-    "from_source", "from_tensors", "from_torchdata", "list_files", "merge_states", "mix",
+    "from_source", "from_tensors", "from_torchdata", "list_files", "load", "merge_states", "mix",
     "nodes", "pad_sequences", "read_arrow", "read_bytes", "read_csv", "read_files",
     "read_images", "read_json", "read_memmap", "read_numpy", "read_parquet", "read_text",
     "read_webdataset", "recipe", "recipes", "samplers", "write_memmap", "zip",

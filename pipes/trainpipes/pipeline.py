@@ -496,6 +496,32 @@ class Pipeline(IterableDataset[Any]):
 
         return describe(self._session)
 
+    def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
+        """This pipeline as YAML, stage by stage, for ``trainpipes.load``: what that gives is equal to this
+        one, takes its states, and gives the same batches. See docs/config.md.
+
+        Options left at their defaults are left out, and so are ``storage_options``. Functions are written as
+        ``package.module:function``. Where this pipeline stands is not part of it.
+
+        Args:
+            path: a file to write it to, too.
+
+        Raises:
+            ConfigError: an option has no form in a config: rows in memory, a lambda, a function of the
+                program itself, most objects, a secret; names the stage, the option, and the way out.
+            MissingExtraError: PyYAML is not installed.
+
+        >>> import trainpipes as tp
+        >>> print(tp.list_files("data/*.parquet").shuffle(100, seed=3).to_yaml().split("\\n", 1)[1])
+        stages:
+        - list_files: data/*.parquet
+        - shuffle: {buffer_size: 100, seed: 3}
+        <BLANKLINE>
+        """
+        from trainpipes.config.write import to_yaml
+
+        return to_yaml(self, path)
+
     def to_map_dataset(self, path: str | None = None) -> MapDataset:
         """The rows of one epoch as a map-style dataset, kept once for all processes of a machine.
 

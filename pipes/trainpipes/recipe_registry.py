@@ -21,7 +21,7 @@ from trainpipes.recipe_table import RecipeSummary, RecipeTable
 from trainpipes.runtime.options import spelt
 from trainpipes.shown import shown
 
-__all__ = ["GROUP", "recipe", "recipes", "renamed"]
+__all__ = ["GROUP", "recipe", "recipe_function", "recipes", "renamed"]
 
 P = ParamSpec("P")
 
@@ -50,7 +50,7 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
     >>> batch["input_ids"].shape
     torch.Size([4, 8])
     """
-    build = _load(_find(name))
+    build = recipe_function(name)
     signature = inspect.signature(build)
     options = {**_named(name, signature, arguments, options), **options}
     _check(name, signature, options)
@@ -61,6 +61,15 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
             f"{build.__module__}.{build.__qualname__}"
         )
     return pipeline
+
+
+def recipe_function(name: str) -> Callable[..., Any]:
+    """The function that makes the pipeline of a recipe.
+
+    Raises:
+        ConfigError: no recipe has that name, or it cannot be imported.
+    """
+    return _load(_find(name))
 
 
 def recipes() -> RecipeTable:

@@ -1,0 +1,37 @@
+"""Texts that hold a secret: URLs with a user or password, or a signed query."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, urlsplit
+
+from trainpipes.plain_json import is_secret
+
+__all__ = ["secret_in"]
+
+_URL = re.compile(r"[\w+.-]+://[^\s'\"]*")
+#: Parameters of signed URLs.
+_SIGNED = re.compile(
+    r"sig|signature|token|se|sp|(x-amz|x-goog)-(signature|credential|security-token)", re.I
+)
+
+
+def secret_in(text: str) -> str:
+    """What is secret in a text; nothing if nothing is.
+
+    >>> secret_in("https://me:pw@host/a.csv"), secret_in("s3://bucket/part-?.parquet")
+    ('it is a URL with a user or password', '')
+    """
+    for url in _URL.findall(text):
+        rest = url.split("://", 1)[1]
+        host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+        if "@" in host:
+            return "it is a URL with a user or password"
+        try:
+            query = parse_qsl(urlsplit(url).query)
+        except ValueError:
+            query = []
+        for name, _ in query:
+            if is_secret(name) or _SIGNED.fullmatch(name):
+                return f"it is a URL with {name}= in its query"
+    return ""
