@@ -35,7 +35,7 @@ __all__ = ["Tokenized", "tokenize"]
 #: Bytes of an input file after which another output file begins.
 FILE_BYTES = 256 << 20
 #: Bytes of input for which a process more is worth the seconds that it takes to start.
-WORTH_BYTES = 32 << 20
+WORTH_BYTES = 64 << 20
 #: Seconds between two notes of what is whole: what is finished after the last is made again after a kill.
 EVERY = 1.0
 
