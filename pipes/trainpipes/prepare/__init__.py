@@ -1,7 +1,9 @@
-"""What prepares data for training: files written once, for many runs.
+"""Data prepared once for many runs, as files.
 
-tokenize   token ids, so that training reads numbers only
+tokenize  writes token ids, so that training reads numbers only
 """
+
+from __future__ import annotations
 
 from trainpipes.prepare.tokenize.ready import tokenized_rows
 from trainpipes.prepare.tokenize.run import Tokenized, tokenize
