@@ -78,6 +78,7 @@ from trainpipes.stages.split import Split, checked_parts
 from trainpipes.stages.take import Skip, Take
 from trainpipes.stages.to import To
 from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.truncate import Truncate
 from trainpipes.stages.with_columns import WithColumns
 from trainpipes.topology import data_parallel
@@ -238,6 +239,7 @@ class Pipeline(IterableDataset[Any]):
     enumerate = Method(Enumerate)
     rename = Method(Rename)
     tokenize = Method(Tokenize)
+    tokenized_by = Method(TokenizedBy)
     chat_template = Method(ChatTemplate)
     truncate = Method(Truncate)
     add_labels = Method(AddLabels)

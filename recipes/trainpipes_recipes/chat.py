@@ -97,13 +97,18 @@ def chat(
     <BLANKLINE>
     """
     given = Input("chat", files, storage_options)
-    (messages,) = given.find({"messages": messages}, CONVERSATIONS)
-    columns = [messages] if tools is None else [messages, tools]
-    rows = conversations(given.rows(columns), messages, roles=roles, bad_rows=bad_rows)
-    rows = rows.chat_template(
-        tokenizer, messages, template=template, tools=tools, parse_arguments=parse_arguments,
-        max_length=max_length,
-    ).select("input_ids", "labels")  # fmt: skip
+    rows = given.tokenized(
+        tokenizer, ["input_ids", "labels"], named=[messages, tools],
+        chat_template={"max_length": max_length, "template": template},
+    )  # fmt: skip
+    if rows is None:
+        (messages,) = given.find({"messages": messages}, CONVERSATIONS)
+        columns = [messages] if tools is None else [messages, tools]
+        rows = conversations(given.rows(columns), messages, roles=roles, bad_rows=bad_rows)
+        rows = rows.chat_template(
+            tokenizer, messages, template=template, tools=tools, parse_arguments=parse_arguments,
+            max_length=max_length,
+        ).select("input_ids", "labels")  # fmt: skip
     if cache:  # else conversations are written out once rows are dealt, wherever that stands
         rows = rows.cache(None if cache is True else cache)
     rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)

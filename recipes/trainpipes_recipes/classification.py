@@ -97,17 +97,11 @@ def classification(
         )
     given = Input("classification", files, storage_options)
     (label,) = given.find({"label": label}, LABELS)
-    pairs = text is None and any(set(names) <= set(given.columns) for names in TEXT_PAIRS)
-    if pairs or (text is None and text_pair is not None):
-        asked = {"text": text, "text_pair": text_pair}
-        text, text_pair = given.find(asked, TEXT_PAIRS)
-    else:
-        (text,) = given.find({"text": text}, (*TEXTS, ("sentence",), ("review",)))
-    texts = [text] if text_pair is None else [text, text_pair]
-    if label in texts:
-        raise ConfigError(
-            f"classification takes texts and labels from columns of their own, got {label!r} for both"
-        )
+    ready = given.tokenized(
+        tokenizer, ["input_ids", label], named=[text, text_pair],
+        tokenize={"max_length": max_length},
+    )  # fmt: skip
+    texts = [] if ready is not None else _texts(given, text, text_pair, label)
 
     labels = given.rows([label])
     first, counts = _first_labels(labels, label), None
@@ -118,14 +112,17 @@ def classification(
                 f"classification: column {label!r} holds lists such as {first}, a 1 or 0 for each class, and "
                 "is to hold the numbers or names of a row's classes: make these by map(), or say classes="
             )
-    rows = given.rows([*texts, label]).encode_labels(label, classes=classes, counts=counts)
+    rows = given.rows([*texts, label]) if ready is None else ready
+    rows = rows.encode_labels(label, classes=classes, counts=counts)
 
-    if text_pair is None:
-        rows = rows.tokenize(tokenizer, text, max_length=max_length)
-    elif isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken"):
-        rows = with_context(rows, text, text_pair).tokenize(tokenizer, text, max_length=max_length)
-    else:
-        rows = rows.tokenize(tokenizer, texts, pair=True, max_length=max_length)
+    no_pairs = isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken")
+    if len(texts) == 2 and no_pairs:
+        rows = with_context(rows, *texts).tokenize(tokenizer, texts[0], max_length=max_length)
+    elif texts:
+        rows = rows.tokenize(
+            tokenizer, texts if len(texts) == 2 else texts[0], pair=len(texts) == 2,
+            max_length=max_length,
+        )  # fmt: skip
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
@@ -143,6 +140,22 @@ def classification(
     if class_weights:
         pipe.class_weights()  # which keeps what it counts
     return pipe
+
+
+def _texts(given: Input, text: str | None, text_pair: str | None, label: str) -> list[str]:
+    """The column of the text, or the two of a pair."""
+    pairs = text is None and any(set(names) <= set(given.columns) for names in TEXT_PAIRS)
+    if pairs or (text is None and text_pair is not None):
+        asked = {"text": text, "text_pair": text_pair}
+        text, text_pair = given.find(asked, TEXT_PAIRS)
+    else:
+        (text,) = given.find({"text": text}, (*TEXTS, ("sentence",), ("review",)))
+    texts = [text] if text_pair is None else [text, text_pair]
+    if label in texts:
+        raise ConfigError(
+            f"classification takes texts and labels from columns of their own, got {label!r} for both"
+        )
+    return texts
 
 
 class MultiHot(BatchStage):

@@ -88,6 +88,14 @@ def evaluation(
             f"evaluation takes prompt, context and response, or text, got prompt={prompt!r}, "
             f"context={context!r}, response={response!r} and text={text!r}"
         )
+    kept = [keep] if isinstance(keep, str) else list(keep)
+    ready = given.tokenized(
+        tokenizer, ["row", *kept, "input_ids"], named=[prompt, response, context, text],
+        tokenize={"max_length": max_length, "truncation_side": truncation_side},
+    )  # fmt: skip
+    if ready is not None:
+        rows = ready.sharding_filter(num_shards, split="stride", tail="ragged")
+        return rows.batch(batch_size).pad_collate(padding_side=padding_side)
     if text is None and prompt is None:
         names = set(given.columns)
         if response is not None or any(names >= set(pair) for pair in PAIRS):
@@ -96,7 +104,6 @@ def evaluation(
             (text,) = given.find({"text": None}, TEXTS)
     texts = [name for name in (prompt, response, text) if name is not None]
 
-    kept = [keep] if isinstance(keep, str) else list(keep)
     columns = list(dict.fromkeys([*texts, *kept]))
     context = None if prompt is None else given.context(prompt, context)
     read = columns if context is None else list(dict.fromkeys([*columns, context]))

@@ -3,6 +3,7 @@
 ``Input`` is public, for recipes of your own:
 
 >>> import trainpipes as tp
+from trainpipes.prepare import tokenized_rows
 >>> sums = tp.from_dataset([{"question": "1 + 1?", "answer": "2", "id": 7}])
 >>> given = Input("mine", sums)
 >>> question, answer = given.find({"prompt": None, "response": None}, PAIRS)
@@ -26,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import trainpipes as tp
+from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.formats import ends_of_names, reader_by_name
 from trainpipes.sources.mixed.mix import Mix
 
@@ -138,6 +140,32 @@ class Input:
         if self._is_memmap or self._reader in WHOLE:
             return self._all_rows().select(*wanted)
         return self._read(wanted)
+
+    def tokenized(
+        self,
+        tokenizer: Any,
+        columns: Sequence[str],
+        *,
+        named: Sequence[str | None] = (),
+        **made_by: Mapping[str, Any],
+    ) -> tp.Pipeline | None:
+        """The rows, where files hold token ids that ``trainpipes tokenize`` made ahead; None otherwise.
+
+        Args:
+            tokenizer: that the recipe is given.
+            columns: that it needs.
+            named: columns of texts that the user named: if one is, ids are made of it.
+            made_by: of each stage that may have made the ids, the options that it must have had.
+
+        Raises:
+            ConfigError: another tokenizer made them, or another option; or they are not finished.
+            SchemaError: they lack a column.
+        """
+        if isinstance(self._data, tp.Pipeline) or self._is_memmap or any(named):
+            return None
+        if self._reader != "read_parquet":
+            return None
+        return tokenized_rows(self.rows(), tokenizer, columns, asker=self.recipe, made_by=made_by)
 
     def find(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]

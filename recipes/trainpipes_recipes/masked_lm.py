@@ -71,8 +71,11 @@ def masked_lm(
     (tensor([[1, 0, 4, 2]]), tensor([[-100,    3, -100, -100]]))
     """
     given = Input("masked_lm", files, storage_options)
-    (text,) = given.find({"text": text}, TEXTS)
-    rows = given.rows([text]).tokenize(tokenizer, text, max_length=max_length)
+    asked = {"max_length": max_length, "eos": False}
+    rows = given.tokenized(tokenizer, ["input_ids"], named=[text], tokenize=asked)
+    if rows is None:
+        (text,) = given.find({"text": text}, TEXTS)
+        rows = given.rows([text]).tokenize(tokenizer, text, max_length=max_length)
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (

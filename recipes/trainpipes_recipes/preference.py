@@ -87,6 +87,40 @@ def preference(
     [-100, -100, -100, -100, -100, -100, -100, 32, 50, 256]
     """
     given = Input("preference", files, storage_options)
+    names = [*_names("chosen").values(), *_names("rejected").values()]
+    rows = given.tokenized(
+        tokenizer, names, named=[prompt, chosen, rejected],
+        tokenize={"max_length": max_length, "eos": True},
+        chat_template={"max_length": max_length, "template": template},
+    )  # fmt: skip
+    if rows is None:
+        rows = _tokenized(
+            given, tokenizer, prompt, chosen, rejected, max_length, template, roles, bad_rows
+        ).select(*names)
+    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
+        rows = rows.cache(None if cache is True else cache)
+    return (
+        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
+        .batch(batch_size, drop_last=drop_last)
+        .pad_collate(
+            mask={f"{side}_input_ids": f"{side}_attention_mask" for side in ("chosen", "rejected")},
+            columns={f"{side}_labels": {"value": -100} for side in ("chosen", "rejected")},
+        )
+    )
+
+
+def _tokenized(
+    given: Input,
+    tokenizer: Any,
+    prompt: str | None,
+    chosen: str | None,
+    rejected: str | None,
+    max_length: int,
+    template: str | None,
+    roles: Mapping[str, str] | None,
+    bad_rows: BadRows,
+) -> Pipeline:
+    """Rows of ids, of texts or of conversations."""
     chosen, rejected = given.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
     first = given.first(chosen)
     if not isinstance(first, str | list | tuple | None):
@@ -108,17 +142,7 @@ def preference(
                 tokenizer, [prompt, column], max_length=max_length, eos=True, labels=column,
                 keep_text=True,
             ).rename(_names(side))  # fmt: skip
-    rows = rows.select(*_names("chosen").values(), *_names("rejected").values())
-    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
-        rows = rows.cache(None if cache is True else cache)
-    return (
-        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
-        .batch(batch_size, drop_last=drop_last)
-        .pad_collate(
-            mask={f"{side}_input_ids": f"{side}_attention_mask" for side in ("chosen", "rejected")},
-            columns={f"{side}_labels": {"value": -100} for side in ("chosen", "rejected")},
-        )
-    )
+    return rows
 
 
 def _conversations(

@@ -71,8 +71,10 @@ def pretrain(
         storage_options: for the file system, as fsspec takes them.
     """
     given = Input("pretrain", files, storage_options)
-    (text,) = given.find({"text": text}, TEXTS)
-    rows = given.rows([text]).tokenize(tokenizer, text, eos=eos)
+    rows = given.tokenized(tokenizer, ["input_ids"], named=[text], tokenize={"eos": eos})
+    if rows is None:
+        (text,) = given.find({"text": text}, TEXTS)
+        rows = given.rows([text]).tokenize(tokenizer, text, eos=eos)
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (

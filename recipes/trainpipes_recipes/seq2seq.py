@@ -73,19 +73,25 @@ def seq2seq(
         storage_options: for the file system, as fsspec takes them.
     """
     given = Input("seq2seq", files, storage_options)
-    prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
-    rows = given.prompted(prompt, context, [prompt, response])
     mask, target = ("attention_mask", "labels") if hf_names else ("input_mask", "target_ids")
+    ready = given.tokenized(
+        tokenizer, ["input_ids", target], named=[prompt, response, context],
+        tokenize={"max_length": max_length, "eos": True},
+    )  # fmt: skip
+    if ready is None:
+        prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
+        rows = given.prompted(prompt, context, [prompt, response])
+    else:
+        rows = ready
     if keep_in_memory:
         # Every rank reads all rows, and keeps them; what it trains on is dealt below.
         pieces = rows.distributed(rank=0, world_size=1).batch(8192).collate(format="arrow")
         rows = from_arrow(pa.concat_tables(pieces))
-    rows = rows.tokenize(
-        tokenizer,
-        {prompt: "input_ids", response: target},
-        max_length=max_length,
-        eos=True,
-    )
+    if prompt is not None and response is not None:
+        columns = {prompt: "input_ids", response: target}
+        rows = rows.tokenize(tokenizer, columns, max_length=max_length, eos=True)
+    elif keep_in_memory:
+        rows = rows.tokenized_by(tokenizer, ["input_ids", target])
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (

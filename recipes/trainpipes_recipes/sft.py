@@ -66,10 +66,15 @@ def sft(
         storage_options: for the file system, as fsspec takes them.
     """
     given = Input("sft", files, storage_options)
-    prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
-    rows = given.prompted(prompt, context, [prompt, response]).tokenize(
-        tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response
-    )
+    rows = given.tokenized(
+        tokenizer, ["input_ids", "labels"], named=[prompt, response, context],
+        tokenize={"max_length": max_length, "eos": True},
+    )  # fmt: skip
+    if rows is None:
+        prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
+        rows = given.prompted(prompt, context, [prompt, response]).tokenize(
+            tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response
+        )
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (

@@ -26,7 +26,7 @@ from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
-__all__ = ["AsColumns", "EpochRows", "decoded"]
+__all__ = ["AsColumns", "EpochRows", "compact", "decoded"]
 
 #: Rows that are looked at together, at first and at most, and the bytes that they are to have.
 FIRST_ROWS, MOST_ROWS = 16, 1024
@@ -164,7 +164,7 @@ class EpochRows:
             return None
         table = pa.concat_tables(parts)
         return pa.RecordBatch.from_arrays(
-            [_compact(column) for column in table.columns], schema=self.schema
+            [compact(column) for column in table.columns], schema=self.schema
         )
 
     def _advance(self) -> bool:
@@ -205,7 +205,7 @@ def decoded(table: pa.Table) -> pa.Table:
     return table
 
 
-def _compact(column: pa.ChunkedArray) -> pa.Array:
+def compact(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array that holds its rows and nothing besides: no bytes of other rows, nor any where a
     value is null."""
     array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)

@@ -22,7 +22,7 @@ from trainpipes.errors import ConfigError, DataChangedError, StateError, Unreada
 from trainpipes.identity import check_identity, first_difference, said
 from trainpipes.writers.output_file import OutputFile, writing
 
-__all__ = ["MANIFEST", "Opened", "OutputFolder", "Written"]
+__all__ = ["MANIFEST", "PART", "UNFINISHED", "Opened", "OutputFolder", "Written"]
 
 MANIFEST, UNFINISHED = "_manifest.json", "_unfinished.json"
 #: The number of the manifest's form.
@@ -215,14 +215,18 @@ class OutputFolder:
             yield file
             file.sync()
             file.close()
-            with writing(self.path / name, self._asker):
-                os.replace(part, self.path / name)
-                self._sync()
+            self.publish(part, name)
         except BaseException:
             file.close()
             with suppress(OSError):
                 part.unlink()
             raise
+
+    def publish(self, part: Path, name: str) -> None:
+        """Give a whole file, which is on the disk, its name."""
+        with writing(self.path / name, self._asker):
+            os.replace(part, self.path / name)
+            self._sync()
 
     def save(self, state: Opened) -> None:
         """Record what has been written so far."""

@@ -1,0 +1,187 @@
+"""Where a pipeline is cut in two: what can be done once, ahead, and what training does in every epoch.
+
+Ahead goes what treats each row by itself and always the same way, up to the last stage that makes token ids,
+and what only cuts, names or chooses columns after it. Shuffling, dealing, packing, batching, and what draws
+anew in each epoch stay with training, and so do stages that drop rows after the ids are there: blocks of rows
+are then the same for both, and so is the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainpipes.errors import ConfigError
+from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.kinds import CutStage, MixingSource, RunStage
+from trainpipes.runtime.planning.as_columns import gives_objects
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.stage import Stage
+from trainpipes.sources.files.file_rows import FileBlocks
+from trainpipes.stages.encode_labels import EncodeLabels
+from trainpipes.stages.tokenized_by import TokenizedBy
+from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.writers.epoch_rows import AsColumns
+
+__all__ = ["Parts", "cut", "files_of", "open_plan"]
+
+ASKER = "tokenize()"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The two parts of a pipeline.
+
+    Attributes:
+        ahead: stages from the source on, whose rows are written.
+        training: stages on these rows.
+        makers: of each stage that makes ids: what stands in its place in training.
+    """
+
+    ahead: tuple[Stage, ...]
+    training: tuple[Stage, ...]
+    makers: tuple[TokenizedBy, ...]
+
+    def on(self, folder: str) -> Pipeline:
+        """The pipeline that trains on the files in a folder."""
+        from trainpipes.start import list_files
+
+        rows = list_files(folder).read_parquet()
+        return Pipeline([*rows.stages, *self.makers, *self.training])
+
+
+def cut(pipeline: Pipeline) -> Parts:
+    """Cut a pipeline in two.
+
+    Raises:
+        ConfigError: it makes no ids, or does so where it cannot be cut; says why, and the way out.
+    """
+    stages = pipeline.stages
+    if isinstance(stages[0], MixingSource):
+        raise ConfigError(
+            f"{ASKER} prepares the files of one source, got {stages[0].name}(): prepare each of its sources, "
+            "and mix the prepared ones"
+        )
+    made = [n for n, s in enumerate(stages) if isinstance(s, Tokenizes)]
+    if any(isinstance(stages[n], TokenizedBy) for n in made):
+        raise ConfigError(f"{ASKER} makes token ids of texts, and these rows hold ids already")
+    if not made:
+        raise ConfigError(
+            f"{ASKER} needs a stage that makes token ids, tokenize() or chat_template(), and this pipeline "
+            "has none: its rows are written by write_parquet()"
+        )
+    last = made[-1]
+    ahead: list[Stage] = []
+    training: list[Stage] = []
+    closed = False  # whether all that is left is training's
+    for number, stage in enumerate(stages):
+        below = number <= last
+        if stage.role in ("files", "reader", "source"):
+            ahead.append(stage)
+        elif stage.role == "cache":
+            continue  # the files are the cache
+        elif stage.role in ("shuffle", "shard"):
+            (ahead if not _on_rows(ahead) else training).append(stage)
+        elif stage.role in ("take", "skip") and not closed and not _ordered(training):
+            ahead.append(stage)
+        elif below and _moves(stage, stages[number + 1 : last + 1]):
+            training.append(stage)
+        elif below:
+            _check(stage, stages[last])
+            ahead.append(stage)
+        else:
+            closed = closed or not _always_the_same(stage)
+            (training if closed else ahead).append(stage)
+    return Parts(tuple(ahead), tuple(training), _makers(ahead))
+
+
+def _on_rows(stages: Sequence[Stage]) -> bool:
+    return any(stage.role in ("reader", "source") for stage in stages)
+
+
+def _ordered(stages: Sequence[Stage]) -> bool:
+    return any(stage.role == "shuffle" for stage in stages)
+
+
+def _always_the_same(stage: Stage) -> bool:
+    """Whether a stage after the ids are there can be done ahead, and leaves rows and order as they are."""
+    plain = stage.role == "rows" and isinstance(stage, RunStage) and stage.keeps_rows
+    return plain and not stage.by_epoch and not stage.runs_user_code
+
+
+def _moves(stage: Stage, later: Sequence[Stage]) -> bool:
+    """Whether a stage below the last one that makes ids has its place in training: classes are training's,
+    and numbering labels costs next to nothing."""
+    return isinstance(stage, EncodeLabels) and not any(s.runs_user_code for s in later)
+
+
+def _check(stage: Stage, last: Stage) -> None:
+    """Raise unless a stage below the last one that makes ids can be done ahead."""
+    if stage.role != "rows" or isinstance(stage, CutStage) or not isinstance(stage, RunStage):
+        raise ConfigError(
+            f"{ASKER} does ahead what treats each row by itself, and {stage} stands before {last.name}() and "
+            "does not: write its rows by write_parquet() first, and tokenize these files"
+        )
+    if stage.by_epoch:
+        raise ConfigError(
+            f"{ASKER} does once what is the same in every epoch, and {stage} before {last.name}() gives "
+            "other rows in each: tokenize on the way, or put it after"
+        )
+
+
+def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
+    """What tells training which tokenizer made which columns, one for each of those that differ."""
+    found: dict[str, Tokenizes] = {}
+    for stage in ahead:
+        if isinstance(stage, Tokenizes):
+            found |= dict.fromkeys(stage.id_columns, stage)
+        elif stage.name == "rename":
+            names = stage.options["names"]
+            found = {names.get(name, name): maker for name, maker in found.items()}
+    groups: list[tuple[Tokenizes, list[str]]] = []
+    for column, maker in found.items():
+        same = [g for g in groups if g[0].maker.fingerprint() == maker.maker.fingerprint()]
+        if same:
+            same[0][1].append(column)
+        else:
+            groups.append((maker, [column]))
+    return tuple(
+        TokenizedBy(maker.options["tokenizer"], columns, engine=maker.options.get("engine", "auto"))
+        for maker, columns in groups
+    )
+
+
+def open_plan(stages: Sequence[Stage], source: Any = None) -> Plan:
+    """The plan of what is done ahead, in this process.
+
+    Args:
+        stages: as ``cut`` gives them; the instances belong to the plan.
+        source: their source, where another process has opened it.
+
+    Raises:
+        ConfigError: the rows are not those of files, or rows are counted where some are dropped.
+    """
+    stages = list(stages)
+    if gives_objects(stages):
+        stages.append(AsColumns(ASKER))
+    plan = Plan.of(stages, source, quiet=True)
+    odd = next((s for s in plan.chain.steps if not isinstance(s, RunStage)), None)
+    if odd is not None:
+        raise ConfigError(
+            f"{ASKER} does ahead what treats each row by itself, and {odd} does not: put it directly after "
+            "the source, or leave it out"
+        )
+    files_of(plan)
+    return plan
+
+
+def files_of(plan: Plan) -> FileBlocks:
+    """The files that are prepared."""
+    source = plan.inputs.source
+    if not isinstance(source, FileBlocks):
+        raise ConfigError(
+            f"{ASKER} makes a file of each file, and {plan.chain.opener} reads none: rows of another origin "
+            "are tokenized and written by write_parquet()"
+        )
+    return source

@@ -1,0 +1,125 @@
+"""Rows of files that ``tokenize`` has written, for a recipe that would make the same ids on the way.
+
+What made them is in the manifest beside the files. It is compared with what the recipe was asked for, so that
+a length, an end token or a tokenizer that has changed since is found before training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.identity import said
+from trainpipes.pipeline import Pipeline
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.sources.files.file_rows import FileBlocks
+from trainpipes.stages.chat_template import ChatTemplate
+from trainpipes.stages.tokenize import Tokenize
+from trainpipes.writers.output_folder import MANIFEST, UNFINISHED
+
+__all__ = ["tokenized_rows"]
+
+
+def tokenized_rows(
+    rows: Pipeline,
+    tokenizer: Any,
+    columns: Sequence[str],
+    *,
+    asker: str,
+    made_by: Mapping[str, Mapping[str, Any]],
+) -> Pipeline | None:
+    """Rows of token ids with the tokenizer that made them, ready to be shuffled; None where the files are not
+    of ``tokenize``.
+
+    Args:
+        rows: of Parquet files.
+        tokenizer: whatever ``tokenize`` takes.
+        columns: that the recipe needs.
+        asker: the recipe, for messages.
+        made_by: of each stage that may have made the ids, by name, the options that it must have had.
+
+    Raises:
+        ConfigError: the files are not finished, or were made with another tokenizer or other options.
+        SchemaError: they lack a column: they were made for another recipe.
+    """
+    source = Plan.of(rows.stages, quiet=True).inputs.source
+    if not isinstance(source, FileBlocks) or source.schema is None:
+        return None
+    if not any(_are_ids(source.schema.field(name).type) for name in source.schema.names):
+        return None
+    manifests = _manifests(source)
+    about = next((found for found in manifests.values() if found is not None), None)
+    if about is None:
+        return None
+    for folder, found in manifests.items():
+        if found is None or found["pipeline"]["stages"] != about["pipeline"]["stages"]:
+            raise ConfigError(
+                f"{asker}: {folder} and {next(iter(manifests))} were not tokenized by the same pipeline: "
+                "give files of one",
+                path=folder,
+            )
+    lacking = [name for name in columns if name not in source.schema.names]
+    if lacking:
+        raise SchemaError(
+            f"{asker} needs a column {lacking[0]!r}, and the files that were tokenized have "
+            f"{source.schema.names}: tokenize them for this recipe, trainpipes tokenize ... --recipe {asker}",
+            stage=asker,
+        )
+    for stage in about["pipeline"]["stages"]:
+        if stage["stage"] in made_by and "tokenizer" in stage:
+            _check(asker, stage, tokenizer, made_by[stage["stage"]])
+    return rows.tokenized_by(tokenizer, about["tokenized"]["ids"])
+
+
+def _check(
+    asker: str, saved: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]
+) -> None:
+    """Raise unless a stage that made ids had these options."""
+    kinds: Mapping[str, Any] = {"tokenize": Tokenize, "chat_template": ChatTemplate}
+    now = json.loads(json.dumps(kinds[saved["stage"]](tokenizer, **options).identity()))
+    for name in ("tokenizer", *options):
+        before, present = saved.get(name), now.get(name)
+        if before != present:
+            raise ConfigError(
+                f"{asker}({name}): the files were tokenized with {said(before)}, and now it is "
+                f"{said(present)}: give the same, or tokenize the texts again"
+            )
+
+
+def _are_ids(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(is_list and pa.types.is_integer(kind.value_type))
+
+
+def _manifests(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
+    """What stands beside the files, by folder; None where nothing of ``tokenize`` does."""
+    found: dict[str, dict[str, Any] | None] = {}
+    files = source.files
+    for number, (name, path) in enumerate(zip(files.names, files.paths, strict=True)):
+        folder = str(name).rpartition("/")[0]
+        if folder not in found:
+            beside = str(path).rpartition("/")[0]
+            found[folder] = _manifest(files.system(number), beside, folder)
+    return found
+
+
+def _manifest(system: Any, beside: str, folder: str) -> dict[str, Any] | None:
+    for name in (MANIFEST, UNFINISHED):
+        about: Any = None
+        with suppress(OSError, ValueError):
+            about = json.loads(system.cat_file(f"{beside}/{name}"))
+        if not isinstance(about, dict) or "tokenized" not in about:
+            continue
+        if name == UNFINISHED:
+            raise ConfigError(
+                f"{folder} is not finished: some of its files are still to be made; tokenize again, which "
+                "goes on where it was",
+                path=folder,
+            )
+        return about
+    return None

@@ -1,0 +1,244 @@
+"""Processes that make files side by side.
+
+Each has a connection to its parent, which gives it one task at a time and waits for what it says: rows read,
+the file is written, or what went wrong. A second thread of a process ends it as soon as the parent is gone,
+however that ended. None lets a tokenizer start threads of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NoReturn
+
+from trainpipes.errors import ConfigError, WorkerError
+from trainpipes.prepare.tokenize.make import Made, named
+from trainpipes.prepare.tokenize.tasks import Task
+
+__all__ = ["Open", "Tell", "made_by_processes", "made_here"]
+
+#: Is called with rows read and tokens made.
+Tell = Callable[[int, int], None]
+#: Opens, in a process, what makes the file of a task at a path.
+Open = Callable[[], Callable[[Task, Path, Tell], Made]]
+
+#: Seconds that a process which is to end is waited for before it is killed.
+PATIENCE = 5.0
+#: The variable by which tokenizers are told to start no threads.
+PARALLELISM = "TOKENIZERS_PARALLELISM"
+
+
+def made_here(
+    tasks: Sequence[Task], opened: Open, path_of: Callable[[Task], Path], tell: Tell
+) -> Iterator[tuple[Task, Made]]:
+    """Make files one after the other in this process."""
+    make = opened() if tasks else None
+    for task in tasks:
+        assert make is not None
+        try:
+            made = make(task, path_of(task), tell)
+        except BaseException as error:
+            named(error, task)
+            raise
+        yield task, made
+
+
+def made_by_processes(
+    tasks: Sequence[Task],
+    opened: Open,
+    path_of: Callable[[Task], Path],
+    tell: Tell,
+    processes: int,
+) -> Iterator[tuple[Task, Made]]:
+    """Make files in several processes. They come as they are ready.
+
+    Raises:
+        ConfigError: the pipeline does not pickle.
+        WorkerError: a process has died; says which file it was at.
+    """
+    try:
+        payload = bytes(ForkingPickler.dumps(opened))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"tokenize(processes={processes}): the pipeline must pickle to reach a process, and does not "
+            f"({error}); define functions at the top of a module, or use processes=1"
+        ) from error
+    waiting = list(reversed(tasks))
+    workers: list[_Worker] = []
+    try:
+        for _ in range(min(processes, len(tasks))):
+            workers.append(_Worker(payload))
+        busy = [worker for worker in workers if worker.give(waiting, path_of)]
+        while busy:
+            for ready in connection.wait([worker.connection for worker in busy]):
+                worker = next(w for w in busy if w.connection is ready)
+                message = worker.receive()
+                if message[0] == "rows":
+                    tell(*message[1:])
+                    continue
+                task = worker.task
+                assert task is not None
+                if not worker.give(waiting, path_of):
+                    busy.remove(worker)
+                yield task, message[1]
+    finally:
+        for worker in workers:
+            worker.hang_up()
+        for worker in workers:
+            worker.end()
+
+
+class _Worker:
+    """A process, as its parent has it."""
+
+    def __init__(self, payload: bytes) -> None:
+        # A fork would copy locks that other threads hold.
+        context = multiprocessing.get_context("spawn")
+        self.connection, its_end = context.Pipe()
+        self.task: Task | None = None
+        self._ready = False
+        self._process = context.Process(
+            target=_work, args=(its_end, payload), name="trainpipes-tokenize", daemon=True
+        )
+        with _settings():
+            self._process.start()
+        its_end.close()
+
+    def give(self, waiting: list[Task], path_of: Callable[[Task], Path]) -> bool:
+        """Give it the next task, if there is one."""
+        if not waiting:
+            return False
+        self.task = waiting.pop()
+        with suppress(OSError):  # it has died: the answer says so
+            self.connection.send((self.task, path_of(self.task)))
+        return True
+
+    def receive(self) -> Any:
+        """What it says next.
+
+        Raises:
+            Exception: what went wrong in it.
+            WorkerError: it has died.
+        """
+        try:
+            message = self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+        self._ready = True
+        if message[0] == "error":
+            raise message[1]
+        return message
+
+    def _died(self) -> WorkerError:
+        process, task = self._process, self.task
+        assert task is not None
+        process.join(PATIENCE)
+        code = process.exitcode
+        how = f"has ended with exit code {code}"
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name if -code in {*signal.Signals} else "unknown"
+            hint = ", as the system does where memory runs out" if name == "SIGKILL" else ""
+            how = f"was ended by signal {-code} ({name}){hint}"
+        cure = "call it again to go on after the files that are whole, with fewer processes if memory ran out"
+        if not self._ready and (code is None or code >= 0):
+            cure = (
+                'a program that is a script calls it below `if __name__ == "__main__":`, since processes '
+                "import the script; or use processes=1"
+            )
+        return WorkerError(
+            f"tokenize(): process {process.pid} {how} while it made {task.name} of {task.source}; {cure}",
+            path=task.source,
+        )
+
+    def hang_up(self) -> None:
+        self.connection.close()
+
+    def end(self) -> None:
+        self._process.join(PATIENCE)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join(PATIENCE)
+
+
+class _settings:
+    """The environment that processes start with: a tokenizer is to have one thread in each of them."""
+
+    def __enter__(self) -> None:
+        self._before = os.environ.get(PARALLELISM)
+        os.environ[PARALLELISM] = "false"
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is None:
+            del os.environ[PARALLELISM]
+        else:
+            os.environ[PARALLELISM] = self._before
+
+
+def _work(parent: Any, payload: bytes) -> None:
+    """What a process does: make the files that its parent asks for, until it hangs up or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and hangs up
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    tasks: SimpleQueue[tuple[Task, Path]] = SimpleQueue()
+    threading.Thread(target=_listen, args=(parent, tasks), daemon=True).start()
+    make: Any = None
+    while True:
+        task, path = tasks.get()
+        try:
+            if make is None:
+                _one_thread()
+                make = pickle.loads(payload)()
+            message = ("made", make(task, path, lambda *done: _say(parent, ("rows", *done))))
+        except Exception as error:
+            message = ("error", _portable(named(error, task), task))
+        _say(parent, message)
+
+
+def _listen(parent: Any, tasks: SimpleQueue[tuple[Task, Path]]) -> None:
+    """Read what the parent sends; end this process with it, whatever it is at."""
+    while True:
+        try:
+            tasks.put(parent.recv())
+        except (EOFError, OSError):
+            _end()
+
+
+def _say(parent: Any, message: Any) -> None:
+    try:
+        parent.send(message)
+    except OSError:
+        _end()
+
+
+def _end() -> NoReturn:
+    """End at once: nothing here needs the interpreter's own end."""
+    os._exit(1)
+
+
+def _one_thread() -> None:
+    """As many processes as cores need no threads of their own."""
+    import pyarrow as pa
+    import torch
+
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+
+
+def _portable(error: BaseException, task: Task) -> BaseException:
+    """An error that reaches the parent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return WorkerError(
+            f"tokenize(): {type(error).__qualname__}: {error} (while {task.name} was made of {task.source})",
+            path=task.source,
+        )
+    return error

@@ -1,0 +1,240 @@
+"""``trainpipes tokenize``: token ids of data files, written once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainpipes_cli.app import Command
+from trainpipes_cli.console import note, out, print_json
+from trainpipes_cli.progress import progress
+from trainpipes_cli.storage_options import STORAGE_OPTIONS, storage_options
+
+if TYPE_CHECKING:
+    from trainpipes import Pipeline
+    from trainpipes.prepare import Tokenized
+
+__all__ = ["command"]
+
+FORMATS = ("parquet", "bin")
+CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
+
+
+@click.command("tokenize", cls=Command)
+@click.argument("paths", metavar="[IN]... OUT", nargs=-1, required=True)
+@click.option("--recipe", metavar="NAME", help="The recipe that will train on the files.")
+@click.option("--tokenizer", help="Of the recipe: a path, or bytes.")
+@click.option(
+    "--option", "options", multiple=True, metavar="NAME=VALUE", help="Of the recipe. Repeatable."
+)
+@click.option("--config", help="Instead of files and a recipe: a YAML file with a pipeline.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="PATH=VALUE",
+    help="Change a value of the config, such as options.max_length=512. Repeatable.",
+)  # fmt: skip
+@click.option("--allow-imports", is_flag=True, help="Import the functions that the config names.")
+@STORAGE_OPTIONS
+@click.option(
+    "--format", "form", type=click.Choice(FORMATS), default="parquet", show_default=True,
+    help="Rows with all their columns, or nothing but ids, as nanoGPT's train.bin.",
+)  # fmt: skip
+@click.option("--dtype", help="Of ids in bin. [default: uint16 where the vocabulary fits]")
+@click.option(
+    "--compression",
+    type=click.Choice(CODECS),
+    default="zstd",
+    show_default=True,
+    help="Of Parquet.",
+)
+@click.option(
+    "--bytes-per-file", type=click.IntRange(1), metavar="BYTES",
+    help="Larger input files become several. [default: 256 MiB]",
+)  # fmt: skip
+@click.option("--processes", type=click.IntRange(1), help="[default: cores that there is work for]")
+@click.option("--overwrite", is_flag=True, help="Remove what was written to OUT before.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    paths: tuple[str, ...],
+    recipe: str | None,
+    tokenizer: str | None,
+    options: tuple[str, ...],
+    config: str | None,
+    changes: tuple[str, ...],
+    allow_imports: bool,
+    storage_options: str | None,
+    form: str,
+    dtype: str | None,
+    compression: str,
+    bytes_per_file: int | None,
+    processes: int | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write the token ids of data files, once, for later runs.
+
+    IN are files, folders, globs or URLs of texts; OUT is a new folder. One file is written for each
+    file, with the rows that the recipe would make on the way; the line to train with is printed. The
+    same command goes on where it was stopped.
+
+    \b
+    Examples:
+      trainpipes tokenize 'texts/*.parquet' ids --recipe pretrain --tokenizer bytes
+      trainpipes tokenize ids --config train.yaml --processes 8
+    """
+    *files, folder = paths
+    given: dict[str, Any] = {}
+    if config is not None:
+        if files or recipe or tokenizer is not None or options:
+            raise click.UsageError(
+                "--config names files, tokenizer and options itself: give OUT and --config, and change "
+                "values by --set"
+            )
+        pipe = _config(config, changes, allow_imports, storage_options)
+    elif recipe is None:
+        raise click.UsageError("say what will train on the files: --recipe NAME, or --config FILE")
+    else:
+        if changes or allow_imports:
+            raise click.UsageError(
+                "--set and --allow-imports are of a config; a recipe's options are --option NAME=VALUE"
+            )
+        if not files:
+            raise click.UsageError(f"give files and a folder to write to: IN... OUT, got {folder}")
+        given = dict(map(_option, options))
+        if tokenizer is not None:
+            given["tokenizer"] = tokenizer
+        pipe = _recipe(recipe, files, given, storage_options)
+    from trainpipes.prepare import tokenize
+    from trainpipes.prepare.tokenize.run import FILE_BYTES
+
+    started = time.monotonic()
+    with progress("rows") as report:
+        done = tokenize(
+            pipe, folder, format=form, dtype=dtype,  # type: ignore[arg-type]
+            compression=None if compression == "none" else compression,
+            bytes_per_file=bytes_per_file or FILE_BYTES, processes=processes, overwrite=overwrite,
+            progress=report,
+        )  # fmt: skip
+    _say(done, _train(done, folder, recipe, given), time.monotonic() - started, as_json)
+
+
+def _say(done: Tokenized, train: str, seconds: float, as_json: bool) -> None:
+    size = sum(map(os.path.getsize, done.files))
+    made = len(done.files) - done.kept
+    if as_json:
+        print_json(
+            {
+                "folder": done.folder, "files": list(done.files), "files_made": made, "rows": done.rows,
+                "rows_read": done.read, "tokens": done.tokens, "bytes": size, "format": done.format,
+                "dtype": done.dtype, "columns": done.columns, "seconds": round(seconds, 3), "train": train,
+            }
+        )  # fmt: skip
+        return
+    from trainpipes.amount import amount
+
+    count = f"{len(done.files):,} file{'s' * (len(done.files) > 1)}"
+    there = f", {done.kept:,} of them there already" if done.kept else ""
+    lines = [
+        ("wrote", f"{count}, {amount(size)}{there}"),
+        ("rows", f"{done.rows:,}"),
+        ("tokens", f"{done.tokens:,}, {done.tokens / max(1, done.rows):,.1f} a row"),
+    ]
+    if done.read > done.rows:
+        lines[1] = ("rows", f"{done.rows:,} of {done.read:,}; the pipeline leaves the others out")
+    if done.dtype is not None:
+        lines.append(("ids", done.dtype))
+    if made == len(done.files):
+        lines.append(("took", f"{seconds:,.1f} s"))
+    for label, text in lines:
+        out().print(f"{label:<8}{text}", soft_wrap=True)
+    note("train with:")
+    out().print(train, soft_wrap=True)
+
+
+# What to train with
+
+
+def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str, Any]) -> str:
+    """Python that trains on the files, and gives the batches that would have been made on the way."""
+    if done.format == "bin":
+        return _call(
+            "tokens", os.path.join(folder, "*.bin"), {"dtype": done.dtype, **_of_tokens(given)}
+        )
+    wanted = done.pipeline
+    if recipe is not None:
+        own = {k: v for k, v in given.items() if k not in ("files", "cache")}
+        texts = {k: v for k, v in own.items() if isinstance(v, str) and k != "tokenizer"}
+        # Options that name columns of texts have nothing to name there.
+        for left_out in ([], [k for k, v in texts.items() if v not in done.columns]):
+            options = {k: v for k, v in own.items() if k not in left_out}
+            if _gives(recipe, done.folder, options, wanted):
+                return _call(recipe, folder, options)
+    first, *rest = repr(wanted).splitlines()
+    return "\n".join([f"tp.{first}", *rest])
+
+
+def _gives(recipe: str, folder: str, options: dict[str, Any], wanted: Pipeline) -> bool:
+    """Whether a recipe makes that pipeline of the files."""
+    from trainpipes import TrainpipesError
+    from trainpipes import recipe as built
+
+    try:
+        found = built(recipe, folder, **options)
+    except (TrainpipesError, TypeError):
+        return False
+    return bool(found._session.plan.identity == wanted._session.plan.identity)
+
+
+def _of_tokens(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that the recipe of bare ids has, too."""
+    shared = ("max_length", "batch_size", "epochs", "seed", "num_shards")
+    return {name: given[name] for name in shared if name in given}
+
+
+def _call(recipe: str, folder: str, options: Mapping[str, Any]) -> str:
+    said = "".join(f", {name}={value!r}" for name, value in options.items())
+    return f"tp.recipe({recipe!r}, {folder!r}{said})"
+
+
+# What to tokenize
+
+
+def _recipe(name: str, files: list[str], given: Mapping[str, Any], storage: str | None) -> Pipeline:
+    from trainpipes import recipe
+
+    options = {**given, "files": files if len(files) > 1 else files[0]}
+    if storage is not None:
+        options["storage_options"] = storage_options(storage)
+    return recipe(name, **options)
+
+
+def _config(
+    path: str, changes: tuple[str, ...], allow_imports: bool, storage: str | None
+) -> Pipeline:
+    config: Any = importlib.import_module("trainpipes.config")
+    pipe: Pipeline = config.load(
+        path,
+        allow_imports=allow_imports,
+        storage_options=storage_options(storage),
+        changes=dict(map(config.parse_change, changes)),
+    )
+    return pipe
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """A recipe's option, its value as in YAML."""
+    import yaml
+
+    name, mark, value = text.partition("=")
+    if not mark or not name.strip():
+        raise click.UsageError(f"--option is NAME=VALUE, such as max_length=512, got {text!r}")
+    try:
+        return name.strip().replace("-", "_"), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise click.UsageError(
+            f"--option {name.strip()}: {value!r} is no YAML value; put a text of special characters in quotes"
+        ) from None
