@@ -64,7 +64,7 @@ def standing_alone(source: bytes, recipe: RecipeFile) -> bytes:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ImportFrom) and node.level
     ]
-    for node in sorted(relative, key=lambda node: node.lineno, reverse=True):
+    for node in sorted(relative, key=lambda node: (node.lineno, node.col_offset), reverse=True):
         module = node.module or ""
         package = ".".join([*home[: len(home) - node.level + 1], *filter(None, [module])])
         at = starts[node.lineno - 1] + node.col_offset
