@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from trainpipes_cli.console import (
     error_line,
@@ -27,7 +28,7 @@ from trainpipes_cli.console import (
 )
 from trainpipes_cli.signals import INTERRUPTED, let_signals_stop
 
-__all__ = ["COMMANDS", "Command", "Group", "command_line", "run"]
+__all__ = ["COMMANDS", "COMPLETE", "NAME", "Command", "Group", "command_line", "run"]
 
 #: The subcommands in the order of help: the module that each is in, and what it does, so that help and
 #: completion import none of them.
@@ -88,6 +89,11 @@ class _Commands(Group):
         found: click.Command = importlib.import_module(f"trainpipes_cli.{name}").command
         return found
 
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        options = click.Command.shell_complete(self, context, incomplete)
+        found = [name for name in COMMANDS if name.startswith(incomplete)]
+        return [CompletionItem(name, help=COMMANDS[name]) for name in found] + options
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -142,9 +148,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         if asked := os.environ.get(COMPLETE):
-            from click.shell_completion import shell_complete
-
-            return shell_complete(command_line, {}, NAME, COMPLETE, asked)
+            return _complete(asked)
         columns = shutil.get_terminal_size().columns
         narrow = max(columns - 2, 30) if columns < NARROW else None  # which click does not see
         with command_line.make_context(NAME, arguments, terminal_width=narrow) as context:
@@ -168,6 +172,17 @@ def _run(arguments: list[str]) -> int:
             error_line(said(error))
         return FAILED
     return code if isinstance(code, int) else 0
+
+
+def _complete(asked: str) -> int:
+    """Answer a shell that asks how a line may go on; without a word where that fails."""
+    from click.shell_completion import shell_complete
+
+    try:
+        return shell_complete(command_line, {}, NAME, COMPLETE, asked)
+    except Exception:
+        _trace()
+        return FAILED
 
 
 def _refused(error: click.ClickException) -> int:

@@ -171,9 +171,11 @@ def blocks_of(page: Path) -> Iterator[tuple[str, list[Example]]]:
 
 
 def examples_in_help(text: str) -> list[str]:
-    """The commands that the help of a command shows."""
+    """The commands that the help of a command shows, each in a line of its own."""
     _, _, after = text.partition("\n  Example")
-    return re.findall(r"^ +(trainpipes .*)$", after.partition("\nOptions:")[0], re.MULTILINE)
+    return re.findall(
+        r"^ +((?:eval \"\$\()?trainpipes .*)$", after.partition("\nOptions:")[0], re.MULTILINE
+    )
 
 
 def difference(shown: str, printed: str) -> str:
