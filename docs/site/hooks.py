@@ -1,5 +1,5 @@
-"""What the site has beside the pages of ``docs/``: the README, the benchmarks, the changelog, files of code that
-pages link to, and a reference made of docstrings. mkdocs calls these functions.
+"""What the site has beside the pages of ``docs/``: the README, the benchmarks, the changelog, code that pages
+link to, and a reference made of docstrings. mkdocs calls these functions.
 """
 
 from __future__ import annotations

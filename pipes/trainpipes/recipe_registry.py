@@ -17,11 +17,11 @@ from typing import Any, ParamSpec
 from trainpipes.errors import ConfigError
 from trainpipes.naming import nearest
 from trainpipes.pipeline import Pipeline
-from trainpipes.recipe_table import RecipeSummary, RecipeTable
+from trainpipes.recipe_table import RecipeSummary, RecipeTable, option_texts
 from trainpipes.runtime.options import spelt
 from trainpipes.shown import shown
 
-__all__ = ["GROUP", "recipe", "recipe_function", "recipes", "renamed"]
+__all__ = ["GROUP", "find", "load", "recipe", "recipe_function", "recipes", "renamed"]
 
 P = ParamSpec("P")
 
@@ -69,7 +69,7 @@ def recipe_function(name: str) -> Callable[..., Any]:
     Raises:
         ConfigError: no recipe has that name, or it cannot be imported.
     """
-    return _load(_find(name))
+    return load(find(name))
 
 
 def recipes() -> RecipeTable:
@@ -164,16 +164,21 @@ def _summary(name: str, points: list[EntryPoint]) -> RecipeSummary:
         places = " and ".join(point.value for point in points)
         return RecipeSummary(name, f"offered more than once, as {places}", ())
     try:
-        build = _load(points[0])
+        build = load(points[0])
     except ConfigError as error:
         return RecipeSummary(name, str(error), ())
     first = (inspect.getdoc(build) or points[0].value).splitlines()[0]
     parameters = inspect.signature(build).parameters.values()
     options = tuple(str(p.replace(annotation=p.empty)) for p in parameters)
-    return RecipeSummary(name, first, options)
+    return RecipeSummary(name, first, options, option_texts(inspect.getdoc(build)))
 
 
-def _find(name: str) -> EntryPoint:
+def find(name: str) -> EntryPoint:
+    """The recipe of a name, not yet imported.
+
+    Raises:
+        ConfigError: there is none, or several packages offer one.
+    """
     installed = _installed()
     if not installed:
         raise ConfigError(
@@ -193,7 +198,12 @@ def _find(name: str) -> EntryPoint:
     return installed[name][0]
 
 
-def _load(point: EntryPoint) -> Callable[..., Any]:
+def load(point: EntryPoint) -> Callable[..., Any]:
+    """A recipe, imported.
+
+    Raises:
+        ConfigError: that is impossible, or it is no function.
+    """
     try:
         build = point.load()
     except (ImportError, AttributeError) as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import html
+import re
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-__all__ = ["RecipeSummary", "RecipeTable"]
+__all__ = ["RecipeSummary", "RecipeTable", "option_texts"]
 
 #: Columns of the table as text.
 WIDTH = 100
@@ -20,11 +22,48 @@ class RecipeSummary:
         name: by which ``recipe`` finds it.
         summary: the first line of its docstring, or why it cannot be used.
         options: those that it needs, then the others with their defaults.
+        texts: what its docstring says of each option, by name.
     """
 
     name: str
     summary: str
     options: tuple[str, ...]
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The options that have no default."""
+        return tuple(one for one in self.options if "=" not in one and not one.startswith("*"))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The options that name columns of the rows, as their texts say."""
+        return tuple(name for name, text in self.texts.items() if re.match(r"columns?\b", text))
+
+
+def option_texts(doc: str | None) -> dict[str, str]:
+    """What the section "Args:" of a docstring says of each argument.
+
+    >>> option_texts("Counts.\\n\\nArgs:\\n    n: how far, or\\n        None.\\n    *step: each.")
+    {'n': 'how far, or None.', 'step': 'each.'}
+    """
+    lines = (doc or "").expandtabs().splitlines()
+    start = next((n for n, line in enumerate(lines) if line.strip() == "Args:"), len(lines))
+    body = textwrap.dedent("\n".join(_indented(lines[start:])))
+    found = re.findall(r"^\**(\w+)(?: \([^)]*\))?: ?(.*(?:\n[ \n].*)*)", body, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def _indented(lines: list[str]) -> list[str]:
+    """The lines after the first that stand further in than it does."""
+    if not lines:
+        return []
+    depth, found = len(lines[0]) - len(lines[0].lstrip()), []
+    for line in lines[1:]:
+        if line.strip() and len(line) - len(line.lstrip()) <= depth:
+            break
+        found.append(line)
+    return found
 
 
 class RecipeTable(tuple[RecipeSummary, ...]):

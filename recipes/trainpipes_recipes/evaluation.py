@@ -66,7 +66,7 @@ def evaluation(
             generation, with ``padding_side="left"`` and ``keep=["answer"]``.
         context: column that is added to the prompt, after an empty line, where it holds text. Left out,
             "input" beside "instruction", as Alpaca's rows have it; "" for none.
-        text: instead of both, a column of text to score as it is, or to classify. Left out where there is no
+        text: column of text to score as it is, or to classify, instead of both. Left out where there is no
             pair, the first of text, content, document and body.
         keep: columns to pass on as they are: ids, references, class labels; of the prompt, what the model
             is given.

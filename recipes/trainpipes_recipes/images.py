@@ -45,7 +45,9 @@ def images(
     drop_last: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """Batches of pictures and their classes, for training or evaluating a classifier. Each is a dict:
+    """Batches of pictures and their classes, for training or evaluating a classifier.
+
+    Each is a dict:
 
         images           float32 ``[B, C, H, W]``, or uint8 with ``normalize=False``; B = ``batch_size``,
                          C = 3, H = W = ``size``

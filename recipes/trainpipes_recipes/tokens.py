@@ -61,8 +61,8 @@ def tokens(
             (Parquet, JSON lines, Arrow, a folder that ``write_memmap`` wrote, ...): path, folder, glob, any
             fsspec URL, or a list of these; or a pipeline of rows.
         dtype: of the ids in files that hold nothing else: "uint16" or "uint32", or any NumPy integer.
-        column: of the lists of ids. Left out, the first of input_ids, tokens, token_ids and ids that is
-            there.
+        column: column of the lists of ids. Left out, the first of input_ids, tokens, token_ids and ids
+            that is there.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         window: documents that are packed together.
