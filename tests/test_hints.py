@@ -15,6 +15,9 @@ from trainpipes import naming
 from trainpipes.loader import ELSEWHERE
 
 
+pytestmark = pytest.mark.filterwarnings("error:the loop before was left")
+
+
 def rows(count: int = 100) -> tp.Pipeline:
     return tp.from_tensors(x=range(count))
 
