@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -150,6 +150,20 @@ class ListFiles(Source):
     storage_options: Mapping[str, Any] | None = None
     retry_seconds: float = RETRY_SECONDS
 
+    _known: ClassVar[FileList | None] = None
+
+    @staticmethod
+    def of(files: FileList, urls: Sequence[str]) -> ListFiles:
+        """The stage for files that are listed already.
+
+        Args:
+            files: the files.
+            urls: what they were listed by.
+        """
+        stage = ListFiles(urls=list(urls))
+        vars(stage)["_known"] = files
+        return stage
+
     def check(self) -> None:
         single = isinstance(self.urls, str | os.PathLike)
         self._set(
@@ -190,6 +204,8 @@ class ListFiles(Source):
             storage_options: more options for the file systems, a reader's.
             suffixes: what names of files in folders end with for that reader.
         """
+        if self._known is not None:
+            return self._known
         options = {**(self.storage_options or {}), **(storage_options or {})}
         ends = self._ends(suffixes)
         key = repr((sorted(options.items()), list(ends)))

@@ -1,0 +1,77 @@
+"""``trainpipes inspect``: what files of data hold, and what to know of them before training."""
+
+from __future__ import annotations
+
+import click
+
+from trainpipes_cli.app import Command
+from trainpipes_cli.console import out, print_json
+from trainpipes_cli.storage_options import STORAGE_OPTIONS
+from trainpipes_cli.storage_options import storage_options as given_options
+
+__all__ = ["command"]
+
+
+@click.command("inspect", cls=Command)
+@click.argument("files", nargs=-1, required=True)
+@click.option("--tokenizer", help="Count tokens, not bytes: a path or folder of one, or bytes.")
+@click.option("--column", "columns", multiple=True, help="Whose lengths; several are told as one.")
+@click.option("--rows", type=click.IntRange(0), default=3, show_default=True, help="Rows to show.")
+@click.option(
+    "--sample",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Rows to look at, at most.",
+)
+@click.option("--duplicates", is_flag=True, help="Read all rows to count equal ones.")
+@click.option(
+    "--num-shards",
+    type=click.IntRange(1),
+    default=24,
+    show_default=True,
+    help="Shards of the pipeline to come.",
+)
+@STORAGE_OPTIONS
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--strict", is_flag=True, help="Exit with 1 if there is a warning.")
+def command(
+    files: tuple[str, ...],
+    tokenizer: str | None,
+    columns: tuple[str, ...],
+    rows: int,
+    sample: int,
+    duplicates: bool,
+    num_shards: int,
+    storage_options: str | None,
+    as_json: bool,
+    strict: bool,
+) -> int:
+    """Say what files of data hold, how long their texts are, and what to mend before training.
+
+    FILES are paths, folders, globs or URLs of Parquet, Arrow, JSON, CSV, text, NumPy, tar or image files.
+    Exit code 1: a file cannot be read, or there are no rows.
+
+    \b
+    Examples:
+      trainpipes inspect data
+      trainpipes inspect 'data/*.parquet' --tokenizer bytes --column text
+    """
+    options = given_options(storage_options)
+    from trainpipes.inspection import inspect_files
+
+    found = inspect_files(
+        list(files),
+        tokenizer=tokenizer,
+        column=columns or None,
+        rows=rows,
+        sample=sample,
+        duplicates=duplicates,
+        num_shards=num_shards,
+        storage_options=options,
+    )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        out().print(found.text(out().width), soft_wrap=True)
+    return 1 if not found.readable or (strict and found.warnings) else 0

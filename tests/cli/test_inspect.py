@@ -1,0 +1,148 @@
+"""``trainpipes inspect``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from trainpipes_cli.app import run
+
+
+def written(path: Path, **columns: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def command(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainpipes", "inspect", *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, **options,
+    )  # fmt: skip
+
+
+def test_the_command_tells_what_is_in_a_folder_with_a_space(tmp_path: Path) -> None:
+    folder = tmp_path / "my data"
+    written(folder / "a.parquet", text=["one", "three", None])
+    done = command(folder, "--tokenizer", "bytes", env={**os.environ, "COLUMNS": "40"})
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "tokens of 'text' in all rows" in done.stdout
+    assert ".filter(pc.field('text').is_valid())" in done.stdout
+    assert max(len(x) for x in done.stdout.splitlines() if not x.startswith("  ->")) <= 40
+
+
+def test_json_is_one_value_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "a.parquet", text=["one", None])
+    assert run(["inspect", str(path), "--json"]) == 0
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    assert (told["rows"], [one["kind"] for one in told["findings"]]) == (2, ["nulls"])
+    assert printed.err == ""
+
+
+def test_strict_makes_a_warning_an_exit_code_and_a_note_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "a" / "a.parquet", text=["one", "two"])
+    assert run(["inspect", str(path.parent), "--strict"]) == 0
+    (path.parent / "README").write_text("a note")
+    assert run(["inspect", str(path.parent), "--strict"]) == 0
+    nulls = written(tmp_path / "b" / "a.parquet", text=["one", None])
+    assert run(["inspect", str(nulls)]) == 0
+    assert run(["inspect", str(nulls), "--strict"]) == 1
+    capsys.readouterr()
+
+
+def test_what_cannot_be_read_is_an_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "a.parquet", text=["one"])
+    (tmp_path / "b.parquet").write_bytes(path.read_bytes()[:50])
+    assert run(["inspect", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert "cut short" in printed.out
+    assert "rows        1" in printed.out
+    empty = written(tmp_path / "c.parquet", text=pa.array([], pa.string()))
+    assert run(["inspect", str(empty)]) == 1
+    capsys.readouterr()
+
+
+def test_files_that_are_not_there_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["inspect", str(tmp_path / "nothing")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: there is no file or folder")
+    assert "Traceback" not in printed.err
+
+
+def test_storage_options_are_json_or_a_file_and_never_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "a.parquet", text=["one"])
+    (tmp_path / "options.json").write_text('{"key": "hunter2"}')
+    assert run(["inspect", str(path), "--storage-options", '{"key": "hunter2"}']) == 0
+    assert run(["inspect", str(path), "--storage-options", f"@{tmp_path}/options.json"]) == 0
+    assert run(["inspect", str(path), "--storage-options", "key=hunter2"]) == 2
+    assert run(["inspect", str(path), "--storage-options", "@nowhere"]) == 2
+    printed = capsys.readouterr()
+    assert "hunter2" not in printed.out + printed.err
+
+
+def test_escapes_and_markup_in_files_are_printed_harmless(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "a.parquet", **{"\x1b[31m": ["[red]\x1b[2J"], "[bold]": ["\x07"]})
+    assert run(["inspect", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+    assert "[red]\\x1b[2J" in printed
+
+
+def test_several_columns_are_told_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "a.parquet", prompt=["a", "b"], response=["cd", "ef"])
+    assert run(["inspect", str(path), "--column", "prompt", "--column", "response"]) == 0
+    assert "bytes of 'prompt' + 'response'" in capsys.readouterr().out
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "--help"]) == 0
+    assert "trainpipes inspect data" in capsys.readouterr().out
+
+
+def test_ctrl_c_stops_it_with_its_exit_code(tmp_path: Path) -> None:
+    rows = pa.table({"n": range(2_000_000)})
+    pq.write_table(rows, tmp_path / "0.parquet", row_group_size=100_000)
+    for n in range(1, 40):
+        os.link(tmp_path / "0.parquet", tmp_path / f"{n}.parquet")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "trainpipes", "inspect", str(tmp_path), "--duplicates"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    while started.poll() is None and not list(temporary.iterdir()):
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert list(temporary.iterdir()) == []
