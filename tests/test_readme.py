@@ -32,7 +32,7 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 #: Methods of a Pipeline that are no stages.
 NOT_STAGES = {
     *("state_dict", "load_state_dict", "state_at", "set_epoch", "describe", "to_hf"),
-    *("register_datapipe_as_function", "then"),
+    *("mixture", "packing", "register_datapipe_as_function", "then"),
 }
 
 END = "=== end of block {} ==="

@@ -39,6 +39,7 @@ FLOORS = {
     "rectangles": 0,
     "padding": 0,
     "progress": 0,
+    "progress_displays": 1,
     "values": 0,
     "version": 0,
     "runtime": 1,
@@ -62,12 +63,14 @@ FLOORS = {
     "map_dataset": 4,
     "memmap": 4,
     "loader": 4,
+    "training_progress": 4,
     "recipe_table": 0,
     "recipe_registry": 4,
     "shuffle_quality": 5,
     "testing": 5,
     "integrations": 5,
     "config": 5,
+    "pictures": 5,
     "checkpoint": 5,
     "inspection": 5,
     "prepare": 5,
@@ -109,10 +112,12 @@ LATE = {
             "label_counts",
             "map_dataset",
             "memmap",
+            "pictures",
             "show",
         )
     ),
     ("sources", "stage_node"),
+    ("forecast", "pictures"),
 }
 
 
@@ -179,7 +184,9 @@ def rooms_of(room: str) -> list[str]:
 SOURCE_ROOMS = ["sources", *rooms_of("sources")]
 
 
-@pytest.mark.parametrize("room", [*SOURCE_ROOMS, *rooms_of("runtime"), "forecast", "values"])
+@pytest.mark.parametrize(
+    "room", [*SOURCE_ROOMS, *rooms_of("runtime"), "forecast", "pictures", "values"]
+)
 def test_rooms_tell_what_is_in_them(room):
     there = {path.stem for path in (ROOT / room).iterdir()} - {"__pycache__", "__init__"}
     assert sorted(lines_of(room)) == sorted(there)

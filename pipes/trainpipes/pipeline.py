@@ -19,7 +19,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.forecast.estimate import cuts_by_length, estimated_items
+from trainpipes.forecast.mixture_shares import MixtureShares, mixture_shares
 from trainpipes.forecast.names import column_names
+from trainpipes.forecast.packed_rows import PackedRows, packed_rows
 from trainpipes.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.naming import other_name
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
 
     from trainpipes.explain import Explanation
     from trainpipes.map_dataset import MapDataset
+    from trainpipes.pictures.graph import Graph
     from trainpipes.sources.memmap.dataset import MemmapDataset
 
 __all__ = ["Pipeline"]
@@ -402,6 +405,7 @@ class Pipeline(IterableDataset[Any]):
 
     def padding(self, batches: int = 100, *, mask: str | None = None) -> PaddingShare:
         """How much of the first micro-batches of an epoch, over all ranks, is padding, without starting one.
+        ``padding().plot()`` draws it.
 
         Args:
             batches: micro-batches to count, or all if there are fewer.
@@ -413,6 +417,46 @@ class Pipeline(IterableDataset[Any]):
         whole_number(batches, 1, "padding(batches)", "micro-batches to count")
         stages = [stage for stage in self._stages if stage.role != "place"]
         return padding_share(islice(Pipeline(stages, (0, 1)), batches), mask)
+
+    def packing(self, rows: int = 40) -> PackedRows:
+        """The documents of the first rows that ``pack`` makes in an epoch, over all ranks, and what is left
+        empty, without starting one. ``packing().plot()`` draws them.
+
+        Args:
+            rows: packed rows to look at, or all if there are fewer.
+
+        Raises:
+            ConfigError: rows have no segment_ids.
+
+        >>> import pyarrow as pa, trainpipes as tp
+        >>> rows = tp.from_arrow(pa.table({"input_ids": [[1, 2, 3], [4, 5, 6], [7]]}))
+        >>> print(rows.pack(4).packing())
+        2 rows of 4 tokens: 12.50% empty, 1.5 documents in a row
+        """
+        whole_number(rows, 1, "packing(rows)", "packed rows to look at")
+        stages = [stage for stage in self._stages if stage.role != "place"]
+        return packed_rows(Pipeline(stages, (0, 1)), rows)
+
+    def mixture(self, rows: int = 10_000) -> MixtureShares:
+        """Which sources the first rows of a mix are from, over all ranks, beside what the weights say,
+        without starting an epoch. ``mixture().plot()`` draws them. Stages above the mix are not carried out:
+        what one of these drops is counted.
+
+        Args:
+            rows: to look at, or all of an epoch if there are fewer.
+
+        Raises:
+            ConfigError: the pipeline does not begin with a mix.
+
+        >>> import trainpipes as tp
+        >>> web, code = tp.from_tensors(range(100)), tp.from_tensors(range(50))
+        >>> print(tp.mix({"web": web, "code": code}, weights={"web": 3, "code": 1}).mixture(rows=100))
+        source  target   drawn          rows
+        web      75.0%   75.0%            75
+        code     25.0%   25.0%            25
+        """
+        whole_number(rows, 1, "mixture(rows)", "rows to look at")
+        return mixture_shares(self.stages, rows)
 
     def value_counts(self, column: str) -> dict[str | int, int]:
         """How many rows have each value of a column of labels, in sorted order. Of lists, each value counts.
@@ -462,6 +506,34 @@ class Pipeline(IterableDataset[Any]):
 
         world = self._data_parallel()[1] if world_size is None else world_size
         return explain(self._session.plan, world, num_workers)
+
+    def graph(self, *, counts: bool = False) -> Graph:
+        """The stages as a drawing: in a notebook it shows, ``save("pipeline.svg")`` writes it, and
+        ``print`` gives it as Mermaid text, which GitHub and mkdocs draw.
+
+        Boxes are stages, with the options that were given; beside the lines stands what flows, and how much
+        of it in an epoch where that is known. Pipelines that ``mix``, ``concat`` and ``zip`` bring together
+        are branches. A frame is around what each rank does for its own part. ``storage_options``, users and
+        passwords are left out.
+
+        Args:
+            counts: whether files may be listed to count their rows, as ``explain()`` does. If not, rows
+                are counted where they are in memory, or where their files were listed before.
+
+        >>> import trainpipes as tp
+        >>> print(tp.from_tensors(range(100)).shuffle(100).batch(32).graph())
+        flowchart TB
+            stage1["from_tensors<br/>int64[100]"]
+            stage2["shuffle<br/>buffer_size=100, seed=0"]
+            stage3["batch<br/>batch_size=32"]
+            training(["training loop"])
+            stage1 -->|"100 rows"| stage2
+            stage2 -->|"100 rows"| stage3
+            stage3 -->|"4 batches of 32 in an epoch"| training
+        """
+        from trainpipes.pictures.graph import graph
+
+        return graph(self, counts)
 
     def describe(self) -> dict[str, Any]:
         """What this pipeline reads and does and where it stands, to be logged with a run: plain JSON types.

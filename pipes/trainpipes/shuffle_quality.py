@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,16 @@ from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.source import Reader, RowSource
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 __all__ = ["ShuffleQuality", "shuffle_quality"]
 
 #: Batches that are looked at where nothing says how large they are.
 BATCH_SIZE = 32
+#: Rows whose places are kept, to be drawn.
+MOST_PLACES = 10_000
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,9 @@ class ShuffleQuality:
         random_files_per_batch: the same in a random order.
         file_spread: batches that have a row of a file, as a part of those that would in a random order, on
             average over files: 1 is random; 0.1 means that a file's rows come in a tenth of the places.
+        places: of up to 10,000 rows, evenly taken: which one it is in the order, and its number in file
+            order. int64 ``[2, rows]``.
+        file_lengths: rows of each file, int64 ``[files]``.
     """
 
     rows: int
@@ -53,6 +62,8 @@ class ShuffleQuality:
     files_per_batch: float
     random_files_per_batch: float
     file_spread: float
+    places: IntArray = field(repr=False, compare=False)
+    file_lengths: IntArray = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         n = max(1, self.rows)
@@ -72,6 +83,20 @@ class ShuffleQuality:
             f"{label:<18}{value:<10}{'random: ' + r if r else ''}" for label, value, r in lines
         ]
         return "\n".join(line.rstrip() for line in shown)
+
+    def plot(self, ax: Axes | None = None) -> Figure:
+        """Draw where rows come against where they stand in the files: a diagonal for file order, an even
+        cloud for a random one. A Matplotlib figure, to ``savefig``.
+
+        Args:
+            ax: axes to draw on; a new figure's if left out.
+
+        Raises:
+            MissingExtraError: Matplotlib is not installed.
+        """
+        from trainpipes.pictures.shuffle import draw
+
+        return draw(self, ax)
 
 
 def shuffle_quality(
@@ -137,6 +162,7 @@ def _measured(numbers: IntArray, lengths: IntArray, batch_size: int) -> ShuffleQ
     for size in rest.tolist():
         expected = expected + _touches(in_file, n, size)
     there = in_file > 0
+    taken = np.unique(np.linspace(0, max(0, n - 1), min(n, MOST_PLACES)).astype(np.int64))
     return ShuffleQuality(
         rows=n,
         batch_size=batch_size,
@@ -147,6 +173,8 @@ def _measured(numbers: IntArray, lengths: IntArray, batch_size: int) -> ShuffleQ
         files_per_batch=len(pairs) / max(1, batches),
         random_files_per_batch=float(expected.sum()) / max(1, batches),
         file_spread=float((touched[there] / expected[there]).mean()) if there.any() else 1.0,
+        places=np.stack([taken, numbers[taken]]),
+        file_lengths=lengths,
     )
 
 

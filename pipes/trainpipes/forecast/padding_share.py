@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from trainpipes.errors import ConfigError
+from trainpipes.order import IntArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["PaddingShare", "padding_share"]
 
@@ -21,11 +27,15 @@ class PaddingShare:
         batches: micro-batches that were counted.
         cells: B * L, over all of them.
         padding: of these, those that hold no token.
+        lengths: of each micro-batch, the tokens of its rows, int64 ``[B]``.
+        widths: of each micro-batch, L.
     """
 
     batches: int
     cells: int
     padding: int
+    lengths: tuple[IntArray, ...] = field(default=(), repr=False, compare=False)
+    widths: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def share(self) -> float:
@@ -35,6 +45,20 @@ class PaddingShare:
     def __str__(self) -> str:
         many = "es" * (self.batches != 1)
         return f"{self.share:.2%} of {self.cells:,} cells in {self.batches:,} micro-batch{many}"
+
+    def plot(self, ax: Axes | None = None) -> Figure:
+        """Draw the rows of micro-batches, their tokens and their padding: up to 24 micro-batches, evenly
+        taken. A Matplotlib figure, to ``savefig``.
+
+        Args:
+            ax: axes to draw on; a new figure's if left out.
+
+        Raises:
+            MissingExtraError: Matplotlib is not installed.
+        """
+        from trainpipes.pictures.padding import draw
+
+        return draw(self, ax)
 
 
 def padding_share(batches: Iterable[Any], mask: str | None = None) -> PaddingShare:
@@ -52,6 +76,7 @@ def padding_share(batches: Iterable[Any], mask: str | None = None) -> PaddingSha
     33.33% of 6 cells in 1 micro-batch
     """
     count = cells = padding = 0
+    lengths, widths = [], []
     for batch in batches:
         names = ("segment_ids", "attention_mask") if mask is None else (mask,)
         there = batch if isinstance(batch, Mapping) else {}
@@ -63,6 +88,9 @@ def padding_share(batches: Iterable[Any], mask: str | None = None) -> PaddingSha
                 "one, and mask=... says its name"
             )
         count += 1
+        held = torch.count_nonzero(real, dim=-1).reshape(-1).cpu()
+        lengths.append(np.array(held.tolist(), dtype=np.int64))
+        widths.append(real.shape[-1])
         cells += real.numel()
-        padding += real.numel() - int(torch.count_nonzero(real))
-    return PaddingShare(count, cells, padding)
+        padding += real.numel() - int(held.sum())
+    return PaddingShare(count, cells, padding, tuple(lengths), tuple(widths))

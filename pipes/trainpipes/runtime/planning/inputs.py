@@ -54,6 +54,11 @@ class Inputs:
         if schemas is None:
             self._join_schemas()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the source was asked for."""
+        return self._source is not None
+
     @cached_property
     def source(self) -> RowSource | RowStream:
         if self._source is None:
