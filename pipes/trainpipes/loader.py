@@ -26,6 +26,7 @@ from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.memory.packed_list import packed
 from trainpipes.stages.pin import Pin
+from trainpipes.training_progress import TrainingProgress, training_progress
 
 __all__ = ["Loader"]
 
@@ -187,6 +188,36 @@ class Loader:
         warn_without_data_module()
         workers = self._workers if self.num_workers else None
         return PassIterator(self._session, self.threads, workers)
+
+    def progress(self, *, total: int | None = None) -> TrainingProgress:
+        """Iterate, and show how far the loop is: ``for batch in loader.progress():``.
+
+        A bar says the epoch and how much of it is done, rows and tokens a second, and which part of the time
+        the loop waits for data: by rich, else by tqdm, else as a line; in a notebook below the cell. Where
+        stderr is no terminal there is none, but a line every 10 seconds for those who listen to the logger
+        ``trainpipes`` at level INFO; in ranks other than 0 there is nothing. The state is that of the loader,
+        as without it.
+
+        Tokens are those that are no padding, as one batch in each half second says; where batches are on a
+        device already, padding counts too.
+
+        Args:
+            total: batches of this rank in all, where these are not known: with an endless ``repeat``, the
+                steps of the run; where rows are packed or batched by length, ``loader.estimate_len()``, which
+                reads the first rows to say so.
+
+        >>> import trainpipes as tp
+        >>> loader = tp.Loader(tp.from_tensors(range(8)).repeat().batch(4))
+        >>> for batch in loader.progress(total=3):
+        ...     state = loader.state_dict()
+        ...     print(len(batch), state["m"])
+        ...     if state["m"] == 3:
+        ...         break
+        4 1
+        4 2
+        4 3
+        """
+        return training_progress(self, total)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch delivered: integers and strings in a flat dict. Where batches are

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
+from itertools import islice
 from typing import Any
 from weakref import WeakSet
 
 from torch.utils.data import get_worker_info
 
+from trainpipes.callers import callers
 from trainpipes.cursor import is_count
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.foreign_state import is_stateful_data_loaders
@@ -25,6 +27,8 @@ from trainpipes.topology import Topology
 
 __all__ = ["Session"]
 
+#: The module of what ``Loader.progress()`` gives.
+SHOWS_PROGRESS = "trainpipes.training_progress"
 #: Above it, numbers of epochs no longer fit where they are kept.
 MOST_EPOCHS = 1 << 40
 
@@ -192,7 +196,8 @@ class Session:
                 "what was left of it does not come. To go on in an epoch, keep its iterator: batches = "
                 "iter(loader); peek() only looks at what comes next; repeat() makes one epoch without an end",
                 ("rest", self.plan.identity),
-                level=6,  # the loop
+                # The loop; around its loader may be what shows its progress.
+                level=6 + any(module == SHOWS_PROGRESS for module, _ in islice(callers(), 8)),
             )
 
     def upcoming(self) -> Position:
