@@ -1,0 +1,35 @@
+"""The pictures of the docs are what the library draws today."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+MAKE = runpy.run_path(str(FOLDER / "make.py"))
+LARGEST = 60_000
+
+
+@pytest.mark.parametrize("name", sorted(MAKE["PICTURES"]))
+def test_a_picture_shows_what_is_drawn_today(name):
+    held = re.search(r"content (\w{16})", (FOLDER / f"{name}.svg").read_text())
+    assert held is not None
+    assert held[1] == MAKE["content"](MAKE["PICTURES"][name]()), "run docs/pictures/make.py"
+
+
+@pytest.mark.parametrize("name", sorted(MAKE["GRAPHS"]))
+def test_a_graph_is_what_is_drawn_today(name):
+    held = (FOLDER / f"{name}.svg").read_text()
+    assert held == MAKE["GRAPHS"][name]().graph().svg + "\n", "run docs/pictures/make.py"
+
+
+def test_pictures_are_small_and_shown_somewhere():
+    pages = "".join(path.read_text() for path in FOLDER.parent.glob("*.md"))
+    for path in FOLDER.glob("*.svg"):
+        assert path.stat().st_size < LARGEST, path.name
+        assert f"](pictures/{path.name})" in pages
