@@ -28,7 +28,7 @@ from trainpipes_cli.console import (
 )
 from trainpipes_cli.signals import INTERRUPTED, let_signals_stop
 
-__all__ = ["COMMANDS", "COMPLETE", "NAME", "Command", "Group", "command_line", "run"]
+__all__ = ["COMMANDS", "COMPLETE", "FAILED", "NAME", "Command", "Group", "command_line", "run"]
 
 #: The subcommands in the order of help: the module that each is in, and what it does, so that help and
 #: completion import none of them.

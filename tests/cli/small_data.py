@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 import trainpipes as tp
 
@@ -26,6 +28,7 @@ def write_small_data(folder: Path) -> None:
         pq.write_table(rows, folder / "data" / f"part-{part}.parquet", row_group_size=16)
     lines = tp.read_parquet(str(folder / "chat.parquet"))
     with (folder / "chat.jsonl").open("w") as file:
-        import json
-
         file.writelines(f"{json.dumps(row)}\n" for row in lines)
+    loader = tp.Loader(tp.recipe("sft", str(folder / "chat.parquet"), tokenizer="bytes"))
+    next(iter(loader))
+    torch.save({"step": 1, "loader": loader.state_dict()}, folder / "checkpoint.pt")

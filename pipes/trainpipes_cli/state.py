@@ -1,0 +1,271 @@
+"""``trainpipes state``: where a checkpoint stands in the data, and whether a pipeline takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from trainpipes_cli.app import FAILED, Command, Group
+from trainpipes_cli.console import error_line, out, print_json, printable
+from trainpipes_cli.recipes import recipe_names
+from trainpipes_cli.storage_options import STORAGE_OPTIONS, storage_options
+
+if TYPE_CHECKING:
+    from trainpipes import Pipeline
+    from trainpipes.checkpoint import FoundState, Told
+
+__all__ = ["command"]
+
+#: Columns of what is told, before its text.
+INDENT = 11
+
+
+class _State(Group):
+    """A group that takes a path for ``show PATH``."""
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        words = [word for word in arguments if not word.startswith("-")]
+        asks_help = {"-h", "--help"} & {*arguments}
+        if arguments and not asks_help and words[:1] not in (["show"], ["check"]):
+            arguments = ["show", *arguments]
+        return super().parse_args(context, arguments)
+
+    def format_usage(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(context.command_path, "[OPTIONS] CHECKPOINT")
+        formatter.write_usage(context.command_path, "check [OPTIONS] CHECKPOINT", "       ")
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-") or (incomplete and not any(Path().glob(f"{incomplete}*"))):
+            return [
+                *super().shell_complete(context, incomplete),
+                CompletionItem(incomplete, type="file"),
+            ]
+        return [CompletionItem(incomplete, type="file")]
+
+
+@click.group("state", cls=_State)
+def command() -> None:
+    """Read a checkpoint: where it stands in the data, and who can load it.
+
+    CHECKPOINT is a file of torch.save or of JSON, a folder of torch.distributed.checkpoint, or a checkpoint
+    of a trainer. No code that a file names is run, and weights are not read.
+
+    \b
+    Examples:
+      trainpipes state checkpoint.pt
+      trainpipes state checkpoint.pt --json
+      trainpipes state check checkpoint.pt --recipe sft --files chat.parquet --tokenizer bytes
+    """
+
+
+@command.command("show", cls=Command, short_help="Say where it stands; `show` may be left out.")
+@click.argument("checkpoint", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(checkpoint: str, as_json: bool) -> int:
+    """Say where each state in CHECKPOINT stands: `show` may be left out.
+
+    \b
+    Example:
+      trainpipes state show checkpoint.pt
+    """
+    from trainpipes.checkpoint import read_states, tell
+    from trainpipes.errors import StateError
+
+    found = read_states(checkpoint)
+    told: list[Told | str] = []
+    for one in found:
+        try:
+            told.append(tell(one))
+        except StateError as error:
+            told.append(str(error))
+    if as_json:
+        print_json([_as_json(one, said) for one, said in zip(found, told, strict=True)])
+    else:
+        for number, (one, said) in enumerate(zip(found, told, strict=True)):
+            if number:
+                out().print()
+            _print(one, said)
+    return FAILED if all(isinstance(said, str) for said in told) else 0
+
+
+@command.command("check", cls=Command, short_help="Say whether it would load into a pipeline.")
+@click.argument("checkpoint", type=click.Path())
+@click.option("--config", type=click.Path(), help="The pipeline, as YAML.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="PATH=VALUE",
+    help="Change a value of the config, such as options.batch_size=16. Repeatable.",
+)  # fmt: skip
+@click.option("--allow-imports", is_flag=True, help="Import the functions that the config names.")
+@click.option("--recipe", shell_complete=recipe_names, help="Or the name of a recipe.")
+@click.option(
+    "--files", multiple=True, help="Of the recipe: path, folder, glob or URL. Repeatable."
+)
+@click.option("--tokenizer", help="Of the recipe: a path, or bytes.")
+@click.option(
+    "--option", "options", multiple=True, metavar="NAME=VALUE", help="Of the recipe. Repeatable."
+)
+@STORAGE_OPTIONS
+@click.option("--world-size", type=click.IntRange(1), default=1, help="Ranks of the run to come.")
+@click.option(
+    "--allow-changes", multiple=True, metavar="NAME",
+    help="What may differ: batch_size, pack_length, mix or schema. Repeatable.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def check(
+    checkpoint: str,
+    config: str | None,
+    changes: tuple[str, ...],
+    allow_imports: bool,
+    recipe: str | None,
+    files: tuple[str, ...],
+    tokenizer: str | None,
+    options: tuple[str, ...],
+    storage_options: str | None,
+    world_size: int,
+    allow_changes: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Say whether CHECKPOINT would load into a pipeline: exit code 0 if it would, 1 if not.
+
+    The pipeline is that of --config, or of --recipe with its --files. Its data is not read but for what files
+    say of themselves.
+
+    \b
+    Example:
+      trainpipes state check checkpoint.pt --recipe sft --files chat.parquet --tokenizer bytes
+    """
+    if (config is None) == (recipe is None):
+        raise click.UsageError("give the pipeline as either --config FILE or --recipe NAME")
+    if config is None and (changes or allow_imports):
+        raise click.UsageError("--set and --allow-imports are for a --config")
+    if config is not None and (files or options or tokenizer is not None):
+        raise click.UsageError("--files, --tokenizer and --option are for a --recipe; use --set")
+    from trainpipes.checkpoint import fits, read_states
+
+    found = read_states(checkpoint)
+    pipeline = (
+        _recipe(str(recipe), files, tokenizer, options, storage_options)
+        if config is None
+        else _config(config, changes, allow_imports, storage_options)
+    )
+    tried = fits(found, pipeline, world_size=world_size, allow_changes=allow_changes)
+    if as_json:
+        print_json(
+            [
+                {
+                    "where": one.where,
+                    "fits": not one.problem,
+                    "problem": one.problem or None,
+                    "share": one.share,
+                }
+                for one in tried
+            ]
+        )
+    for one in tried:
+        where = " and ".join(one.where if len(one.where) < 4 else (*one.where[:3], "others"))
+        if one.problem:
+            error_line(f"{where}: {one.problem}")
+        elif not as_json:
+            done = "" if one.share is None else f", {one.share:.1%} of the epoch done"
+            out().print(
+                printable(f"{where}: loads on {world_size} rank{'s' * (world_size > 1)}{done}"),
+                soft_wrap=True,
+            )
+    return FAILED if any(one.problem for one in tried) else 0
+
+
+def _print(found: FoundState, told: Told | str) -> None:
+    from rich.text import Text
+
+    out().print(Text(printable(found.where), "bold"), soft_wrap=True)
+    for label, text in _lines(found, told):
+        style = "bold red" if label == "problem" else "dim"
+        line = Text.assemble((f"  {label}".ljust(INDENT), style), printable(text))
+        out().print(line, soft_wrap=True)
+
+
+def _lines(found: FoundState, told: Told | str) -> Sequence[tuple[str, str]]:
+    """What is told of a state, line by line."""
+    if isinstance(told, str):
+        return [("problem", told)]
+    done = f"epoch {told.epoch}, {told.batches:,} batches of all ranks done"
+    if told.epoch_batches and told.share is not None:
+        done = (
+            f"epoch {told.epoch}, {told.batches:,} of {told.epoch_batches:,} batches of all ranks done, "
+            f"{told.share:.1%}"
+        )
+    saved = f"{found.kept_by} with {told.workers} workers" if told.workers else found.kept_by
+    if told.rank is not None:
+        rank, world = told.rank
+        own = "" if told.rank_batches is None else f", which has had {told.rank_batches:,} of them"
+        saved = f"rank {rank} of {world}{own}{f'; {saved}' if saved else ''}"
+    lines = [("position", done)]
+    if saved:
+        lines.append(("saved by", saved))
+    data = [f"{count:,} {what}{'s' * (count != 1)}" for count, what in
+            ((told.files, "file"), (told.rows, "row")) if count is not None]  # fmt: skip
+    lines += [
+        ("pipeline", " > ".join(told.stages)),
+        ("data", ", ".join(data) or "not counted"),
+        ("loads on", _ranks(found, told)),
+        ("format", str(told.format)),
+    ]
+    return lines
+
+
+def _ranks(found: FoundState, told: Told) -> str:
+    """Which numbers of ranks may load a state."""
+    if found.kept_by == "datasets":
+        return "as many ranks and workers as have saved it"
+    sizes = [str(size) for size in told.world_sizes]
+    if len(sizes) > 13:
+        sizes = [*sizes[:11], "…", sizes[-1]]
+    several = f"{', '.join(sizes[:-1])} or {sizes[-1]} ranks" if sizes[1:] else "1 rank"
+    if told.rank is None:
+        return several
+    return f"{told.rank[1]} ranks, each with its own; {several} with the states of all merged"
+
+
+def _as_json(found: FoundState, told: Told | str) -> dict[str, Any]:
+    said = {"problem": told} if isinstance(told, str) else {"problem": None, **told.to_dict()}
+    return {"path": found.path, "keys": found.keys, "kept_by": found.kept_by or None, **said}
+
+
+# The pipeline
+
+
+def _config(
+    path: str, changes: tuple[str, ...], allow_imports: bool, storage: str | None
+) -> Pipeline:
+    from trainpipes.config import load, parse_change
+
+    return load(
+        path,
+        allow_imports=allow_imports,
+        storage_options=storage_options(storage),
+        changes=dict(map(parse_change, changes)),
+    )
+
+
+def _recipe(
+    name: str,
+    files: tuple[str, ...],
+    tokenizer: str | None,
+    options: tuple[str, ...],
+    storage: str | None,
+) -> Pipeline:
+    from trainpipes import recipe
+    from trainpipes.config import parse_change
+
+    given = {key.replace("-", "_"): value for key, value in map(parse_change, options)}
+    if files:
+        given["files"] = list(files) if len(files) > 1 else files[0]
+    if tokenizer is not None:
+        given["tokenizer"] = tokenizer
+    if storage is not None:
+        given["storage_options"] = storage_options(storage)
+    return recipe(name, **given)

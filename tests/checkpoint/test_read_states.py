@@ -1,0 +1,408 @@
+"""``read_states`` finds states of ours in any layout, runs nothing, and says what else a file is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import shutil
+import struct
+import sys
+import threading
+import zipfile
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import trainpipes as tp
+from checkpoint.layouts import counted, of_ranks, save, state, stateful, uncounted
+from trainpipes.checkpoint import read_states, tell
+from trainpipes.checkpoint.inert import Inert, read_inert
+from trainpipes.errors import TrainpipesError
+
+
+class Trap:
+    """What a hostile pickle holds: it writes a file when it is read."""
+
+    path = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (exec, (f"open({type(self).path!r}, 'w').write('sprung')",))
+
+
+@pytest.fixture
+def sprung(tmp_path: Path) -> Path:
+    """The file that a ``Trap`` writes; none may be there at the end."""
+    Trap.path = str(tmp_path / "sprung")
+    yield tmp_path / "sprung"  # type: ignore[misc]
+    assert not (tmp_path / "sprung").exists()
+
+
+def refused(path: Path) -> str:
+    """The one sentence with which a path is refused."""
+    with pytest.raises(TrainpipesError) as error:
+        read_states(path)
+    told = str(error.value)
+    assert "\n" not in told
+    assert path.name in told
+    return told
+
+
+# Layouts
+
+
+@pytest.mark.parametrize("layout", ["torch", "old torch", "json", "dcp"])
+@pytest.mark.parametrize(
+    ("wrap", "keys"),
+    [
+        (lambda s: s, ""),
+        (lambda s: {"step": 3, "loader": s}, '["loader"]'),
+        (lambda s: {"a": [1, {"b c": s, "w": [0.5] * 9}]}, '["a"][1]["b c"]'),
+    ],
+)
+def test_a_state_is_found_under_any_keys(layout, wrap, keys, tmp_path):
+    if layout == "dcp" and not keys:
+        wrap, keys = (lambda s: {"top": s}), '["top"]'
+    saved = state()
+    path = save(wrap(saved), tmp_path / "checkpoint", layout)
+    (found,) = read_states(path)
+    assert (found.path, found.keys, found.kept_by) == (str(path), keys, "")
+    assert dict(found.states[0]) == saved
+    loader = tp.Loader(counted())
+    loader.load_state_dict(dict(found.states[0]))
+    assert loader.state_dict() == saved
+
+
+def test_weights_beside_it_are_not_read(tmp_path, monkeypatch):
+    weights = {"w": torch.zeros(50_000_000, dtype=torch.uint8), "loader": state()}
+    path = save(weights, tmp_path / "large.pt", "torch")
+    code = (
+        "import sys, resource; from trainpipes.checkpoint import read_states\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "(found,) = read_states(sys.argv[1])\n"
+        "print(found.keys, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000)"
+    )
+    import subprocess
+
+    told = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert told.stdout == '["loader"] True\n', told.stderr
+
+
+def test_states_of_several_ranks_are_each_told(tmp_path):
+    path = save({"ranks": of_ranks(3), "val": state()}, tmp_path / "all.pt", "torch")
+    found = read_states(path)
+    assert [one.keys for one in found] == [
+        '["val"]',
+        '["ranks"][0]',
+        '["ranks"][1]',
+        '["ranks"][2]',
+    ]
+    assert [tell(one).rank for one in found] == [None, (0, 3), (1, 3), (2, 3)]
+    assert {tell(one).rank_batches for one in found[1:]} == {3}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("layout", ["torch", "json", "dcp"])
+def test_the_state_of_a_stateful_data_loader_is_one(workers, layout, tmp_path):
+    path = save({"dl": stateful(workers)}, tmp_path / "sdl", layout)
+    (found,) = read_states(path)
+    assert (found.keys, found.kept_by) == ('["dl"]', "StatefulDataLoader")
+    assert len(found.states) == max(1, workers)
+    told = tell(found)
+    assert (told.batches, told.workers) == (5, workers if workers > 1 else 0)
+    assert tp.merge_states(found.states)["m"] == 5
+
+
+def test_a_stateful_data_loader_between_snapshots_says_so(tmp_path):
+    late = stateful(1)
+    late["_steps_since_snapshot"] = 3
+    (found,) = read_states(save(late, tmp_path / "late.pt", "torch"))
+    assert "3 batches after its last snapshot" in found.problem
+    with pytest.raises(tp.StateError, match="snapshot"):
+        tell(found)
+
+
+def test_a_checkpoint_of_format_1_saved_by_two_ranks(golden):
+    counted_, uncounted_ = read_states(golden / "format-1" / "checkpoint")
+    assert (counted_.keys, uncounted_.keys) == ('["counted"]', '["uncounted"]')
+    for found in (counted_, uncounted_):
+        told = tell(found)
+        assert (told.format, told.epoch, told.batches, told.num_shards) == (1, 0, 10, 12)
+        assert told.rank is None
+    from elastic.saved_on_ranks import LOADERS
+
+    for found in (counted_, uncounted_):
+        LOADERS[found.keys[2:-2]]().load_state_dict(dict(found.states[0]))
+
+
+def test_the_states_of_a_json_of_many(golden):
+    found = read_states(golden / "state-format-1.json")
+    assert found
+    assert {tell(one).format for one in found} == {1}
+
+
+def test_a_folder_is_looked_through(tmp_path):
+    for step in (2, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        saved = {"step": step, "first_epoch": 0, "loader": state(steps=step)}
+        save(saved, tmp_path / f"checkpoint-{step}" / "trainpipes.json", "json")
+        save({"w": torch.ones(3)}, tmp_path / f"checkpoint-{step}" / "optimizer.pt", "torch")
+        (tmp_path / f"checkpoint-{step}" / "model.safetensors").write_bytes(b"\x08" + bytes(99))
+    save({"run": {"loader": state(steps=4)}}, tmp_path / "dcp", "dcp")
+    found = read_states(tmp_path)
+    assert [Path(one.path).relative_to(tmp_path).as_posix() for one in found] == [
+        "checkpoint-10/trainpipes.json",
+        "checkpoint-2/trainpipes.json",
+        "dcp",
+    ]
+    assert [tell(one).batches for one in found] == [10, 2, 4]
+
+
+def test_a_folder_says_which_of_its_files_cannot_be_read(tmp_path, sprung):
+    save(state(), tmp_path / "good.json", "json")
+    (tmp_path / "bad.pt").write_bytes(pickle.dumps({"trainpipes": Trap()}))
+    (tmp_path / "cut.pt").write_bytes(save(state(), tmp_path / "x.pt", "torch").read_bytes()[:-900])
+    (tmp_path / "x.pt").unlink()
+    bad, cut, good = read_states(tmp_path)
+    assert "could run code" in bad.problem
+    assert "cut short" in cut.problem
+    assert good.problem == ""
+    assert tell(good).batches == 7
+
+
+def test_what_reads_a_folder_does_not_go_round_in_links(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    save(state(), tmp_path / "a" / "state.json", "json")
+    assert len(read_states(tmp_path)) == 1
+
+
+# What is no state
+
+
+def test_nothing_is_there(tmp_path):
+    assert "is not there" in refused(tmp_path / "no.pt")
+    (tmp_path / "empty").mkdir()
+    assert "it has no files" in refused(tmp_path / "empty")
+    (tmp_path / "empty" / "notes.json").write_text("{}")
+    assert "none of its 1 files holds one" in refused(tmp_path / "empty")
+    (tmp_path / "zero.pt").write_bytes(b"")
+    assert "is empty" in refused(tmp_path / "zero.pt")
+    with pytest.raises(tp.StateError, match="copy it here first"):
+        read_states("s3://bucket/checkpoint.pt")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"pytorch-lightning_version": "2.6"}, "a checkpoint of Lightning"),
+        ({"global_step": 3, "log_history": []}, "trainer_state.json of a Hugging Face Trainer"),
+        ({"state": {}, "param_groups": []}, "the state of an optimizer"),
+        ({"a": 1}, "the key 'trainpipes' is missing"),
+        ([1, 2], "holds no state of trainpipes, but [1, 2]"),
+        ({"trainpipes": 2}, "the key 'trainpipes' is missing|not a state of trainpipes"),
+    ],
+)
+def test_what_another_library_saved_is_named(value, said, tmp_path):
+    told = refused(save(value, tmp_path / "other.json", "json"))
+    assert any(part in told for part in said.split("|"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x00" * 100, "is of no known format"),
+        (b"{", "is no JSON, or is cut short"),
+        (b"[" * 200_000, "is no JSON, or is cut short"),
+        (b'{"a": 1e999999, "b": ' + b"9" * 10_000 + b"}", "is no JSON"),
+        (b"PK\x03\x04", "is damaged or cut short"),
+        (b"\x80", "is a pickle that torch.save has not written, or damaged"),
+        (b"\x80\x02}q\x00.", "is a pickle that torch.save has not written"),
+        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f", "nothing of it was read"),
+        (b"\xff\xfe{", "is of no known format"),
+        (struct.pack("<Q", 40) + b'{"w":{"dtype":"F32"}}' + bytes(50), "is safetensors"),
+        (gzip.compress(b"{}"), "is of no known format"),
+    ],
+)
+def test_files_of_something_else(content, said, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert said in refused(path)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a pipe" in refused(tmp_path / "pipe")
+    with pytest.raises(TrainpipesError, match="no regular file"):
+        read_states("/dev/zero")
+    save(state(), tmp_path / "state.json", "json")
+    assert len(read_states(tmp_path)) == 1  # and passed over in a folder
+
+
+def test_what_may_not_be_read_says_so(tmp_path):
+    path = save(state(), tmp_path / "state.json", "json")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("this user may read everything")
+    assert "Permission denied" in refused(path)
+
+
+# Hostile files
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_that_would_run_something_runs_nothing(protocol, tmp_path, sprung):
+    path = tmp_path / "evil.pt"
+    path.write_bytes(pickle.dumps({"trainpipes": 2, "m": Trap()}, protocol))
+    assert "nothing of it was read" in refused(path)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_torch_save_of_objects_is_refused_with_the_way_out(new, tmp_path, sprung):
+    for value, name in ((Trap(), "exec"), (SimpleNamespace(a=1), "SimpleNamespace")):
+        path = tmp_path / "evil.pt"
+        checkpoint = {"loader": state(), "args": value}
+        torch.save(checkpoint, path, _use_new_zipfile_serialization=new)
+        told = refused(path)
+        assert name in told
+        assert "nothing of it was read" in told
+        assert "torch.save(loader.state_dict(), path)" in told
+
+
+def test_the_index_of_a_dcp_folder_runs_nothing(tmp_path, sprung):
+    path = save({"loader": state()}, tmp_path / "dcp", "dcp")
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    metadata.planner_data = {**metadata.planner_data, "x": Trap()}
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    (found,) = read_states(path)
+    assert dict(found.states[0]) == state()
+
+
+def test_a_value_of_a_dcp_folder_runs_nothing(tmp_path, sprung):
+    path = save({"loader": {**state(), "batch_sizes": Trap()}}, tmp_path / "dcp", "dcp")
+    (found,) = read_states(path)
+    assert "could run code" in found.problem
+
+
+def test_a_dcp_folder_that_was_not_finished_says_so(tmp_path):
+    path = save({"loader": state()}, tmp_path / "dcp", "dcp")
+    whole = (path / ".metadata").read_bytes()
+    for content in (whole[:100], b"", b"nothing like it", pickle.dumps([1])):
+        (path / ".metadata").write_bytes(content)
+        (found,) = read_states(path)
+        assert "no index of torch.distributed.checkpoint" in found.problem
+    (path / ".metadata").write_bytes(whole)
+    (part,) = path.glob("*.distcp")
+    data = part.read_bytes()
+    part.write_bytes(data[: len(data) // 2])
+    (found,) = read_states(path)
+    assert "damaged, cut short" in found.problem
+    part.unlink()
+    (found,) = read_states(path)
+    assert "is not there" in found.problem
+
+
+def test_a_dcp_index_cannot_lead_out_of_its_folder(tmp_path):
+    path = save({"loader": state()}, tmp_path / "dcp", "dcp")
+    shutil.move(next(path.glob("*.distcp")), tmp_path / "outside")
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    for place in metadata.storage_data.values():
+        object.__setattr__(place, "relative_path", "../outside")
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    (found,) = read_states(path)
+    assert "is damaged" in found.problem
+
+
+def test_an_archive_that_grows_when_it_is_read_is_refused(tmp_path):
+    path = tmp_path / "bomb.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + bytes(200_000_000))
+    assert "compressed archive" in refused(path)
+
+
+def test_an_archive_of_something_else_is_refused(tmp_path):
+    np.savez(tmp_path / "arrays.npz", x=np.arange(3))
+    assert "an archive that torch.save has not written" in refused(tmp_path / "arrays.npz")
+
+
+def test_a_value_that_holds_itself_is_looked_into_once(tmp_path):
+    loop: dict[str, Any] = {"loader": state()}
+    loop["again"] = [loop, loop]
+    bomb: list[Any] = []
+    for _ in range(60):
+        bomb = [bomb] * 20
+    loop["bomb"] = bomb
+    (found,) = read_states(save(loop, tmp_path / "loop.pt", "torch"))
+    assert found.keys == '["loader"]'
+
+
+@given(st.data())
+def test_a_damaged_file_is_one_sentence_or_a_state_that_is_damaged(data):
+    whole, kind = data.draw(st.sampled_from(_saved()))
+    content = bytearray(whole)
+    cut = data.draw(st.integers(0, len(content)))
+    if data.draw(st.booleans()):
+        content = content[:cut]
+    for _ in range(data.draw(st.integers(0, 3))):
+        if content:
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = Path(os.environ["TRAINPIPES_CACHE"], f"damaged-{kind}-{os.getpid()}")
+    path.write_bytes(content)
+    with suppress(TrainpipesError):
+        for found in read_states(path):
+            tell(found)
+    path.unlink()
+
+
+def _saved() -> list[tuple[bytes, str]]:
+    if not _SAVED:
+        folder = Path(os.environ["TRAINPIPES_CACHE"])
+        value = {"loader": state(uncounted()), "w": torch.arange(4), "l": OrderedDict(a=1)}
+        for kind in ("torch", "old torch", "json"):
+            saved = {**value, "w": None} if kind == "json" else value
+            path = save(saved, folder / f"saved-{os.getpid()}", kind)
+            _SAVED.append((path.read_bytes(), kind.replace(" ", "-")))
+    return _SAVED
+
+
+_SAVED: list[tuple[bytes, str]] = []
+
+
+def test_inert_objects_of_every_kind():
+    values = [
+        torch.float32,
+        OrderedDict(a=1),
+        threading.Thread,
+        SimpleNamespace(x=[1]),
+        b"\x00",
+        {1, 2},
+        1j,
+    ]
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        found = read_inert(pickle.dumps(values, protocol))
+        assert len(found) == len(values)
+        assert isinstance(found[3], Inert)
+        assert found[3].held == {"x": [1]}
+    with pytest.raises(ValueError, match="no pickle"):
+        read_inert(b"\x80\x04nonsense")
+
+
+def test_json_in_which_a_state_is_a_text_is_told_to_be_parsed(tmp_path):
+    path = tmp_path / "text.json"
+    path.write_text(json.dumps({"loader": json.dumps(state())}))
+    assert "not a state of trainpipes" in refused(path)
+
+
+def test_dcp_reads_what_dcp_saves_beside_tensors(tmp_path):
+    value = {"model": {"w": torch.ones(4, 4)}, "optimizer": {"lr": 0.1}, "loader": state()}
+    (found,) = read_states(save(value, tmp_path / "dcp", "dcp"))
+    assert dict(found.states[0]) == value["loader"]

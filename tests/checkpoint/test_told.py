@@ -1,0 +1,165 @@
+"""``tell`` says what a state says, and ``fits`` whether a pipeline takes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import golden_pipelines
+import trainpipes as tp
+from checkpoint.layouts import counted, of_ranks, save, state, stateful, uncounted
+from every_recipe import EVERY
+from every_stage import ENDLESS, FINITE
+from trainpipes.checkpoint import FoundState, Told, fits, read_states, tell
+
+
+def told(pipe: tp.Pipeline, steps: int = 2) -> Told:
+    return tell(FoundState("x", "", (state(pipe, steps),)))
+
+
+def found(*states: dict[str, object]) -> list[FoundState]:
+    return [FoundState(f"rank-{number}.pt", "", (one,)) for number, one in enumerate(states)]
+
+
+def test_what_is_told() -> None:
+    one = told(counted(), 7)
+    assert one.to_dict() == {
+        "format": 2,
+        "epoch": 0,
+        "batches": 7,
+        "epoch_batches": 60,
+        "rank": None,
+        "rank_batches": None,
+        "workers": 0,
+        "num_shards": 12,
+        "world_sizes": [1, 2, 3, 4, 6, 12],
+        "needs_others": False,
+        "stages": ["from_tensors", "sharding_filter(12)", "shuffle(11)", "batch(5)", "collate"],
+        "files": None,
+        "rows": 300,
+        "share": 7 / 60,
+    }
+    assert json.loads(json.dumps(one.to_dict())) == one.to_dict()
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 6, 12])
+def test_whose_rank_a_state_is(world: int) -> None:
+    for rank, one in enumerate(of_ranks(world)):
+        said = tell(FoundState("x", "", (one,)))
+        assert (said.rank, said.rank_batches) == ((rank, world), 3)
+        assert said.needs_others
+        assert said.epoch_batches is None
+
+
+def test_epochs_are_counted_up() -> None:
+    loader = tp.Loader(counted())
+    assert len(list(loader)) == 60
+    assert (said := tell(found(loader.state_dict())[0])).share in (0, None, 1.0)
+    next(iter(loader))
+    said = tell(found(loader.state_dict())[0])
+    assert (said.epoch, said.batches, said.epoch_batches) == (1, 1, 60)
+
+
+MADE = {
+    **{f"golden, {name}": make for name, make in golden_pipelines.COUNTED.items()},
+    **{f"golden, {name}": make for name, make in golden_pipelines.UNCOUNTED.items()},
+    **{f"recipe, {name}": make for name, make in EVERY.items()},
+    **{f"stage, {name}": make for name, make in {**FINITE, **ENDLESS}.items()},
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_batches_of_an_epoch_are_right_or_not_told(name: str, tmp_path: Path) -> None:
+    pipe = MADE[name](tmp_path)
+    counts = pipe._session.plan.counts
+    said = told(pipe, 1)
+    if said.epoch_batches is not None:
+        assert counts.known
+        assert said.epoch_batches == counts.batches_in_pass
+    assert len(said.stages) == len(json.loads(str(pipe.state_at(0)["pipeline"]))["stages"])
+
+
+def test_most_counted_pipelines_tell_the_batches_of_an_epoch(tmp_path: Path) -> None:
+    makes = golden_pipelines.COUNTED
+    known = [name for name, make in makes.items() if told(make(tmp_path), 1).epoch_batches]
+    assert len(known) > len(makes) / 2
+
+
+def test_a_damaged_state_is_not_told() -> None:
+    for damaged in (
+        {**state(), "m": 9},
+        {**state(), "pipeline": "{}"},
+        {**state(), "trainpipes": 99},
+        {"trainpipes": 2, "m": 1},
+    ):
+        with pytest.raises(tp.StateError):
+            tell(found(damaged)[0])
+
+
+# Whether a pipeline takes it
+
+
+def test_a_state_fits_its_pipeline_on_any_ranks_that_divide() -> None:
+    pipe = counted()
+    for world in (1, 2, 3, 12):
+        (fit,) = fits(found(state()), pipe, world_size=world)
+        assert (fit.problem, fit.share) == ("", 7 / 60)
+    (fit,) = fits(found(state()), pipe, world_size=5)
+    assert "ranks x workers must divide num_shards = 12, got 5 ranks" in fit.problem
+    assert pipe.state_dict() == counted().state_dict()  # it has not moved
+
+
+def test_what_differs_is_said_in_the_words_of_the_error() -> None:
+    other = tp.Loader(counted().map(str))
+    with pytest.raises(tp.StateError) as error:
+        other.load_state_dict(state())
+    (fit,) = fits(found(state()), counted().map(str))
+    assert fit.problem == str(error.value)
+
+
+def test_changes_may_be_allowed() -> None:
+    larger = tp.Pipeline([*counted().stages[:3]]).batch(10).collate()
+    (fit,) = fits(found(state()), larger)
+    assert "batch_size: saved 5, now 10" in fit.problem
+    (fit,) = fits(found(state()), larger, allow_changes=["batch_size"])
+    assert fit.problem == ""
+
+
+def test_states_of_all_ranks_are_one_for_another_number_of_ranks() -> None:
+    saved = of_ranks(3)
+    for world in (1, 2, 3, 4):
+        (fit,) = fits(found(*saved), uncounted(), world_size=world)
+        assert fit.problem == ""
+        assert fit.where == ("rank-0.pt", "rank-1.pt", "rank-2.pt")
+    (fit,) = fits(found(*saved[:2]), uncounted(), world_size=2)
+    assert "those of rank [2] of 3" in fit.problem
+
+
+def test_a_state_of_one_rank_fits_where_that_is_all_it_takes() -> None:
+    (fit,) = fits(found(of_ranks(1)[0]), uncounted(), world_size=2)
+    assert fit.problem == ""
+    (fit,) = fits(found(of_ranks(2)[1]), uncounted(), world_size=2)
+    assert fit.problem
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_that_of_a_stateful_data_loader_fits(workers: int, tmp_path: Path) -> None:
+    one = read_states(save(stateful(workers), tmp_path / "x.pt", "torch"))
+    (fit,) = fits(one, counted(), world_size=4)
+    assert fit.problem == ""
+
+
+def test_states_of_several_pipelines_are_tried_one_by_one() -> None:
+    first, second = fits(found(state(), state(uncounted())), counted())
+    assert first.problem == ""
+    assert "stages: saved" in second.problem
+
+
+def test_what_is_damaged_does_not_fit() -> None:
+    bad = FoundState("x.pt", problem="x.pt is damaged")
+    fit, good = fits([bad, *found(state())], counted())
+    assert (fit.problem, good.problem) == ("x.pt is damaged", "")
+    (fit,) = fits(found({**state(), "m": 9}), counted())
+    assert "was edited or is damaged" in fit.problem
