@@ -259,9 +259,8 @@ def _recipe(
     storage: str | None,
 ) -> Pipeline:
     from trainpipes import recipe
-    from trainpipes.config import parse_change
 
-    given = {key.replace("-", "_"): value for key, value in map(parse_change, options)}
+    given = dict(map(_option, options))
     if files:
         given["files"] = list(files) if len(files) > 1 else files[0]
     if tokenizer is not None:
@@ -269,3 +268,18 @@ def _recipe(
     if storage is not None:
         given["storage_options"] = storage_options(storage)
     return recipe(name, **given)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """A recipe's option, its value as in YAML."""
+    import yaml
+
+    name, mark, value = text.partition("=")
+    if not mark or not name.strip():
+        raise click.UsageError(f"--option is NAME=VALUE, such as batch_size=16, got {text!r}")
+    try:
+        return name.strip().replace("-", "_"), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise click.UsageError(
+            f"--option {name.strip()}: {value!r} is no YAML value; put a text of special characters in quotes"
+        ) from None

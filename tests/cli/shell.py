@@ -114,6 +114,9 @@ def shell() -> Iterator[Path]:
         client.parent.mkdir()
         client.write_text(CLIENT.format(python=sys.executable, address=address))
         client.chmod(0o755)
+        python = client.with_name("python")
+        python.write_text(f"#!/bin/sh\nexec '{sys.executable}' \"$@\"\n")
+        python.chmod(0o755)
         server = subprocess.Popen([sys.executable, "-c", SERVER, address], env=environment())
         try:
             while not os.path.exists(address):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +27,9 @@ def write_small_data(folder: Path) -> None:
     for part in range(3):
         rows = pa.table(texts).slice(40 * part, 40)
         pq.write_table(rows, folder / "data" / f"part-{part}.parquet", row_group_size=16)
+    shutil.copytree(folder / "data", folder / "texts")
+    options = "{files: chat.parquet, tokenizer: bytes, batch_size: 8}"
+    (folder / "train.yaml").write_text(f"recipe: sft\noptions: {options}\n")
     lines = tp.read_parquet(str(folder / "chat.parquet"))
     with (folder / "chat.jsonl").open("w") as file:
         file.writelines(f"{json.dumps(row)}\n" for row in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,15 +37,15 @@ def help_of(name: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_in_help_work_as_they_stand(name: str, tmp_path: Path, place: Path) -> None:
+    (tmp_path / "small").mkdir()
+    write_small_data(tmp_path / "small")
     for number, text in enumerate(help_of(name)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        write_small_data(folder)
-        commands = examples_in_help(text)
+        commands = [command for command in examples_in_help(text) if "://" not in command]
         assert commands, f"no example in:\n{text}"
-        commands = [command for command in dict.fromkeys(commands) if "://" not in command]
-        told = run_examples(commands, folder, place)
-        for command, (printed, code) in zip(commands, told, strict=True):
+        for command in dict.fromkeys(commands):
+            folder = tmp_path / f"{number}-{commands.index(command)}"
+            shutil.copytree(tmp_path / "small", folder)
+            ((printed, code),) = run_examples([command], folder, place)
             assert code == 0, f"{command}\n{printed}"
 
 

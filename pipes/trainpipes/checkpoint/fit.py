@@ -10,7 +10,8 @@ from trainpipes.checkpoint.within import FoundState
 from trainpipes.errors import StateError, TrainpipesError
 from trainpipes.merge import merge_states
 from trainpipes.pipeline import Pipeline
-from trainpipes.state import read
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.state import Position
 from trainpipes.topology import Topology
 
 __all__ = ["Fit", "fits"]
@@ -53,31 +54,27 @@ def fits(
         where = tuple(one.where for one in group)
         try:
             state = _whole(group)
-            _load(
-                pipeline.distributed(rank=0, world_size=world_size),
-                state,
-                world_size,
-                allow_changes,
-            )
+            ranked = pipeline.distributed(rank=0, world_size=world_size)
+            position = _load(ranked, state, world_size, allow_changes)
         except TrainpipesError as error:
             told.append(Fit(where, str(error)))
         else:
-            told.append(Fit(where, "", _share(pipeline, state)))
+            told.append(Fit(where, "", _share(ranked._session.plan, position)))
     return told
 
 
 def _load(
     pipeline: Pipeline, state: dict[str, Any], world_size: int, allow_changes: Collection[str]
-) -> None:
+) -> Position:
     """Load a state into the pipeline of the first rank, and see whether it has what the others need."""
     session = pipeline._session
     session.topology()
     pipeline.load_state_dict(state, allow_changes=allow_changes)
-    if session.plan.counted or session.pending is None:
-        return
-    _, position = session.pending
-    for rank in range(1, world_size):
-        position.require(Topology(rank, world_size).shards(position.m, position.num_shards))
+    position = session.upcoming()
+    if not session.plan.counted:
+        for rank in range(1, world_size):
+            position.require(Topology(rank, world_size).shards(position.m, position.num_shards))
+    return position
 
 
 def _groups(found: Sequence[FoundState]) -> list[list[FoundState]]:
@@ -117,9 +114,8 @@ def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
     return merge_states(states)
 
 
-def _share(pipeline: Pipeline, state: Mapping[str, Any]) -> float | None:
-    counts, m = pipeline._session.plan.counts, read(state).position.m
-    if not counts.known or pipeline._session.plan.chain.endless:
+def _share(plan: Plan, position: Position) -> float | None:
+    counts = plan.resized(position.sizes).counts
+    if not counts.known or plan.chain.endless or not counts.batches_in_pass:
         return None
-    batches = int(counts.batches_in_pass)
-    return min(1.0, m / batches) if batches else None
+    return min(1.0, position.m / int(counts.batches_in_pass))

@@ -1,0 +1,264 @@
+"""``trainpipes state``: what it prints of a checkpoint, and whether that would load."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import trainpipes as tp
+from checkpoint.layouts import of_ranks, save, state, stateful
+from cli.command import trainpipes
+from cli.test_frame import on_terminal
+from trainpipes_cli.app import run
+
+RECIPE = ["--recipe", "sft", "--files", "sums.parquet", "--tokenizer", "bytes"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder to work in, with data and a checkpoint of the recipe sft."""
+    rows = {"prompt": [f"{i} +" for i in range(200)], "response": [f"{i}" for i in range(200)]}
+    pq.write_table(pa.table(rows), tmp_path / "sums.parquet", row_group_size=50)
+    monkeypatch.chdir(tmp_path)
+    loader = tp.Loader(tp.recipe("sft", "sums.parquet", tokenizer="bytes"))
+    list(islice(loader, 10))
+    torch.save({"model": {"w": torch.ones(9)}, "loader": loader.state_dict()}, "checkpoint.pt")
+    return tmp_path
+
+
+def said(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = run(["state", *arguments])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_what_is_printed(folder, capsys):
+    code, out, err = said(capsys, "checkpoint.pt")
+    assert (code, err) == (0, "")
+    assert out == (
+        'checkpoint.pt ["loader"]\n'
+        "  position epoch 0, 10 of 25 batches of all ranks done, 40.0%\n"
+        "  pipeline read_parquet > sharding_filter(24) > shuffle(40960) > tokenize(1024) > batch(8) > "
+        "pad_collate\n"
+        "  data     1 file, 200 rows\n"
+        "  loads on 1, 2, 3, 4, 6, 8, 12 or 24 ranks\n"
+        "  format   2\n"
+    )
+    assert said(capsys, "show", "checkpoint.pt") == (0, out, "")
+    assert said(capsys, "./checkpoint.pt")[0] == 0
+
+
+def test_json_has_names_that_stay(folder, capsys):
+    code, out, err = said(capsys, "--json", "checkpoint.pt")
+    assert (code, err) == (0, "")
+    (one,) = json.loads(out)
+    assert list(one) == [
+        *(
+            "path",
+            "keys",
+            "kept_by",
+            "problem",
+            "format",
+            "epoch",
+            "batches",
+            "epoch_batches",
+            "rank",
+        ),
+        *(
+            "rank_batches",
+            "workers",
+            "num_shards",
+            "world_sizes",
+            "needs_others",
+            "stages",
+            "files",
+        ),
+        *("rows", "share"),
+    ]
+    assert (one["keys"], one["problem"], one["share"]) == ('["loader"]', None, 0.4)
+
+
+def test_states_of_ranks_are_told_with_what_is_theirs(tmp_path, capsys):
+    path = save(of_ranks(2), tmp_path / "ranks.pt", "torch")
+    code, out, _ = said(capsys, str(path))
+    assert code == 0
+    assert "saved by rank 1 of 2, which has had 3 of them" in out
+    assert (
+        "loads on 2 ranks, each with its own; 1, 2, 3, 4, 6 or 12 ranks with the states of all"
+        in out
+    )
+
+
+def test_a_stateful_data_loaders(tmp_path, capsys):
+    path = save(stateful(2), tmp_path / "sdl.json", "json")
+    _, out, _ = said(capsys, str(path))
+    assert "saved by StatefulDataLoader with 2 workers" in out
+
+
+def test_one_that_is_damaged_is_told_beside_the_others(tmp_path, capsys):
+    good = state()
+    path = save({"a": {**good, "m": 3}, "b": good}, tmp_path / "x.json", "json")
+    code, out, _ = said(capsys, str(path))
+    assert code == 0
+    assert "  problem  pipeline: its checksum is not that" in out
+    path = save({"a": {**good, "m": 3}}, tmp_path / "y.json", "json")
+    code, out, _ = said(capsys, str(path), "--json")
+    assert code == 1
+    assert json.loads(out)[0]["problem"].startswith("pipeline: its checksum")
+
+
+def test_a_file_called_check_is_named_by_its_path(folder, capsys):
+    os.rename("checkpoint.pt", "check")
+    assert said(capsys, "./check")[0] == 0
+    assert said(capsys, "show", "check")[0] == 0
+    assert said(capsys, "check")[0] == 2
+
+
+@pytest.mark.parametrize("line", [[], ["check"], ["--jsn", "x"], ["check", "checkpoint.pt"]])
+def test_a_wrong_command_line(line, folder, capsys):
+    code, out, err = said(capsys, *line)
+    assert (code, out) == (2, "")
+    assert "Usage: trainpipes state" in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["--recipe", "sft", "--config", "x.yaml"],
+        ["--recipe", "sft", "--set", "a=1"],
+        ["--config", "x.yaml", "--files", "x"],
+        ["--recipe", "sft", "--option", "nothing"],
+        ["--recipe", "sft", "--option", "a=["],
+        ["--recipe", "sft", "--world-size", "0"],
+        ["--recipe", "sft", "--files", "x", "--storage-options", "{"],
+    ],
+)
+def test_options_that_do_not_go_together(line, folder, capsys):
+    code, out, err = said(capsys, "check", "checkpoint.pt", *line)
+    assert (code, out) == (2, "")
+    assert "error: " in err
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("nothing.pt", "is not there"),
+        ("sums.parquet", "is of no known format"),
+        ("s3://bucket/x", "copy it here first"),
+        ("evil.pt", "nothing of it was read"),
+        ("fifo", "is a pipe"),
+        ("empty", "it has no files"),
+    ],
+)
+def test_what_is_no_checkpoint_is_one_sentence(path, why, folder, capsys):
+    Path("evil.pt").write_bytes(pickle.dumps({"trainpipes": Path}))
+    os.mkfifo("fifo")
+    os.mkdir("empty")
+    for more in ([], ["--json"]):
+        code, out, err = said(capsys, path, *more)
+        assert (code, out) == (1, "")
+        assert why in err
+        assert err.count("\n") == 1
+    code, out, err = said(capsys, "check", path, *RECIPE)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+
+
+def test_a_name_cannot_change_the_terminal(tmp_path, capsys):
+    path = save({"\x1b[2J": state()}, tmp_path / "a\x1b[1mb.json", "json")
+    _, out, _ = said(capsys, str(path))
+    assert "\x1b" not in out
+    code, text = on_terminal(["state", str(path)], {"NO_COLOR": "1"}, columns=40)
+    assert code == 0
+    assert "\x1b" not in text
+
+
+# Whether it would load
+
+
+def test_it_loads_into_its_pipeline(folder, capsys):
+    code, out, err = said(capsys, "check", "checkpoint.pt", *RECIPE, "--world-size", "4")
+    assert (code, err) == (0, "")
+    assert out == 'checkpoint.pt ["loader"]: loads on 4 ranks, 40.0% of the epoch done\n'
+
+
+def test_it_loads_into_its_config(folder, capsys):
+    Path("train.yaml").write_text(
+        "recipe: sft\noptions:\n  files: sums.parquet\n  tokenizer: bytes\n  batch_size: 8\n"
+    )
+    assert said(capsys, "check", "checkpoint.pt", "--config", "train.yaml")[0] == 0
+    more = ["--set", "options.batch_size=16"]
+    code, _, err = said(capsys, "check", "checkpoint.pt", "--config", "train.yaml", *more)
+    assert code == 1
+    assert "stages/batch/batch_size: saved 8, now 16" in err
+    more += ["--allow-changes", "batch_size"]
+    assert said(capsys, "check", "checkpoint.pt", "--config", "train.yaml", *more)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--option", "batch_size=16"], "stages/batch/batch_size: saved 8, now 16"),
+        (["--option", "seed=7"], "stages/shuffle/seed: saved 0, now 7"),
+        (["--world-size", "5"], "ranks x workers must divide num_shards = 24, got 5 ranks"),
+        (["--option", "batch-sise=16"], "has no option 'batch_sise' (did you mean 'batch_size'?)"),
+        (["--allow-changes", "everything", "--option", "seed=1"], "everything"),
+    ],
+)
+def test_why_it_would_not_load(more, why, folder, capsys):
+    code, out, err = said(capsys, "check", "checkpoint.pt", *RECIPE, *more)
+    assert (code, out) == (1, "")
+    assert why in err
+    code, out, err = said(capsys, "check", "checkpoint.pt", *RECIPE, *more, "--json")
+    assert code == 1
+    if out:
+        (one,) = json.loads(out)
+        assert one["fits"] is False
+        assert why in one["problem"]
+
+
+def test_json_of_a_check(folder, capsys):
+    code, out, err = said(capsys, "check", "checkpoint.pt", *RECIPE, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == [
+        {"where": ['checkpoint.pt ["loader"]'], "fits": True, "problem": None, "share": 0.4}
+    ]
+
+
+def test_files_of_all_ranks_are_one(folder, capsys):
+    os.remove("checkpoint.pt")
+    recipe = ["--recipe", "pretrain", "--files", "sums.parquet", "--tokenizer", "bytes"]
+    recipe += ["--option", "text=prompt", "--option", "max_length=16"]
+    pipe = tp.recipe("pretrain", "sums.parquet", tokenizer="bytes", text="prompt", max_length=16)
+    for rank in range(2):
+        own = pipe.distributed(rank=rank, world_size=2)
+        save(state(own, 3), folder / f"rank-{rank}.pt", "torch")
+    code, out, err = said(capsys, "check", ".", *recipe, "--world-size", "3")
+    assert (code, err) == (0, "")
+    assert out == "rank-0.pt and rank-1.pt: loads on 3 ranks\n"
+    code, _, err = said(capsys, "check", "rank-1.pt", *recipe, "--world-size", "3")
+    assert code == 1
+    assert "the states of all ranks" in err
+
+
+def test_in_a_process_of_its_own(folder):
+    told = trainpipes("state", "checkpoint.pt", cwd=folder)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "10 of 25 batches" in told.stdout
+    told = trainpipes("state", "check", "checkpoint.pt", *RECIPE, "--option", "seed=1", cwd=folder)
+    assert told.returncode == 1
+    assert told.stderr.startswith('error: checkpoint.pt ["loader"]: stages/shuffle/seed')
+
+
+def test_a_pipe_at_stdin_is_not_waited_for(folder):
+    told = trainpipes("state", "/dev/stdin", stdin=subprocess.PIPE, cwd=folder)
+    assert told.returncode == 1
+    assert "is a pipe" in told.stderr
