@@ -1,0 +1,117 @@
+"""States of ours in the checkpoints that frameworks write: found, told, and loaded."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from accelerate import Accelerator
+from torchdata.stateful_dataloader import StatefulDataLoader
+from transformers import Trainer as Plain
+from transformers import TrainingArguments
+
+import trainpipes as tp
+from trainpipes.checkpoint import fits, read_states, tell
+from trainpipes.integrations.accelerate import loader as accelerate_loader
+from trainpipes.integrations.lightning import PipelineDataModule
+from trainpipes.integrations.transformers import Trainer
+from trainpipes.integrations.trl import PositionCallback
+
+
+def rows() -> tp.Pipeline:
+    return tp.from_dataset([{"x": float(i), "labels": float(i)} for i in range(40)]).shuffle(seed=0)
+
+
+def pipeline() -> tp.Pipeline:
+    return rows().batch(4).collate()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.layer(x[:, None].float())[:, 0] - labels).abs().mean()}
+
+
+class Module(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.net(**batch)["loss"]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def arguments(folder: Path, **options: Any) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(folder), max_steps=3, save_steps=3, report_to=[], use_cpu=True,
+        disable_tqdm=True, **options,
+    )  # fmt: skip
+
+
+def test_the_trainers_checkpoint(tmp_path: Path) -> None:
+    Trainer(Net(), arguments(tmp_path), train_dataset=pipeline()).train()
+    for path in (tmp_path, tmp_path / "checkpoint-3"):
+        (found,) = read_states(path)
+        assert found.path == str(tmp_path / "checkpoint-3" / "trainpipes.json")
+        assert found.keys == '["loader"]'
+        assert tell(found).batches == 3
+        assert fits([found], pipeline())[0].problem == ""
+
+
+def test_the_trainers_checkpoint_with_a_position_of_rows(tmp_path: Path) -> None:
+    trainer = Plain(
+        Net(), arguments(
+            tmp_path, per_device_train_batch_size=4, accelerator_config={"dispatch_batches": False}
+        ),
+        train_dataset=rows().repeat().to_hf(), callbacks=[PositionCallback()],
+    )  # fmt: skip
+    trainer.train()
+    (found,) = read_states(tmp_path / "checkpoint-3")
+    assert found.path.endswith("rank-00000-of-00001.pt")
+    assert (found.keys, found.kept_by) == ('["loader"]', "datasets")
+    told = tell(found)
+    assert (told.epoch, told.batches) == (0, 12)  # of rows, which the trainer makes batches of
+    assert "pipe.to_hf()" in fits([found], pipeline())[0].problem
+
+
+def test_what_accelerate_saves(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(accelerate_loader(pipeline()))
+    list(islice(prepared, 3))
+    accelerator.save_state(str(tmp_path))
+    (found,) = read_states(tmp_path)
+    assert tell(found).batches == 3
+    assert fits([found], pipeline())[0].problem == ""
+
+
+def test_a_stateful_data_loader_that_accelerate_keeps(tmp_path: Path) -> None:
+    stateful = StatefulDataLoader(pipeline(), batch_size=None)
+    list(islice(stateful, 3))
+    torch.save(stateful.state_dict(), tmp_path / "dl_state_dict.bin")
+    (found,) = read_states(tmp_path)
+    assert found.kept_by == "StatefulDataLoader"
+    assert tell(found).batches == 3
+
+
+@pytest.mark.filterwarnings("ignore:::lightning", "ignore:.*LeafSpec:FutureWarning")
+def test_lightnings_checkpoint(tmp_path: Path) -> None:
+    trainer = lightning.Trainer(
+        max_steps=3, accelerator="cpu", enable_checkpointing=False, logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Module(), datamodule=PipelineDataModule(train=pipeline()))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    (found,) = read_states(tmp_path / "last.ckpt")
+    assert found.keys == '["PipelineDataModule"]["train"]'
+    assert tell(found).batches == 3
+    assert fits([found], pipeline())[0].problem == ""
