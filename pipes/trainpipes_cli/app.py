@@ -165,7 +165,6 @@ def _run(arguments: list[str]) -> int:
         error_line("stopped")
         return INTERRUPTED
     except BrokenPipeError:  # who reads the output has seen enough, as ``head`` has
-        _trace()
         return FAILED
     except BaseException as error:  # a panic in Rust, as tokenizers may have one, is no Exception
         if not _trace():

@@ -114,6 +114,9 @@ def show(checkpoint: str, as_json: bool) -> int:
     "--allow-changes", multiple=True, metavar="NAME",
     help="What may differ: batch_size, pack_length, mix or schema. Repeatable.",
 )  # fmt: skip
+@click.option(
+    "--keys", metavar="TEXT", help="Only states with this in their file or keys, such as train."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
     checkpoint: str,
@@ -127,6 +130,7 @@ def check(
     storage_options: str | None,
     world_size: int,
     allow_changes: tuple[str, ...],
+    keys: str | None,
     as_json: bool,
 ) -> int:
     """Say whether CHECKPOINT would load into a pipeline: exit code 0 if it would, 1 if not.
@@ -147,12 +151,18 @@ def check(
     from trainpipes.checkpoint import fits, read_states
 
     found = read_states(checkpoint)
+    chosen = [one for one in found if keys is None or keys in one.where]
+    if not chosen:
+        places = "; ".join(one.where for one in found[:8])
+        raise click.ClickException(
+            f"--keys {keys}: no state is at such a place; there are {places}"
+        )
     pipeline = (
         _recipe(str(recipe), files, tokenizer, options, storage_options)
         if config is None
         else _config(config, changes, allow_imports, storage_options)
     )
-    tried = fits(found, pipeline, world_size=world_size, allow_changes=allow_changes)
+    tried = fits(chosen, pipeline, world_size=world_size, allow_changes=allow_changes)
     if as_json:
         print_json(
             [
@@ -193,6 +203,8 @@ def _lines(found: FoundState, told: Told | str) -> Sequence[tuple[str, str]]:
     if isinstance(told, str):
         return [("problem", told)]
     done = f"epoch {told.epoch}, {told.batches:,} batches of all ranks done"
+    if found.kept_by == "datasets":
+        done = f"epoch {told.epoch}, row {told.batches:,}"
     if told.epoch_batches and told.share is not None:
         done = (
             f"epoch {told.epoch}, {told.batches:,} of {told.epoch_batches:,} batches of all ranks done, "

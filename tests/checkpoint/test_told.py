@@ -98,6 +98,13 @@ def test_a_damaged_state_is_not_told() -> None:
             tell(found(damaged)[0])
 
 
+def test_absurd_numbers_of_shards_are_not_counted_through(golden: Path) -> None:
+    old = read_states(golden / "state-format-1.json")  # which has no checksums
+    one = {k: v for k, v in old[0].states[0].items() if not k.startswith("shard-")}
+    with pytest.raises(tp.StateError, match="more than any run has ranks"):
+        tell(found({**one, "m": 0, "num_shards": 2**61})[0])
+
+
 # Whether a pipeline takes it
 
 

@@ -152,6 +152,8 @@ def test_options_that_do_not_go_together(line, folder, capsys):
     ("path", "why"),
     [
         ("nothing.pt", "is not there"),
+        ("", "the path is empty"),
+        ("sums.parquet/x", "Not a directory"),
         ("sums.parquet", "is of no known format"),
         ("s3://bucket/x", "copy it here first"),
         ("evil.pt", "nothing of it was read"),
@@ -247,6 +249,19 @@ def test_files_of_all_ranks_are_one(folder, capsys):
     code, _, err = said(capsys, "check", "rank-1.pt", *recipe, "--world-size", "3")
     assert code == 1
     assert "the states of all ranks" in err
+
+
+def test_one_of_several_states_may_be_chosen(folder, capsys):
+    train = torch.load("checkpoint.pt", weights_only=True)["loader"]
+    torch.save({"train": train, "val": state()}, "both.pt")
+    code, out, err = said(capsys, "check", "both.pt", *RECIPE)
+    assert code == 1
+    assert 'both.pt ["train"]: loads on 1 rank' in out
+    assert 'both.pt ["val"]: stages: saved' in err
+    assert said(capsys, "check", "both.pt", *RECIPE, "--keys", "train")[0] == 0
+    code, _, err = said(capsys, "check", "both.pt", *RECIPE, "--keys", "test")
+    assert code == 1
+    assert 'there are both.pt ["train"]; both.pt ["val"]' in err
 
 
 def test_in_a_process_of_its_own(folder):

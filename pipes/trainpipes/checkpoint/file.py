@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trainpipes.errors import MissingFilesError, StateError, UnreadableError
+from trainpipes.errors import MissingFilesError, StateError, TrainpipesError, UnreadableError
 from trainpipes.shown import cut
 
 __all__ = ["check_regular", "load_torch", "mentions_us", "read_file"]
@@ -23,6 +23,8 @@ __all__ = ["check_regular", "load_torch", "mentions_us", "read_file"]
 #: Bytes of a JSON file, and of one in torch's format before 1.6 or of a pickle: they are read as a whole.
 MOST_JSON = 1 << 28
 MOST_OLD = 1 << 31
+#: Bytes at the start of an archive in which the mark is looked for where its list of parts is lost.
+MOST_PICKLE = 1 << 22
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
 #: What every file with a state of ours holds.
 MARK = b"trainpipes"
@@ -79,9 +81,10 @@ def mentions_us(path: Path) -> bool:
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as all_of_it,
             ):
                 return all_of_it.find(MARK, 0, MOST_OLD) >= 0
-    except zipfile.BadZipFile:  # cut short: to be told
-        return MARK in path.read_bytes()[: 1 << 20]
-    except OSError:
+    except zipfile.BadZipFile:  # cut short, which is to be told
+        with path.open("rb") as file:
+            return MARK in file.read(MOST_PICKLE)
+    except (OSError, ValueError, TrainpipesError):
         return False
     return False
 

@@ -10,7 +10,7 @@ from typing import Any
 from trainpipes.checkpoint.dcp import INDEX, read_dcp
 from trainpipes.checkpoint.file import check_regular, mentions_us, read_file
 from trainpipes.checkpoint.within import FoundState, states_in
-from trainpipes.errors import StateError, TrainpipesError
+from trainpipes.errors import MissingFilesError, StateError, TrainpipesError, UnreadableError
 from trainpipes.foreign_state import refusal
 from trainpipes.shown import shown
 
@@ -54,6 +54,8 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
         UnreadableError: it is neither file nor folder, or may not be read.
     """
     place = Path(path)
+    if not os.fspath(path):
+        raise MissingFilesError("the path is empty: give the file or folder of a checkpoint")
     if "://" in str(path):
         raise StateError(
             f"{path}: a checkpoint is read from this machine; copy it here first, and give the path",
@@ -67,6 +69,10 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
 
 
 def _in_folder(folder: Path) -> list[FoundState]:
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        raise UnreadableError(f"{folder}: {error.strerror}", path=str(folder)) from error
     found: list[FoundState] = []
     looked = 0
     for path in _files(folder):

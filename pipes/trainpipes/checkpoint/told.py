@@ -27,6 +27,10 @@ TELLING = {
 LENGTHENING = {"take", "skip", "repeat", "draw"}
 
 
+#: More than these are not even counted through.
+MOST_SHARDS = 1 << 24
+
+
 @dataclass(frozen=True)
 class Told:
     """What a state says.
@@ -81,6 +85,12 @@ def tell(found: FoundState) -> Told:
     if found.problem or not found.states:
         raise StateError(found.problem or "there is no state")
     parts = [read(state) for state in found.states]
+    most = max(part.position.num_shards for part in parts)
+    if most > MOST_SHARDS:
+        raise StateError(
+            f"num_shards: {most:,} shards are more than any run has ranks; the state was edited or is "
+            "damaged: load it as it was saved"
+        )
     workers = _workers(parts)
     saved = parts[0]
     if workers > 1 and found.kept_by == "StatefulDataLoader":
