@@ -11,6 +11,8 @@ __all__ = ["cut", "shown"]
 
 #: Characters of a value that a message quotes, at most.
 MOST = 100
+#: Values that are looked at for that.
+MOST_LOOKED_AT = 1000
 
 
 def cut(text: str, most: int = MOST) -> str:
@@ -33,18 +35,24 @@ def shown(value: Any, most: int = MOST) -> str:
     >>> shown("x" * 1_000_000, 20)
     "'xxxxxxxxx…xxxxxxxx'"
     """
-    return cut(_SHORT.repr(value), most)
+    return cut(_Short().repr(value), most)
 
 
 class _Short(reprlib.Repr):
-    """``repr`` that looks at some elements of large collections."""
+    """``repr`` that looks at some elements of large collections, and at so many in all: a value may hold
+    another one many times, which holds another one many times."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.left = MOST_LOOKED_AT
         self.maxlevel = 8
         self.maxstring = self.maxother = self.maxlong = 4 * MOST
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = MOST
         self.maxarray = self.maxdeque = self.maxdict = MOST
+
+    def repr1(self, value: Any, level: int) -> str:
+        self.left -= 1
+        return super().repr1(value, level) if self.left >= 0 else "..."
 
     def repr_bytes(self, value: bytes, level: int) -> str:
         return self.repr_str(value, level)  # type: ignore[arg-type]
@@ -60,6 +68,3 @@ class _Short(reprlib.Repr):
         if value.bit_length() < 512:
             return repr(value)
         return f"a number of {value.bit_length() * 3 // 10:,} digits"
-
-
-_SHORT = _Short()

@@ -187,7 +187,7 @@ def _complete(asked: str) -> int:
 def _refused(error: click.ClickException) -> int:
     """Say what is wrong with a command line."""
     context = getattr(error, "ctx", None)
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # not before 8.2
         note(error.format_message())
         return error.exit_code
     if context is not None:

@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
 
-__all__ = ["counted", "of_ranks", "save", "state", "uncounted"]
+__all__ = ["counted", "of_ranks", "save", "state", "stateful", "uncounted"]
 
 
 def counted() -> tp.Pipeline:

@@ -334,6 +334,18 @@ def test_an_archive_of_something_else_is_refused(tmp_path):
     assert "an archive that torch.save has not written" in refused(tmp_path / "arrays.npz")
 
 
+def test_a_value_that_holds_another_many_times_is_quoted_in_short(tmp_path):
+    bomb: list[Any] = ["x"]
+    for _ in range(60):
+        bomb = [bomb] * 20
+    assert "holds no state of trainpipes, but [[[" in refused(
+        save(bomb, tmp_path / "bomb.pt", "torch")
+    )
+    (found,) = read_states(save({**state(), "epoch": bomb}, tmp_path / "odd.pt", "torch"))
+    with pytest.raises(tp.StateError, match="epoch: must be an integer"):
+        tell(found)
+
+
 def test_a_value_that_holds_itself_is_looked_into_once(tmp_path):
     loop: dict[str, Any] = {"loader": state()}
     loop["again"] = [loop, loop]
@@ -394,6 +406,43 @@ def test_inert_objects_of_every_kind():
         assert found[3].held == {"x": [1]}
     with pytest.raises(ValueError, match="no pickle"):
         read_inert(b"\x80\x04nonsense")
+
+
+def test_a_pickle_takes_no_more_room_than_it_has():
+    for code in (b"r\xff\xff\xff\x3f", b"\x96" + b"\xff" * 6 + b"\x00\x00"):  # a memo, a bytearray
+        with pytest.raises(ValueError, match="no pickle"):
+            read_inert(b"\x80\x05" + code + b"K\x01" + code + b".x")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"}", b"K\x01s."),
+        (b"}(", b"K\x01u."),
+        (b"(", b"K\x01d."),
+        (b"\x8f(", b"\x90."),
+        (b"(", b"\x91."),
+    ],
+)
+def test_a_pickle_whose_keys_would_be_hashed_for_ever(before, after):
+    doubled = b"q\x01h\x01\x86"  # a pair of what was there before
+    hostile = b"\x80\x04" + before + b"X\x01\x00\x00\x00x\x85" + doubled * 80 + after
+    with pytest.raises(ValueError, match="tuples in tuples without end"):
+        read_inert(hostile)
+
+
+def test_keys_of_tuples_are_read():
+    value = {("a", (1, (2, 3))): 1, frozenset({(1, 2)}): 2}
+    assert read_inert(pickle.dumps(value)) == value
+
+
+def test_an_archive_whose_keys_would_be_hashed_for_ever_is_refused(tmp_path):
+    doubled = b"q\x01h\x01\x86" * 80
+    with zipfile.ZipFile(tmp_path / "slow.pt", "w") as archive:
+        hostile = b"\x80\x02}X\x01\x00\x00\x00x\x85" + doubled + b"K\x01s."
+        archive.writestr("slow/data.pkl", hostile)
+        archive.writestr("slow/version", b"3\n")
+    assert "tuples in tuples without end" in refused(tmp_path / "slow.pt")
 
 
 def test_json_in_which_a_state_is_a_text_is_told_to_be_parsed(tmp_path):

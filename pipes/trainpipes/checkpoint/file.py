@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from trainpipes.checkpoint.inert import read_inert
 from trainpipes.errors import MissingFilesError, StateError, TrainpipesError, UnreadableError
 from trainpipes.shown import cut
 
@@ -166,11 +167,20 @@ def _check_zip(path: Path) -> None:
             f"{path} is damaged: its parts are larger than the file; use another checkpoint",
             path=str(path),
         )
-    if not any(entry.filename.endswith("/data.pkl") for entry in entries):
+    content = next((e for e in entries if e.filename.endswith("/data.pkl")), None)
+    if content is None:
         raise StateError(
             f"{path} is an archive that torch.save has not written: give a checkpoint as it was saved",
             path=str(path),
         )
+    try:  # what would take for ever, or more memory than there is
+        with zipfile.ZipFile(path) as archive:
+            read_inert(archive.read(content))
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+        raise StateError(
+            f"{path} is damaged or cut short ({cut(str(error))}): use another checkpoint",
+            path=str(path),
+        ) from None
 
 
 def _read_old(path: Path) -> Any:

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 __all__ = ["Inert", "read_inert"]
+
+
+#: Values in one key of a dict, or in a member of a set.
+MOST_IN_KEY = 1000
 
 
 class Inert:
@@ -55,12 +60,53 @@ class Inert:
         self.held[str(key)] = value
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(
+    pickle._Unpickler
+):  # in Python: the one in C makes room for as many values as a file says
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
     def find_class(self, module: str, name: str) -> Any:
         return type("Inert", (Inert,), {"name": f"{module}.{name}"})
 
     def persistent_load(self, pid: Any) -> Any:
         return Inert(pid)
+
+
+def _checking(operation: Callable[[Any], None], keys: Callable[[Any], list[Any]]) -> Any:
+    """An operation that hashes values: nested tuples that share their parts would take for ever."""
+
+    def checked(unpickler: Any) -> None:
+        if any(map(_is_costly, keys(unpickler))):
+            raise pickle.UnpicklingError("a key of tuples in tuples without end")
+        operation(unpickler)
+
+    return checked
+
+
+def _is_costly(key: Any) -> bool:
+    waiting, seen = [key], 0
+    while waiting and seen < MOST_IN_KEY:
+        one = waiting.pop()
+        seen += 1
+        if isinstance(one, tuple | frozenset):
+            waiting += one
+    return bool(waiting)
+
+
+def _refuse(_: Any) -> None:
+    raise pickle.UnpicklingError("a bytearray")
+
+
+_OPERATIONS = _Unpickler.dispatch
+for _code, _keys in (
+    (pickle.SETITEM, lambda unpickler: unpickler.stack[-2:-1]),
+    (pickle.SETITEMS, lambda unpickler: unpickler.stack[::2]),
+    (pickle.DICT, lambda unpickler: unpickler.stack[::2]),
+    (pickle.ADDITEMS, lambda unpickler: unpickler.stack),
+    (pickle.FROZENSET, lambda unpickler: unpickler.stack),
+):
+    _OPERATIONS[_code[0]] = _checking(_OPERATIONS[_code[0]], _keys)
+_OPERATIONS[pickle.BYTEARRAY8[0]] = _refuse  # for which room would be made, too
 
 
 def read_inert(content: bytes) -> Any:
