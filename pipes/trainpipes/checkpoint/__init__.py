@@ -1,8 +1,8 @@
 """States of ours in checkpoints of any layout: found, read, told, and tried on a pipeline.
 
 inert     what a pickle says, without importing or calling anything that it names
-dcp       folders of torch.distributed.checkpoint
 file      one file: torch.save, JSON
+dcp       folders of torch.distributed.checkpoint
 within    where in dicts and lists states of ours are
 places    ``read_states``: files and folders
 told      ``Told``: what a state says, in a few facts
