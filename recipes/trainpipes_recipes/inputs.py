@@ -3,7 +3,6 @@
 ``Input`` is public, for recipes of your own:
 
 >>> import trainpipes as tp
-from trainpipes.prepare import tokenized_rows
 >>> sums = tp.from_dataset([{"question": "1 + 1?", "answer": "2", "id": 7}])
 >>> given = Input("mine", sums)
 >>> question, answer = given.find({"prompt": None, "response": None}, PAIRS)
