@@ -29,3 +29,6 @@ def write_small_data(folder: Path) -> None:
         import json
 
         file.writelines(f"{json.dumps(row)}\n" for row in lines)
+    (folder / "train.yaml").write_text(
+        "recipe: sft\noptions:\n  files: chat.parquet\n  tokenizer: bytes\n  batch_size: 8\n"
+    )
