@@ -75,6 +75,7 @@ FLOORS = {
     "inspection": 5,
     "prepare": 5,
     "show": 5,
+    "trial": 6,
     "__main__": 6,
 }
 #: The same within ``runtime``.
@@ -185,7 +186,8 @@ SOURCE_ROOMS = ["sources", *rooms_of("sources")]
 
 
 @pytest.mark.parametrize(
-    "room", [*SOURCE_ROOMS, *rooms_of("runtime"), "forecast", "pictures", "values"]
+    "room",
+    [*SOURCE_ROOMS, *rooms_of("runtime"), "forecast", "pictures", "values", "show", "trial"],
 )
 def test_rooms_tell_what_is_in_them(room):
     there = {path.stem for path in (ROOT / room).iterdir()} - {"__pycache__", "__init__"}

@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from trainpipes.explain import Explanation
     from trainpipes.map_dataset import MapDataset
     from trainpipes.pictures.graph import Graph
+    from trainpipes.show.preview import Preview
     from trainpipes.sources.memmap.dataset import MemmapDataset
 
 __all__ = ["Pipeline"]
@@ -402,6 +403,38 @@ class Pipeline(IterableDataset[Any]):
             DataError: it gives nothing.
         """
         return self._session.peek()
+
+    def show(self, n: int = 3, *, rows: int = 4) -> Preview:
+        """The next items for human eyes, without starting an iteration: an object that prints as text, shows
+        itself as tables in a notebook, and has ``to_dict()``.
+
+        Of rows, each column with its type; of batches, a table of what they hold. Token ids are decoded
+        where the pipeline's tokenizer is known, and tokens that the loss is about are marked. Nothing is
+        printed whole that is long, and no control character of the data gets to the terminal.
+
+        Args:
+            n: items, or as many as there are.
+            rows: of each batch, rows whose text is shown.
+
+        Raises:
+            DataError: there is none.
+
+        >>> import trainpipes as tp
+        >>> sums = tp.from_dataset([{"prompt": "1 + 1 =", "response": " 2"}] * 8)
+        >>> tp.recipe("sft", sums, tokenizer="bytes", batch_size=4).show(1, rows=1)
+        ⟦text⟧ learnt: a target of the loss
+        <BLANKLINE>
+        batch 0  dict of 3, 4 rows
+          input_ids       tensor int64  [4, 10]  32 to 256
+          attention_mask  tensor int64  [4, 10]  1 to 1
+          labels          tensor int64  [4, 10]  -100 to 256
+          input_ids: 12 of 40 tokens learnt (30.0%); labels stand at their tokens; the model shifts them
+          row 0  1 + 1 =⟦ 2<eos>⟧
+          … and 3 more rows
+        """
+        from trainpipes.show.preview import show
+
+        return show(self._session, n, rows)
 
     def padding(self, batches: int = 100, *, mask: str | None = None) -> PaddingShare:
         """How much of the first micro-batches of an epoch, over all ranks, is padding, without starting one.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -201,7 +202,7 @@ def said(error: BaseException) -> str:
     """An error in one sentence; of one that nobody foresaw, its kind, too."""
     known = sys.modules.get("trainpipes.errors")
     if known and isinstance(error, known.TrainpipesError):
-        return str(error)
+        return _without_trace(error)
     if isinstance(error, OSError) and error.strerror:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         return ": ".join([" -> ".join(names), error.strerror] if names else [error.strerror])
@@ -211,9 +212,19 @@ def said(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and _is_foreign(error.name):
         package = error.name.partition(".")[0]
         return f"the package {package} is needed and not installed: pip install {package}"
-    text = str(error)
+    text = _without_trace(error)
     text = text if len(text) <= MOST else f"{text[:MOST]}…"
     return f"{type(error).__name__}{': ' if text else ''}{text} (--debug shows where)"
+
+
+def _without_trace(error: BaseException) -> str:
+    """The text of an error; of one that a worker process raised, in which torch puts the traceback there,
+    what it said."""
+    text = str(error)
+    if "Original Traceback (most recent call last):" not in text:
+        return text
+    starts = list(re.finditer(rf"^(?:[\w.]+\.)?{type(error).__name__}: ", text, re.MULTILINE))
+    return text[starts[-1].end() :].strip() if starts else text
 
 
 def _is_foreign(module: str) -> bool:

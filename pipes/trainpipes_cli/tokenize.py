@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Mapping
@@ -12,8 +11,9 @@ import click
 
 from trainpipes_cli.app import Command
 from trainpipes_cli.console import note, out, print_json
+from trainpipes_cli.pipelines import of_config, of_recipe, recipe_option
 from trainpipes_cli.progress import progress
-from trainpipes_cli.storage_options import STORAGE_OPTIONS, storage_options
+from trainpipes_cli.storage_options import STORAGE_OPTIONS
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
@@ -94,7 +94,7 @@ def command(
                 "--config names files, tokenizer and options itself: give OUT and --config, and change "
                 "values by --set"
             )
-        pipe = _config(config, changes, allow_imports, storage_options)
+        pipe = of_config(config, changes, allow_imports, storage_options)
     elif recipe is None:
         raise click.UsageError("say what will train on the files: --recipe NAME, or --config FILE")
     else:
@@ -104,10 +104,10 @@ def command(
             )
         if not files:
             raise click.UsageError(f"give files and a folder to write to: IN... OUT, got {folder}")
-        given = dict(map(_option, options))
+        given = dict(map(recipe_option, options))
         if tokenizer is not None:
             given["tokenizer"] = tokenizer
-        pipe = _recipe(recipe, files, given, storage_options)
+        pipe = of_recipe(recipe, files, given, storage_options)
     from trainpipes.prepare import tokenize
     from trainpipes.prepare.tokenize.run import FILE_BYTES
 
@@ -198,43 +198,3 @@ def _of_tokens(given: Mapping[str, Any]) -> dict[str, Any]:
 def _call(recipe: str, folder: str, options: Mapping[str, Any]) -> str:
     said = "".join(f", {name}={value!r}" for name, value in options.items())
     return f"tp.recipe({recipe!r}, {folder!r}{said})"
-
-
-# What to tokenize
-
-
-def _recipe(name: str, files: list[str], given: Mapping[str, Any], storage: str | None) -> Pipeline:
-    from trainpipes import recipe
-
-    options = {**given, "files": files if len(files) > 1 else files[0]}
-    if storage is not None:
-        options["storage_options"] = storage_options(storage)
-    return recipe(name, **options)
-
-
-def _config(
-    path: str, changes: tuple[str, ...], allow_imports: bool, storage: str | None
-) -> Pipeline:
-    config: Any = importlib.import_module("trainpipes.config")
-    pipe: Pipeline = config.load(
-        path,
-        allow_imports=allow_imports,
-        storage_options=storage_options(storage),
-        changes=dict(map(config.parse_change, changes)),
-    )
-    return pipe
-
-
-def _option(text: str) -> tuple[str, Any]:
-    """A recipe's option, its value as in YAML."""
-    import yaml
-
-    name, mark, value = text.partition("=")
-    if not mark or not name.strip():
-        raise click.UsageError(f"--option is NAME=VALUE, such as max_length=512, got {text!r}")
-    try:
-        return name.strip().replace("-", "_"), yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise click.UsageError(
-            f"--option {name.strip()}: {value!r} is no YAML value; put a text of special characters in quotes"
-        ) from None

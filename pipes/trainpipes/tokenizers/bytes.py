@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
 from trainpipes.arrays import apart
+from trainpipes.tokenizers.decoding import text_of_bytes
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.ragged import Ragged
 
@@ -45,6 +48,12 @@ class Bytes(Engine):
 
     def token_id(self, token: str) -> int | None:
         return {"<eos>": EOS, "<pad>": PAD}.get(token)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        names = {EOS: "<eos>", PAD: "<pad>"}
+        return text_of_bytes(
+            bytes([i]) if 0 <= i < 256 else names.get(i, f"<{i}>") for i in map(int, ids)
+        )
 
     def fingerprint(self) -> str:
         return "bytes"

@@ -115,6 +115,11 @@ class Engine(ABC):
         pad = self.pad_id()
         return sorted({*self.ends().values(), *([] if pad is None else [pad])})
 
+    def decode(self, ids: Sequence[int]) -> str | None:
+        """The text that token ids stand for, for people to read: special tokens by their names, ids that no
+        token has as ``<5>``. None where the tokenizer does not tell."""
+        return None
+
     @abstractmethod
     def fingerprint(self) -> Any:
         """What stands for the tokenizer in a checkpoint: its content, wherever it lies."""

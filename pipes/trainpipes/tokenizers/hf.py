@@ -15,6 +15,7 @@ from trainpipes.extra import need
 from trainpipes.tokenizers.admission import refusal
 from trainpipes.tokenizers.checked import EVERY, FIRST, Checked
 from trainpipes.tokenizers.content import File
+from trainpipes.tokenizers.decoding import with_unknown
 from trainpipes.tokenizers.engine import Affixes, Engine, Side
 from trainpipes.tokenizers.gigatoken import Gigatoken
 from trainpipes.tokenizers.pairs import Frame, longest_first
@@ -219,6 +220,14 @@ class HuggingFace(Engine):
     def special_ids(self) -> list[int]:
         added = self.loaded.plain.get_added_tokens_decoder()
         return sorted(number for number, token in added.items() if token.special)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        plain = self.loaded.plain
+        return with_unknown(
+            list(map(int, ids)),
+            lambda i: 0 <= i < 2**32 and plain.id_to_token(i) is not None,
+            lambda known: str(plain.decode(known, skip_special_tokens=False)),
+        )
 
     def fingerprint(self) -> str:
         content = self.facts.fingerprint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -83,6 +85,21 @@ class SentencePiece(Engine):
     def token_id(self, token: str) -> int | None:
         found = int(self.loaded.piece_to_id(token))
         return found if self.loaded.id_to_piece(found) == token else None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        model = self.loaded
+        size = int(model.get_piece_size())
+
+        def piece(token: int) -> str:  # of a control token, which decoding leaves out; else none
+            if not 0 <= token < size:
+                return f"<{token}>"
+            return str(model.id_to_piece(token)) if model.is_control(token) else ""
+
+        found = []
+        for name, run in groupby(map(int, ids), piece):
+            some = list(run)
+            found.append(name * len(some) if name else str(model.decode(some)))
+        return "".join(found)
 
     def fingerprint(self) -> str:
         if self._fingerprint is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.extra import need
 from trainpipes.naming import nearest
+from trainpipes.tokenizers.decoding import text_of_bytes
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.ragged import Ragged
 
@@ -79,6 +81,15 @@ class Tiktoken(Engine):
             return int(self.loaded.encode_single_token(token))
         except KeyError:
             return None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return text_of_bytes(map(self._piece, map(int, ids)))
+
+    def _piece(self, token: int) -> bytes | str:
+        try:
+            return bytes(self.loaded.decode_single_token_bytes(token))
+        except (KeyError, OverflowError):
+            return f"<{token}>"
 
     def fingerprint(self) -> str:
         if self._fingerprint is None:

@@ -14,6 +14,7 @@ from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.extra import need
 from trainpipes.tokenizers.callable import ids_of
 from trainpipes.tokenizers.content import digest
+from trainpipes.tokenizers.decoding import with_unknown
 from trainpipes.tokenizers.engine import Affixes, Engine, Side
 from trainpipes.tokenizers.hf import HuggingFace
 from trainpipes.tokenizers.ragged import Ragged
@@ -92,6 +93,16 @@ class Slow(Engine):
 
     def special_ids(self) -> list[int]:
         return sorted(self._tokenizer.all_special_ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        work = self.loaded
+        size = len(work)
+
+        def decode(known: list[int]) -> str:
+            with self.turn:
+                return str(work.decode(known, clean_up_tokenization_spaces=False))
+
+        return with_unknown(list(map(int, ids)), lambda i: 0 <= i < size, decode)
 
     def fingerprint(self) -> dict[str, Any]:
         if self._fingerprint is None:
@@ -184,6 +195,9 @@ class Directory(Engine):
 
     def special_ids(self) -> list[int]:
         return self._engine.special_ids()
+
+    def decode(self, ids: Sequence[int]) -> str | None:
+        return self._engine.decode(ids)
 
     def fingerprint(self) -> Any:
         return self._engine.fingerprint()

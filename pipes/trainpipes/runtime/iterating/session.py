@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from itertools import islice
 from typing import Any
@@ -15,6 +15,7 @@ from trainpipes.cursor import is_count
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.foreign_state import is_stateful_data_loaders
 from trainpipes.merge import merge_states
+from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.iterating.pass_counter import PassCounter
 from trainpipes.runtime.planning.check_state import position_of
@@ -267,6 +268,21 @@ class Session:
                 "peek() shows the first item of the next epoch, and that gives nothing: see explain() for "
                 "what the stages make of the rows"
             ) from None
+
+    def coming(self) -> Iterator[Any]:
+        """The items of the next pass, without beginning it: made for this rank, which asks no other."""
+        position = self.upcoming()
+        starts = [position]
+        if position.m:  # there may be nothing left
+            starts.append(Position(position.epoch + 1, 0, position.num_shards))
+        for start in starts:
+            items = ConsumerIterator(self.plan, self.topology(), start, start.m)
+            gave = False
+            while (item := next(items, self)) is not self:
+                gave = True
+                yield item
+            if gave:
+                return
 
     def state(self) -> dict[str, Any] | None:
         """The state after the last item given; of the next pass's start where none was. None in a worker,

@@ -73,12 +73,17 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
     _plan: Plan | None = None
 
     def __iter__(self) -> Iterator[WorkerMessage]:
+        info = get_worker_info()
+        end_in_peace()
+        return self.messages(self.plan, 0 if info is None else info.id)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the worker that asks."""
         if self._plan is None:
             self._plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
             self._plan.adopt(self.position.notes)
-        info = get_worker_info()
-        end_in_peace()
-        return self.messages(self._plan, 0 if info is None else info.id)
+        return self._plan
 
     def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
         """What a worker sends.

@@ -1,0 +1,103 @@
+"""What stands out in a run, with the line to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.stage import Stage
+from trainpipes.show.known_ids import known_ids
+from trainpipes.trial.report import TrialReport
+
+__all__ = ["with_advice"]
+
+#: Shares from which something stands out: of padding, of waits, and of one stage in the time of all.
+PADDING, WAITS, ONE_STAGE = 0.2, 0.1, 0.5
+#: Seconds of threads, and steps, from which times mean something.
+ENOUGH, STEPS = 0.2, 5
+
+
+def with_advice(report: TrialReport, plan: Plan) -> TrialReport:
+    """A report with what stands out in it.
+
+    Args:
+        report: of a run.
+        plan: of the pipeline.
+    """
+    found = [*_padding(report, plan), *_waits(report, plan), *_stage(report, plan)]
+    return replace(report, advice=tuple(found))
+
+
+def _padding(report: TrialReport, plan: Plan) -> Iterator[str]:
+    share, batch = report.padding_share, plan.chain.batch
+    if share is None or share < PADDING or batch is None or batch.batch_size in (None, 1):
+        return
+    names = {stage.name for stage in plan.chain.stages}
+    if batch.name == "bucket_by_length" or "pack" in names:
+        return
+    if batch.name == "batch":
+        size, columns = batch.batch_size, list(known_ids(plan).engines)
+        own = "" if "input_ids" in columns or not columns else f", column={columns[0]!r}"
+        yield (
+            f"{share:.0%} of the cells are padding: rows of about the same length make batches with less, by "
+            f".bucket_by_length({size}{own}) in place of .batch({size}); or rows that share one, by "
+            ".pack(max_length) before it"
+        )
+
+
+def _waits(report: TrialReport, plan: Plan) -> Iterator[str]:
+    share = report.wait_share
+    if share is None or share < WAITS or report.steps < STEPS:
+        return
+    said = f"the loop waits for data in {share:.0%} of its time: "
+    if report.num_workers:
+        yield said + f"try more workers, --num-workers {2 * report.num_workers}"
+    elif plan.runs_user_code:
+        yield said + (
+            "functions of yours run in the thread that trains; try worker processes, --num-workers 2, which "
+            "is Loader(pipe, num_workers=2)"
+        )
+    elif report.threads is not None:
+        yield (
+            said
+            + f"try more threads, --threads {max(2, 2 * report.threads)}, or leave --threads out"
+        )
+    else:
+        yield said + "every core is at work already; see below which stage takes most of it"
+
+
+def _stage(report: TrialReport, plan: Plan) -> Iterator[str]:
+    total = sum(report.stages.values())
+    if total < ENOUGH or len(report.stages) < 2:
+        return
+    label, seconds = max(report.stages.items(), key=lambda item: item[1])
+    if seconds < ONE_STAGE * total:
+        return
+    name = label.rpartition(": ")[2].partition(" (")[0]
+    cure = _cure(name, plan)
+    if cure:
+        yield f"{label} takes {seconds / total:.0%} of the time of all stages: {cure}"
+
+
+def _cure(name: str, plan: Plan) -> str:
+    cached = plan.chain.cache is not None
+    if name in ("tokenize", "chat_template"):
+        prepared = "`trainpipes tokenize IN OUT` does it once, before training"
+        return prepared if cached else f"{prepared}; .cache() behind it does it in the first epoch"
+    stage = next((s for s in plan.chain.steps if s.name == name), None)
+    if stage is not None and _is_map(stage):
+        return (
+            f"let processes do it, .{name}(..., num_workers=2, method='process'), or --num-workers 2; "
+            ".cache() behind it keeps what it makes, where that is the same in every epoch"
+        )
+    if name.startswith("read_"):
+        return (
+            "read fewer columns, by columns=[...]; `trainpipes inspect` says whether row groups are too "
+            "large, and `trainpipes repack` rewrites the files"
+        )
+    return ""
+
+
+def _is_map(stage: Stage) -> bool:
+    return "num_workers" in stage.options

@@ -1,0 +1,444 @@
+"""``pipe.show()``: the next items for human eyes, whatever they are, and the position does not move."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+from collections import namedtuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import trainpipes as tp
+from tokenizer_fixtures import TEXTS, bpe, sentencepiece_model, tiktoken_encoding
+from trainpipes.show.legible import legible
+from trainpipes.show.preview import preview
+from trainpipes.tokenizers.load import load
+
+SUMS = [{"prompt": f"{k} + {k} =", "response": f" {2 * k}"} for k in range(40)]
+
+
+def sft(**options):
+    given = {"batch_size": 4, "num_shards": 4, **options}
+    return tp.recipe("sft", tp.from_dataset(SUMS), "bytes", **given)
+
+
+# The position
+
+
+def test_items_are_those_that_come_next_and_the_position_does_not_move():
+    pipe = sft()
+    pipe.peek()  # from here on the state has the columns of the rows, which are found at the first look
+    before = pipe.state_dict()
+    shown = [view.to_dict() for view in pipe.show(3).items]
+    assert pipe.state_dict() == before
+    came = [batch for batch, _ in zip(pipe, range(3), strict=False)]
+    assert shown == [view.to_dict() for view in preview(came, pipe._session.plan).items]
+
+
+def test_within_an_iteration_the_next_epoch_is_shown_as_peek_does():
+    pipe = sft()
+    items = iter(pipe)
+    next(items)
+    state = items.state_dict()
+    shown = pipe.show(1).to_dict()
+    assert items.state_dict() == state
+    assert preview([pipe.peek()], pipe._session.plan).to_dict() == shown
+
+
+def test_after_a_load_the_items_after_it_are_shown():
+    pipe, other = sft(), sft()
+    items = iter(pipe)
+    next(items), next(items)
+    other.load_state_dict(items.state_dict())
+    came = preview([next(items)], pipe._session.plan)
+    assert other.show(1).to_dict() == came.to_dict()
+
+
+def test_at_the_end_of_an_epoch_the_next_one_is_shown():
+    pipe, other = sft(), sft()
+    items = iter(pipe)
+    for _ in items:
+        pass
+    other.load_state_dict(pipe.state_dict())
+    assert len(other.show(2)) == 2
+
+
+def test_fewer_are_shown_where_there_are_fewer():
+    assert len(tp.from_dataset([1, 2]).show(5)) == 2
+
+
+def test_no_item_is_an_error():
+    with pytest.raises(tp.DataError, match=r"show\(\) shows the first items"):
+        tp.from_dataset(SUMS).filter(nothing).show()
+
+
+def nothing(row):
+    return False
+
+
+@pytest.mark.parametrize("options", [{"n": 0}, {"n": True}, {"n": "3"}, {"rows": 0}, {"n": 10**9}])
+def test_counts_are_checked(options):
+    with pytest.raises(tp.ConfigError, match=r"show\("):
+        sft().show(**options)
+
+
+def test_a_rank_of_several_shows_its_own_and_waits_for_no_other():
+    rows = tp.from_dataset(range(100)).sharding_filter(4).filter(even)
+    shown = [rows.batch(2).distributed(rank=r, world_size=2).show(1).to_dict() for r in (0, 1)]
+    assert shown[0] != shown[1]
+
+
+def even(number):
+    return number % 2 == 0
+
+
+# What items may be
+
+Named = namedtuple("Named", ["x", "y"])
+
+
+@dataclasses.dataclass
+class Record:
+    ids: torch.Tensor
+    name: str
+
+
+class Rude:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+ITEMS = {
+    "none": None,
+    "number": 3,
+    "float": 0.5,
+    "text": "a\x1b[2Jb",
+    "bytes": b"\x00\xff",
+    "tensor": torch.arange(6).view(2, 3),
+    "scalar": torch.tensor(1.5),
+    "empty tensor": torch.zeros(0, 4),
+    "nan": torch.tensor([1.0, float("nan"), float("inf")]),
+    "all nan": torch.full((2,), float("nan")),
+    "half": torch.zeros(2, 3, dtype=torch.bfloat16),
+    "float8": torch.zeros(2, 3).to(torch.float8_e4m3fn),
+    "complex": torch.zeros(2, dtype=torch.complex64),
+    "bool": torch.ones(2, 2, dtype=torch.bool),
+    "meta": torch.zeros(2, 3, device="meta"),
+    "sparse": torch.eye(3).to_sparse(),
+    "nested": torch.nested.nested_tensor([torch.arange(3), torch.arange(2)], layout=torch.jagged),
+    "array": np.arange(6, dtype=np.uint16).reshape(2, 3),
+    "objects": np.array(["a", None], dtype=object),
+    "times": np.array(["2024-01-01"], dtype="datetime64[s]"),
+    "zero dimensions": np.float32(2.0),
+    "tuple": (torch.zeros(2, 3), torch.tensor([0, 1])),
+    "empty tuple": (),
+    "list of tensors": [torch.zeros(2), torch.zeros(3)],
+    "list": [1, 2, 3],
+    "list of texts": ["a\n", "b"],
+    "mixed list": [1, None, "a", [2]],
+    "empty list": [],
+    "rows": [{"x": 1}, {"x": None}],
+    "empty dict": {},
+    "dict": {"text": ["a", "b"], "x": torch.zeros(2), "inner": {"deep": {"deeper": {"still": {"on": 1}}}}},
+    "odd keys": {1: 2, ("a", "b"): 3, "\x1b[31m": 4},
+    "named tuple": Named(torch.zeros(2, 2), "b"),
+    "record": Record(torch.zeros(2, 2), "c"),
+    "rude": {"x": Rude()},
+    "set": {1, 2},
+    "huge number": {"x": 10**5000, "many": [10**30, 1]},
+    "ids": {"input_ids": [[1, 2], [3]], "labels": [[-100, 2], [3]]},
+    "ids that are floats": {"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2, 3)},
+    "odd ids": {"input_ids": torch.tensor([[-5, 2**40]]), "labels": torch.tensor([[0, 0]])},
+    "no tokens": {"input_ids": torch.zeros(2, 0, dtype=torch.int64)},
+    "packed flat": {
+        "input_ids": torch.arange(6).view(1, 6), "cu_seq_lens_q": torch.tensor([0, 2, 6]),
+        "labels": torch.tensor([[-100, 1, -100, 3, 4, 5]]),
+    },
+    "other shapes": {
+        "input_ids": torch.ones(2, 3, dtype=torch.int64), "labels": torch.ones(2, dtype=torch.int64),
+        "attention_mask": torch.ones(2, 1, 3, 3), "position_ids": torch.ones(3, dtype=torch.int64),
+    },
+    "lone surrogate": {"text": "\ud800", "x": ["\ud800"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
+@pytest.mark.parametrize("is_batch", [True, False], ids=["batch", "row"])
+def test_whatever_an_item_is_it_is_shown(item, is_batch):
+    shown = preview([item], is_batch=is_batch)
+    text, html = shown.text(), shown._repr_html_()
+    assert text.startswith(("batch 0", "row 0", "⟦")) or "batch 0" in text or "row 0" in text
+    assert html.count("<div>") == html.count("</div>")
+    json.dumps(shown.to_dict(), allow_nan=False)
+    for line in [*text.splitlines(), *html.splitlines()]:
+        assert line.isprintable() or not line
+    colored = shown.text(color=True)
+    assert re.sub("\x1b\\[[0-9;]*m", "", colored).replace("\n", "").isprintable()
+
+
+def test_a_tensor_is_shown_by_shape_and_range():
+    (view,) = preview([torch.tensor([[1.5, -2.0]])]).items
+    (facts,) = view.values
+    assert (facts.type, facts.shape, facts.low, facts.high) == (
+        "tensor float32",
+        (1, 2),
+        "-2",
+        "1.5",
+    )
+
+
+def test_numbers_that_are_none_are_counted():
+    (view,) = preview([ITEMS["nan"]]).items
+    assert (view.values[0].low, view.values[0].high, view.values[0].text) == ("1", "inf", "1 NaN")
+
+
+def test_uncollated_batches_are_shown_row_by_row():
+    (view,) = tp.from_dataset(SUMS).batch(8).show(1, rows=2).items
+    assert (view.rows, len(view.inner)) == (8, 2)
+    assert [value.text for value in view.inner[1].values] == ["1 + 1 =", " 2"]
+    assert "… and 6 more rows" in tp.from_dataset(SUMS).batch(8).show(1, rows=2).text()
+
+
+def test_rows_show_columns_by_type_and_ids_as_text():
+    (view,) = tp.from_dataset(SUMS).tokenize("bytes", "prompt").show(1).items
+    assert [(v.name, v.type) for v in view.values] == [
+        ("response", "str"),
+        ("input_ids", "array int32"),
+    ]
+    assert view.texts[0].pieces[0].text == "0 + 0 ="
+
+
+def test_classes_are_named():
+    rows = tp.from_dataset([{"text": "a", "label": "spam"}, {"text": "b", "label": "ham"}])
+    pipe = tp.recipe("classification", rows, "bytes", batch_size=2, num_shards=1)
+    (view,) = pipe.show(1).items
+    (labels,) = [value for value in view.values if value.name == "labels"]
+    assert sorted(labels.text.split(", ")) == ["ham", "spam"]
+    assert view.notes == ()
+
+
+# Text of the data
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "a\rb", "a\x07", "\u202eabc", "\x9b2J", "\u2028"])
+def test_what_a_terminal_would_obey_is_written_as_an_escape(text):
+    pipe = tp.from_dataset([{"text": text}])
+    for shown in (pipe.show(1), pipe.tokenize("bytes").show(1), pipe.batch(1).show(1)):
+        assert legible(text) in shown.text()
+        assert text not in shown.text()
+        assert text not in shown._repr_html_()
+    assert "\x1b[31m" not in pipe.tokenize("bytes").show(1).text(color=True)
+
+
+def test_html_of_the_data_is_text():
+    pipe = tp.from_dataset([{"<b>": "<script>alert(1)</script>"}])
+    html = pipe.show(1)._repr_html_() + pipe.tokenize("bytes", "<b>").show(1)._repr_html_()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "&lt;b&gt;" in html
+
+
+def test_long_text_is_cut_in_the_middle():
+    (view,) = tp.from_dataset([{"text": "start " + "x" * 10_000 + " end"}]).show(1).items
+    text = view.values[0].text
+    assert len(text) == 200
+    assert text.startswith("start ")
+    assert text.endswith(" end")
+    assert view.values[0].type == "str of 10,010 characters"
+
+
+# Tokenizers
+
+
+def kinds(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    path = tmp_path / "tokenizer.json"
+    path.write_text(bpe().to_str())
+    return {
+        "bytes": "bytes",
+        "tokenizers": bpe(),
+        "tokenizer.json": str(path),
+        "transformers": PreTrainedTokenizerFast(tokenizer_object=bpe(), eos_token="</s>"),
+        "tiktoken": tiktoken_encoding(),
+        "sentencepiece": str(sentencepiece_model(tmp_path)),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["bytes", "tokenizers", "tokenizer.json", "transformers", "tiktoken", "sentencepiece"]
+)
+def test_ids_are_decoded_with_every_kind_of_tokenizer(kind, tmp_path):
+    tokenizer = kinds(tmp_path)[kind]
+    texts = [text for text in TEXTS if text.strip() == text and text and "  " not in text]
+    if kind == "sentencepiece":  # which writes texts otherwise
+        texts = ["a b", "emoji 🙂"]
+    pipe = tp.from_dataset([{"text": text} for text in texts]).tokenize(tokenizer)
+    for text, view in zip(texts, pipe.show(len(texts)).items, strict=True):
+        pieces = view.texts[0].pieces
+        shown = "".join(p.text for p in pieces)
+        if all(p.kind == "plain" for p in pieces):
+            assert shown == legible(text)
+
+
+def test_a_function_that_tokenizes_leaves_numbers():
+    pipe = tp.from_dataset([{"text": "ab"}]).tokenize(numbers)
+    assert pipe.show(1).items[0].texts[0].pieces[0].text == "97 98"
+
+
+def numbers(texts):
+    return [list(text.encode()) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "kind", ["bytes", "tokenizers", "transformers", "tiktoken", "sentencepiece"]
+)
+def test_ids_that_no_token_has_are_shown_by_their_number(kind, tmp_path):
+    engine = load(kinds(tmp_path)[kind])
+    text = engine.decode([-100, 10**9, 2**40])
+    assert text == "<-100><1000000000><1099511627776>"
+
+
+def test_a_character_that_is_cut_between_two_pieces_is_not_lost():
+    ids = torch.tensor([list("a🙂b".encode())])
+    labels = ids.clone()
+    labels[:, :3] = -100  # the cut is within the character
+    plan = tp.from_dataset([{"text": "a"}]).tokenize("bytes")._session.plan
+    (view,) = preview([{"input_ids": ids, "labels": labels}], plan).items
+    assert [(p.kind, p.text) for p in view.texts[0].pieces] == [
+        ("plain", "a\\xf0\\x9f"),
+        ("learnt", "🙂b"),
+    ]
+
+
+def test_each_column_is_decoded_by_its_own_tokenizer():
+    rows = tp.from_dataset([{"a": "hi", "b": "the"}])
+    pipe = rows.tokenize("bytes", {"a": "a_ids"}).tokenize(tiktoken_encoding(), {"b": "b_ids"})
+    (view,) = pipe.show(1).items
+    assert {r.name: r.pieces[0].text for r in view.texts} == {"a_ids": "hi", "b_ids": "the"}
+
+
+def test_ids_of_a_mix_are_decoded_by_the_sources_tokenizer():
+    parts = {n: tp.from_dataset([{"text": n * 3}] * 8).tokenize("bytes") for n in "ab"}
+    (view,) = tp.mix(parts, weights={"a": 1, "b": 1}).batch(4).pad_collate().show(1).items
+    assert {r.pieces[0].text for r in view.texts} == {"aaa", "bbb"}
+
+
+# Limits
+
+
+def test_large_batches_take_a_bounded_time_and_room():
+    ids = torch.ones(10_000, 2_000, dtype=torch.int64)
+    batch = {"input_ids": ids, "labels": ids, "text": ["x" * 10_000] * 10_000}
+    shown = preview([batch])
+    assert len(shown.text()) < 6_000
+    assert len(json.dumps(shown.to_dict())) < 6_000
+    assert "10,000 rows" in shown.text()
+
+
+def test_rows_of_a_million_tokens_show_their_start_and_end_and_what_is_learnt():
+    ids = torch.full((2, 1_000_000), 97)
+    labels = torch.full_like(ids, -100)
+    labels[:, -3:] = 97
+    plan = tp.from_dataset([{"text": "a"}]).tokenize("bytes")._session.plan
+    (view,) = preview([{"input_ids": ids, "labels": labels}], plan).items
+    kinds = [(p.kind, p.tokens) for p in view.texts[0].pieces]
+    assert kinds == [("plain", 60), ("left_out", 999_877), ("plain", 60), ("learnt", 3)]
+
+
+def test_a_row_of_many_pieces_is_shown_in_part():
+    ids = torch.full((1, 100_000), 97)
+    labels = torch.full_like(ids, -100)
+    labels[:, ::2] = 97
+    (view,) = preview([{"input_ids": ids, "labels": labels}]).items
+    assert len(view.texts[0].pieces) < 500
+    assert view.texts[0].pieces[-1].kind == "left_out"
+    assert sum(p.tokens for p in view.texts[0].pieces) == 100_000
+
+
+def test_many_values_are_listed_in_part():
+    shown = preview([{f"x{k}": k for k in range(10_000)}])
+    assert len(shown.items[0].values) == 64
+    assert shown.items[0].more
+
+
+# Terminals and notebooks
+
+
+def test_colours_only_on_a_terminal(monkeypatch):
+    shown = sft().show(1)
+    assert "\x1b[" not in repr(shown)
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert "\x1b[4;32m" in repr(shown)
+    assert "⟦" not in repr(shown)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in repr(shown)
+    assert "⟦" in repr(shown)
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_lines_of_text_are_as_wide_as_asked(width):
+    rows = [{"prompt": "中文和日本語 " * 20, "response": "word " * 50}] * 8
+    pipe = tp.recipe("sft", tp.from_dataset(rows), "bytes", batch_size=2, num_shards=1)
+    lines = pipe.show(1).text(width=width).splitlines()
+    text = [line for line in lines if line.startswith(("  row", "         "))]
+    assert len(text) > 2
+    assert max(map(len, text)) <= width + 12
+
+
+def test_images_have_small_pictures_in_a_notebook():
+    from PIL import Image
+
+    written = io.BytesIO()
+    Image.new("RGB", (640, 480), "red").save(written, "PNG")
+    files = tp.from_dataset([{"image": written.getvalue()}])
+    (view,) = files.show(1).items
+    assert view.values[0].type.startswith("PNG image 640 x 480 RGB")
+    assert "<img" in files.show(1)._repr_html_()
+    batch = files.decode_image("image").batch(1).pad_collate()
+    assert "<img" in batch.show(1)._repr_html_()
+    assert view.values[0].text is None
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        torch.zeros(3, 4000, 4000, dtype=torch.uint8),
+        torch.linspace(-2, 2, 2 * 3 * 64 * 64).view(2, 3, 64, 64),
+        torch.eye(8).expand(2, 1, 8, 8),
+        np.zeros((480, 640, 3), dtype=np.uint8),
+        torch.full((1, 3, 4, 4), float("nan")),
+        torch.zeros(2, 3, 0, 0),
+        torch.zeros(2, 5, 4, 7),
+    ],
+    ids=lambda pixels: f"{pixels.dtype} {tuple(pixels.shape)}",
+)
+def test_tensors_of_images_of_any_kind_are_shown(pixels):
+    html = preview([{"image": pixels}])._repr_html_()
+    assert len(html) < 200_000
+
+
+def test_a_damaged_image_is_bytes_of_its_kind():
+    (view,) = preview([{"image": b"\x89PNG\r\nnothing"}], is_batch=False).items
+    assert view.values[0].type == "PNG image, 13 bytes"
+
+
+def test_arrow_rows_of_every_type_are_shown():
+    table = pa.table({
+        "t": pa.array([0], pa.timestamp("us")), "l": [[1.5, None]], "s": [{"a": 1, "b": [None]}],
+        "d": pa.array(["x"]).dictionary_encode(), "b": [True], "n": pa.nulls(1),
+    })  # fmt: skip
+    shown = tp.from_arrow(table).show(1)
+    assert {v.name for v in shown.items[0].values} >= {"t", "l", "s.a", "s.b", "d", "b", "n"}
