@@ -184,9 +184,9 @@ def _gives(recipe: str, folder: str, options: dict[str, Any], wanted: Pipeline) 
 
     try:
         found = built(recipe, folder, **options)
-    except (TrainpipesError, TypeError):
+        return bool(found._session.plan.identity == wanted._session.plan.identity)
+    except TrainpipesError:
         return False
-    return bool(found._session.plan.identity == wanted._session.plan.identity)
 
 
 def _of_tokens(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -221,8 +221,10 @@ class _Job:
                         self._save()
                         saved = time.monotonic()
         except BaseException:
-            self._save()
-            self._clear()
+            with suppress(OSError):
+                self._clear()  # which makes room on a disk that is full
+            with suppress(ConfigError):
+                self._save()
             raise
 
     def _making(self, opener: _Opener, processes: int) -> Any:
