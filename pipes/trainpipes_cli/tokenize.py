@@ -83,8 +83,8 @@ def command(
 
     \b
     Examples:
-      trainpipes tokenize 'texts/*.parquet' ids --recipe pretrain --tokenizer bytes
-      trainpipes tokenize ids --config train.yaml --processes 8
+      trainpipes tokenize data ids --recipe pretrain --tokenizer bytes
+      trainpipes tokenize chat.parquet chat --recipe sft --tokenizer bytes --option max_length=512
     """
     *files, folder = paths
     given: dict[str, Any] = {}
