@@ -429,8 +429,15 @@ def test_a_file_that_was_changed_since_is_noticed(tmp_path: Path) -> None:
         tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
 
 
-def test_a_folder_of_others_is_let_be(tmp_path: Path) -> None:
+def test_files_are_not_written_among_those_that_are_read(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
+    with pytest.raises(tp.ConfigError, match=r"in/out lies below .*, whose files are read"):
+        tokenize(RECIPES["sft"](files), tmp_path / "in" / "out", processes=1)
+    assert len(list((tmp_path / "in").iterdir())) == 4
+
+
+def test_a_folder_of_others_is_let_be(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in") + "/*.parquet"
     with pytest.raises(tp.ConfigError, match="files that no writer has written"):
         tokenize(RECIPES["sft"](files), tmp_path / "in", processes=1)
     assert len(list((tmp_path / "in").iterdir())) == 4
