@@ -21,6 +21,7 @@ import trainpipes as tp
 from every_recipe import pairs, words
 from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
+from trainpipes.sources.parquet.read_parquet import ParquetSource
 from trainpipes.writers.output_file import OutputFile
 
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}
@@ -505,6 +506,22 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None
     other = tokenize(RECIPES["pretrain"](files), tmp_path / "other", processes=1)
     with pytest.raises(tp.ConfigError, match=r"pretrain\(eos\): .* with 256, and now it is 5"):
         tp.recipe("pretrain", other.folder, "bytes", eos=5)
+
+
+def test_files_of_texts_are_listed_no_more_often_than_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = parquet(tmp_path / "in")
+    opened = []
+    read = ParquetSource.__init__
+
+    def counted(self: ParquetSource, *args: Any, **options: Any) -> None:
+        opened.append(self)
+        read(self, *args, **options)
+
+    monkeypatch.setattr(ParquetSource, "__init__", counted)
+    tp.recipe("pretrain", files, "bytes")
+    assert len(opened) == 1
 
 
 def test_files_of_two_pipelines_are_not_mixed(tmp_path: Path) -> None:
