@@ -620,6 +620,9 @@ FINITE: dict[str, Make] = {
     "tokenize / joined": lambda f: (
         sharded(f).tokenize("bytes", ["text", "answer"], labels="answer").batch(4).pad_collate()
     ),
+    "tokenized_by": lambda f: (
+        sharded(f).tokenized_by("bytes", "tokens").select("tokens").batch(4).pad_collate()
+    ),
     "cache": lambda f: (
         rows(f).tokenize("bytes", PAIRS).cache().sharding_filter(4).shuffle(9).batch(4).pad_collate()
     ),
@@ -785,7 +788,8 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "Resize": {"size": 8}, "CenterCrop": {"size": 8}, "RandomCrop": {"size": 8},
         "RandomResizedCrop": {"size": 8}, "ImageTransform": {"transform": len},
         "Concat": {"pipelines": [tp.from_tensors([1])]}, "Zip": {"pipelines": [tp.from_tensors([1])]},
-        "Tokenize": {"tokenizer": "bytes"}, "FromMemmap": {"path": "x"},
+        "Tokenize": {"tokenizer": "bytes"}, "TokenizedBy": {"tokenizer": "bytes"},
+        "FromMemmap": {"path": "x"},
         "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},
         "To": {"device": "cpu"}, "Take": {"count": 1}, "Skip": {"count": 1},
         "Draw": {"sampler": tp.samplers.SequentialSampler()},

@@ -192,6 +192,7 @@ OPTIONS: dict[str, Make] = {
     "tokenize / template": lambda f: rows(f).tokenize("bytes", template="{text}: {x}", labels=True),
     "tokenize / columns": lambda f: rows(f).tokenize("bytes", every_stage.PAIRS, eos=257),
     "tokenize / function": lambda f: rows(f).tokenize(every_stage.codes, "text"),
+    "tokenized_by": lambda f: rows(f).tokenized_by("bytes", ["tokens"], engine="tokenizers"),
     "truncate": lambda f: rows(f).truncate(3, columns=["tokens"], truncation_side="left"),
     "read_parquet": lambda f: tp.list_files(every_stage.files(f), suffix=[".parquet"]).read_parquet(
         ["x", "tokens"], index=False, errors="replace"

@@ -83,8 +83,8 @@ def command(
 
     \b
     Examples:
-      trainpipes tokenize 'texts/*.parquet' ids --recipe pretrain --tokenizer bytes
-      trainpipes tokenize ids --config train.yaml --processes 8
+      trainpipes tokenize data ids --recipe pretrain --tokenizer bytes
+      trainpipes tokenize chat.parquet chat --recipe sft --tokenizer bytes --option max_length=512
     """
     *files, folder = paths
     given: dict[str, Any] = {}
@@ -184,9 +184,9 @@ def _gives(recipe: str, folder: str, options: dict[str, Any], wanted: Pipeline) 
 
     try:
         found = built(recipe, folder, **options)
-    except (TrainpipesError, TypeError):
+        return bool(found._session.plan.identity == wanted._session.plan.identity)
+    except TrainpipesError:
         return False
-    return bool(found._session.plan.identity == wanted._session.plan.identity)
 
 
 def _of_tokens(given: Mapping[str, Any]) -> dict[str, Any]:

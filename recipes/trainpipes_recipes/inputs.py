@@ -164,6 +164,9 @@ class Input:
             return None
         if self._reader != "read_parquet":
             return None
+        ids = [name for name in columns if name.endswith("input_ids")]
+        if not set(ids) & set(self.columns):  # so that files of texts are not listed twice
+            return None
         return tokenized_rows(self.rows(), tokenizer, columns, asker=self.recipe, made_by=made_by)
 
     def find(

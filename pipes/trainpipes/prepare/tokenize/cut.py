@@ -83,6 +83,8 @@ def cut(pipeline: Pipeline) -> Parts:
             continue  # the files are the cache
         elif stage.role in ("shuffle", "shard"):
             (ahead if not _on_rows(ahead) else training).append(stage)
+        elif below and stage.role == "repeat":
+            training.append(stage)
         elif stage.role in ("take", "skip") and not closed and not _ordered(training):
             ahead.append(stage)
         elif below and _moves(stage, stages[number + 1 : last + 1]):

@@ -20,6 +20,7 @@ from trainpipes.runtime.planning.plan import Plan
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.tokenize import Tokenize
+from trainpipes.tokenizers.load import load
 from trainpipes.writers.output_folder import MANIFEST, UNFINISHED
 
 __all__ = ["tokenized_rows"]
@@ -81,9 +82,11 @@ def _check(
 ) -> None:
     """Raise unless a stage that made ids had these options."""
     kinds: Mapping[str, Any] = {"tokenize": Tokenize, "chat_template": ChatTemplate}
-    now = json.loads(json.dumps(kinds[saved["stage"]](tokenizer, **options).identity()))
+    now: dict[str, Any] = {"tokenizer": load(tokenizer).fingerprint()}
+    if saved["tokenizer"] == json.loads(json.dumps(now["tokenizer"])):
+        now = kinds[saved["stage"]](tokenizer, **options).identity()
     for name in ("tokenizer", *options):
-        before, present = saved.get(name), now.get(name)
+        before, present = saved.get(name), json.loads(json.dumps(now.get(name)))
         if before != present:
             raise ConfigError(
                 f"{asker}({name}): the files were tokenized with {said(before)}, and now it is "

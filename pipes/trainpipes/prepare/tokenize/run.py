@@ -7,14 +7,14 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes.checks import whole_number
+from trainpipes.checks import local_path, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
@@ -142,6 +142,7 @@ def tokenize(
     parts = cut(pipeline)
     form = _form(format, dtype, compression, parts)
     plan = open_plan([stage.fresh() for stage in parts.ahead])
+    _apart(folder, plan)
     first = first_rows(plan)
     form.check(first.schema)
     tasks = tasks_of(plan, form.suffix, bytes_per_file)
@@ -221,8 +222,10 @@ class _Job:
                         self._save()
                         saved = time.monotonic()
         except BaseException:
-            self._save()
-            self._clear()
+            with suppress(OSError):
+                self._clear()  # which makes room on a disk that is full
+            with suppress(ConfigError):
+                self._save()
             raise
 
     def _making(self, opener: _Opener, processes: int) -> Any:
@@ -266,6 +269,20 @@ class _Opener:
         plan = open_plan(self.stages, self.source)
         plan.adopt(self.notes)
         return Maker(plan, self.form, self.schema, self.ids).make
+
+
+def _apart(folder: str | os.PathLike[str], plan: Plan) -> None:
+    """Raise where the files are written below those that are read: another call would read them, too."""
+    urls = plan.chain.urls
+    target = Path(local_path(folder, "tokenize(folder)")).expanduser().absolute()
+    for url in [urls] if isinstance(urls, str) else urls or ():
+        place = Path(url).expanduser().absolute()
+        if place.is_dir() and target.is_relative_to(place):
+            raise ConfigError(
+                f"tokenize(folder): {target} lies below {url}, whose files are read, and what is written "
+                "there would be read with them: give a folder elsewhere",
+                path=str(target),
+            )
 
 
 def _form(format: str, dtype: str | None, compression: str | None, parts: Parts) -> Form:

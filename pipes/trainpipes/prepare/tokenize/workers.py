@@ -14,7 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
@@ -101,16 +101,14 @@ class _Worker:
     """A process, as its parent has it."""
 
     def __init__(self, payload: bytes) -> None:
-        # A fork would copy locks that other threads hold.
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         self.connection, its_end = context.Pipe()
         self.task: Task | None = None
         self._ready = False
         self._process = context.Process(
             target=_work, args=(its_end, payload), name="trainpipes-tokenize", daemon=True
         )
-        with _settings():
-            self._process.start()
+        self._process.start()
         its_end.close()
 
     def give(self, waiting: list[Task], path_of: Callable[[Task], Path]) -> bool:
@@ -169,18 +167,17 @@ class _Worker:
             self._process.join(PATIENCE)
 
 
-class _settings:
-    """The environment that processes start with: a tokenizer is to have one thread in each of them."""
-
-    def __enter__(self) -> None:
-        self._before = os.environ.get(PARALLELISM)
-        os.environ[PARALLELISM] = "false"
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is None:
-            del os.environ[PARALLELISM]
-        else:
-            os.environ[PARALLELISM] = self._before
+def _context() -> Any:
+    """Starts processes. A fork of this one would copy locks that other threads hold; a server that has
+    imported what they need, and nothing else, forks them in no time, and they share its memory."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    if getattr(forkserver._forkserver, "_preload_modules", None) == [
+        "__main__"
+    ]:  # nobody said other
+        context.set_forkserver_preload([__name__])
+    return context
 
 
 def _work(parent: Any, payload: bytes) -> None:
@@ -228,6 +225,7 @@ def _one_thread() -> None:
     import pyarrow as pa
     import torch
 
+    os.environ[PARALLELISM] = "false"  # read whenever a tokenizer encodes
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
 

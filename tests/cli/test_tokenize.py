@@ -1,0 +1,147 @@
+"""``trainpipes tokenize``: what it prints, refuses and writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from trainpipes_cli.app import run
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    for number in range(3):
+        told = [f"Document {n} of {number}. " + "On. " * (n % 9) for n in range(50)]
+        table = pa.table({"text": told, "prompt": told, "response": told})
+        pq.write_table(table, tmp_path / f"t {number}.parquet", row_group_size=20)
+    return "t *.parquet"
+
+
+def test_the_line_that_is_printed_trains_on_the_files(
+    texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--recipe", "pretrain", "--tokenizer", "bytes", "--option", "max_length=64"]
+    assert run(["tokenize", texts, "ids", *asked, "--option", "text=text"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "train with:\n"
+    assert "wrote   3 files" in said.out
+    assert "rows    150\n" in said.out
+    line = said.out.splitlines()[-1]
+    assert line == "tp.recipe('pretrain', 'ids', max_length=64, tokenizer='bytes')"
+    pipe, online = eval(line), tp.recipe("pretrain", texts, "bytes", max_length=64)
+    for _, one, other in zip(range(20), pipe, online, strict=False):
+        assert {k: np.asarray(v).tolist() for k, v in one.items()} == {
+            k: np.asarray(v).tolist() for k, v in other.items()
+        }
+
+
+def test_json_says_all_and_nothing_besides(texts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["tokenize", texts, "ids", "--recipe", "sft", "--tokenizer", "bytes", "--json"]
+    assert run(asked) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert list(first) == [
+        "folder", "files", "files_made", "rows", "rows_read", "tokens", "bytes", "format", "dtype",
+        "columns", "seconds", "train",
+    ]  # fmt: skip
+    assert (first["files_made"], first["rows"], first["dtype"]) == (3, 150, None)
+    assert sorted(first["columns"]) == ["input_ids", "labels"]
+    assert run(asked) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["files_made"] == 0
+    assert {**again, "files_made": 3, "seconds": 0} == {**first, "seconds": 0}
+
+
+def test_bare_ids_are_read_by_the_line_that_is_printed(
+    texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--recipe", "pretrain", "--tokenizer", "bytes", "--format", "bin"]
+    assert run(["tokenize", texts, "ids", *asked, "--option", "max_length=32"]) == 0
+    said = capsys.readouterr().out
+    assert "ids     uint16" in said
+    line = said.splitlines()[-1]
+    assert line == "tp.recipe('tokens', 'ids/*.bin', dtype='uint16', max_length=32)"
+    assert eval(line).peek()["input_ids"].shape == (8, 32)
+
+
+def test_options_that_name_columns_of_texts_are_not_in_the_line(
+    texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--recipe", "sft", "--tokenizer", "bytes", "--option", "context=text"]
+    assert run(["tokenize", texts, "ids", *asked]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == "tp.recipe('sft', 'ids', tokenizer='bytes')"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["t*", "ids"], "--recipe NAME, or --config FILE"),
+        (["ids", "--recipe", "sft"], "give files and a folder to write to"),
+        (["t*", "ids", "--config", "x.yaml"], "--config names files"),
+        (["t*", "ids", "--recipe", "sft", "--set", "a=1"], "--set and --allow-imports are of a config"),
+        (["t*", "ids", "--recipe", "sft", "--option", "x"], "--option is NAME=VALUE"),
+        (["t*", "ids", "--recipe", "sft", "--option", "x=[1"], "is no YAML value"),
+        (["t*", "ids", "--recipe", "sft", "--processes", "0"], "--processes"),
+        (["t*", "ids", "--recipe", "sft", "--format", "csv"], "--format"),
+        (["t*", "ids", "--recipe", "sft", "--storage-options", "x"], "takes a JSON object"),
+        ([], "Missing argument"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_told_so(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tokenize", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing", "ids", "--recipe", "pretrain", "--tokenizer", "bytes"], "nothing"),
+        (["{texts}", "ids", "--recipe", "pretrain"], "needs tokenizer"),
+        (["{texts}", "ids", "--recipe", "pretrain", "--tokenizer", "none.json"], "none.json"),
+        (["{texts}", "ids", "--recipe", "pretran", "--tokenizer", "bytes"], "did you mean 'pretrain'"),
+        (["{texts}", ".", "--recipe", "pretrain", "--tokenizer", "bytes"], "no writer has written"),
+        (["{texts}", "t 0.parquet", "--recipe", "pretrain", "--tokenizer", "bytes"], "cannot be written"),
+    ],
+)  # fmt: skip
+def test_what_fails_is_one_sentence(
+    arguments: list[str], message: str, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tokenize", *(text.format(texts=texts) for text in arguments)]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert message in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("trainpipes.config") is None, reason="configurations are not there"
+)
+def test_a_config_is_tokenized(texts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("train.yaml").write_text(
+        "recipe: pretrain\noptions:\n  files: t *.parquet\n  tokenizer: bytes\n  max_length: 64\n"
+    )
+    assert run(["tokenize", "ids", "--config", "train.yaml", "--set", "options.max_length=32"]) == 0
+    chain = capsys.readouterr().out.partition("tp.")[2]
+    assert chain.startswith("list_files(")
+    assert eval(f"(tp.{chain})").peek()["input_ids"].shape == (8, 32)
+
+
+def test_the_command_answers_in_a_process_of_its_own() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "trainpipes", "tokenize", "--help"],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "trainpipes tokenize data ids --recipe pretrain --tokenizer bytes" in said.stdout

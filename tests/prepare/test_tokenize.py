@@ -1,0 +1,540 @@
+"""Files that are tokenized ahead give the batches that tokenizing on the way gives."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import trainpipes as tp
+from every_recipe import pairs, words
+from recipes.chats import small_tokenizer
+from trainpipes.prepare import tokenize
+from trainpipes.sources.parquet.read_parquet import ParquetSource
+from trainpipes.writers.output_file import OutputFile
+
+SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}
+Make = Callable[[Any], tp.Pipeline]
+
+
+def rows() -> list[dict[str, Any]]:
+    """Rows that every recipe finds its columns in."""
+    found = []
+    for k, row in enumerate(pairs()):
+        turn = [
+            {"role": "user", "content": row["prompt"]},
+            {"role": "assistant", "content": f"= {2 * k}"},
+        ]
+        found.append(
+            {
+                **row, "text": row["prompt"], "messages": turn * (1 + k % 3), "label": "abc"[k % 3],
+                "labels": ["abc"[k % 3], "abc"[k % 2]], "chosen": f" {k}!", "rejected": " no" * (1 + k % 4),
+                "premise": row["prompt"], "hypothesis": f"{k}",
+            }
+        )  # fmt: skip
+    return found
+
+
+def parquet(folder: Path, groups: Any = ((13, 1, 0, 20), (), (0,), (30, 33)), **more: Any) -> str:
+    """Four files in uneven row groups, one of them without any, one with an empty one."""
+    folder.mkdir(exist_ok=True)
+    table = pa.Table.from_pylist(rows())
+    start = 0
+    for number, lengths in enumerate(groups):
+        with pq.ParquetWriter(folder / f"text-{number}.parquet", table.schema, **more) as writer:
+            for length in lengths:
+                writer.write_table(table.slice(start, length))
+                start += length
+    return str(folder)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(np.array_equal(one, other))
+
+
+def batches(pipe: tp.Pipeline, most: int = 70) -> list[Any]:
+    """Of two epochs, as many as there are."""
+    found = itertools.chain(pipe, pipe)
+    return list(itertools.islice(found, most))
+
+
+def check_same(one: tp.Pipeline, other: tp.Pipeline) -> None:
+    found, wanted = batches(one), batches(other)
+    assert len(found) == len(wanted) > 0
+    for number, (first, second) in enumerate(zip(found, wanted, strict=True)):
+        assert same(first, second), number
+
+
+RECIPES: dict[str, Make] = {
+    "pretrain": lambda f: tp.recipe("pretrain", f, "bytes", max_length=64, **SMALL),
+    "pretrain / concat": lambda f: tp.recipe(
+        "pretrain", f, "bytes", max_length=32, method="concat", eos=257, **SMALL
+    ),
+    "masked_lm": lambda f: tp.recipe("masked_lm", f, words(), **SMALL),
+    "masked_lm / cut": lambda f: tp.recipe("masked_lm", f, words(), max_length=5, **SMALL),
+    "sft": lambda f: tp.recipe("sft", f, "bytes", max_length=30, **SMALL),
+    "seq2seq": lambda f: tp.recipe("seq2seq", f, "bytes", **SMALL),
+    "seq2seq / names": lambda f: tp.recipe("seq2seq", f, "bytes", hf_names=True, **SMALL),
+    "chat": lambda f: tp.recipe("chat", f, small_tokenizer(), **SMALL),
+    "chat / packed": lambda f: tp.recipe(
+        "chat", f, small_tokenizer(), packed=True, max_length=128, **SMALL
+    ),
+    "preference": lambda f: tp.recipe("preference", f, "bytes", **SMALL),
+    "classification": lambda f: tp.recipe("classification", f, words(), label="label", **SMALL),
+    "classification / several": lambda f: tp.recipe(
+        "classification", f, "bytes", label="labels", class_weights="balanced", **SMALL
+    ),
+    "evaluation": lambda f: tp.recipe("evaluation", f, "bytes", batch_size=4, num_shards=12),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_gives_the_same_batches_of_files_that_are_tokenized(
+    name: str, tmp_path: Path
+) -> None:
+    make = RECIPES[name]
+    files = parquet(tmp_path / "in")
+    done = tokenize(make(files), tmp_path / "out", processes=1)
+    assert done.rows == done.read == 97
+    assert len(done.files) == 4
+    check_same(done.pipeline, make(files))
+    check_same(make(done.folder), make(files))  # the recipe finds out by itself
+    done.verify()
+
+
+def test_files_have_the_row_groups_of_those_they_are_made_of(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+    tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    groups = [
+        [pq.ParquetFile(path).metadata.row_group(n).num_rows for n in range(count)]
+        for path in sorted((tmp_path / "out").glob("*.parquet"))
+        for count in [pq.ParquetFile(path).metadata.num_row_groups]
+    ]
+    assert groups == [[13, 1, 0, 20], [], [0], [30, 33]]
+
+
+def chain(rows: tp.Pipeline) -> tp.Pipeline:
+    return (
+        rows.tokenize(words(), "text", max_length=9)
+        .sharding_filter(12).shuffle(16, seed=3).batch(4).pad_collate()
+    )  # fmt: skip
+
+
+def texts(folder: Path) -> dict[str, Callable[[], tp.Pipeline]]:
+    """Files of every format that has text, some of them empty."""
+    found = [row["text"] for row in rows()]
+    parts = [found[:40], [], found[40:41], found[41:]]
+    for number, part in enumerate(parts):
+        lines = "".join(json.dumps({"text": text, "n": 1}) + "\n" for text in part).encode()
+        (folder / f"a-{number}.jsonl").write_bytes(lines)
+        (folder / f"b-{number}.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
+        (folder / f"c-{number}.txt").write_text("".join(f"{text}\n" for text in part))
+        csv = "".join(f'{n},"{text}"\n' for n, text in enumerate(part))
+        (folder / f"d-{number}.csv").write_text("n,text\n" + csv)
+        table = pa.table({"text": pa.array(part, pa.string())})
+        with pa.ipc.new_file(folder / f"e-{number}.arrow", table.schema) as file:
+            file.write_table(table, max_chunksize=11)
+    return {
+        "json": lambda: tp.read_json(f"{folder}/a-*.jsonl", columns=["text"], block_rows=13),
+        "gzip": lambda: tp.read_json(f"{folder}/b-*.jsonl.gz", columns=["text"], block_rows=13),
+        "text": lambda: tp.read_text(f"{folder}/c-*.txt", block_rows=13),
+        "csv": lambda: tp.read_csv(f"{folder}/d-*.csv", columns=["text"], block_rows=13),
+        "arrow": lambda: tp.read_arrow(f"{folder}/e-*.arrow"),
+    }
+
+
+@pytest.mark.parametrize("name", ["json", "gzip", "text", "csv", "arrow"])
+def test_files_of_any_format_give_the_same_batches(name: str, tmp_path: Path) -> None:
+    make = texts(tmp_path)[name]
+    done = tokenize(chain(make()), tmp_path / "out ñ 1", processes=1)
+    assert (done.rows, len(done.files)) == (97, 4)
+    check_same(done.pipeline, chain(make()))
+
+
+def test_a_large_file_becomes_several_and_the_batches_stay(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in", [[7] * 13, [6]])
+    done = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1, bytes_per_file=5_000)
+    whole = tokenize(RECIPES["sft"](files), tmp_path / "whole", processes=1)
+    assert len(done.files) > 2 == len(whole.files)
+    assert done.rows == whole.rows == 97
+    check_same(done.pipeline, whole.pipeline)
+    entries = json.loads((tmp_path / "out" / "_manifest.json").read_text())["files"]
+    assert {entry["source"] for entry in entries} == {"text-0.parquet", "text-1.parquet"}
+    assert sum(entry["tokens"] for entry in entries) == done.tokens
+
+
+@pytest.mark.parametrize(
+    "name", ["take", "skip", "rename", "select", "filter after", "cache", "repeat", "in folders"]
+)
+def test_chains_give_the_same_batches(name: str, tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+
+    def made() -> tp.Pipeline:
+        rows = tp.list_files(files).read_parquet(columns=["text", "label"])
+        if name == "take":
+            rows = rows.take(50)
+        if name == "skip":
+            rows = rows.skip(20).take(60)
+        if name == "cache":
+            return (
+                rows.select("text").tokenize("bytes").cache(tmp_path / "cache")
+                .sharding_filter(12).shuffle(16).batch(4).pad_collate()
+            )  # fmt: skip
+        if name == "filter after":
+            long = pc.greater(pc.list_value_length(pc.field("input_ids")), 8)
+            return (
+                rows.select("text").tokenize("bytes").filter(long)
+                .sharding_filter(12).shuffle(16).batch(4).pad_collate()
+            )  # fmt: skip
+        if name == "repeat":
+            return (
+                rows.shuffle(16).sharding_filter(12).repeat(3).tokenize("bytes", "text").select("input_ids")
+                .batch(4).pad_collate()
+            )  # fmt: skip
+        if name == "rename":
+            return (
+                rows.tokenize(words(), "text").rename({"input_ids": "ids"}).truncate(5, columns="ids")
+                .select("ids").sharding_filter(12).shuffle(16).batch(4).pad_collate()
+            )  # fmt: skip
+        if name == "in folders":
+            return chain(rows.drop_columns("label").with_columns(upper, format="arrow"))
+        return chain(rows.select("text"))
+
+    done = tokenize(made(), tmp_path / "out", processes=1)
+    check_same(done.pipeline, made())
+
+
+def upper(table: pa.Table) -> dict[str, Any]:
+    return {"text": pc.utf8_upper(table["text"])}
+
+
+def long_text(row: dict[str, Any]) -> bool:
+    return len(row["text"]) > 12
+
+
+def test_where_rows_are_dropped_before_the_ids_all_others_come(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+
+    def made() -> tp.Pipeline:
+        rows = tp.list_files(files).read_parquet(columns=["text"]).filter(long_text)
+        return rows.map(dict).tokenize("bytes").shuffle(16).batch(4)
+
+    done = tokenize(made(), tmp_path / "out", processes=1)
+    assert 0 < done.rows < done.read == 97
+    found, wanted = (
+        sorted(list(map(int, row["input_ids"])) for batch in pipe for row in batch)
+        for pipe in (done.pipeline, made())
+    )
+    assert found == wanted
+
+
+# Bare ids
+
+
+def test_bare_ids_are_the_documents_one_after_the_other(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+    made = RECIPES["pretrain"]
+    done = tokenize(made(files), tmp_path / "out", format="bin", processes=1)
+    assert (done.dtype, len(done.files)) == ("uint16", 4)
+    found = np.concatenate([np.fromfile(path, np.uint16) for path in done.files]).tolist()
+    wanted = [token for row in rows() for token in [*row["text"].encode(), 256]]
+    assert found == wanted
+    assert done.tokens == len(wanted)
+    batch = tp.recipe(
+        "tokens", list(done.files), dtype="uint16", max_length=64, batch_size=2
+    ).peek()
+    assert batch["input_ids"].shape == (2, 64)
+    with pytest.raises(tp.ConfigError, match="from_memmap"):
+        _ = done.pipeline
+
+
+def test_bare_ids_are_as_wide_as_the_vocabulary(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+
+    def wide(texts: list[str]) -> list[list[int]]:
+        return [[70_000 + len(text)] for text in texts]
+
+    pipe = tp.list_files(files).read_parquet(columns=["text"]).tokenize(wide)
+    assert tokenize(pipe, tmp_path / "wide", format="bin", processes=1).dtype == "uint32"
+    with pytest.raises(tp.DataError, match=r"a token 70,?0\d\d, which that type cannot hold"):
+        tokenize(pipe, tmp_path / "out", format="bin", dtype="uint16", processes=1)
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["_unfinished.json"]
+
+
+# Refused
+
+
+def no_texts(files: str) -> tp.Pipeline:
+    return tp.list_files(files).read_parquet(columns=["label"]).shuffle(4)
+
+
+def read(files: str) -> tp.Pipeline:
+    return tp.list_files(files).read_parquet(columns=["text"])
+
+
+REFUSED: dict[str, tuple[Make, str]] = {
+    "no ids": (no_texts, "this pipeline has none: its rows are written by write_parquet"),
+    "ids already": (lambda f: read(f).tokenized_by("bytes", "text"), "hold ids already"),
+    "a mix": (
+        lambda f: tp.mix({"a": read(f), "b": read(f)}).tokenize("bytes"),
+        "prepare each of its sources",
+    ),
+    "rows in memory": (
+        lambda f: tp.from_arrow(pa.table({"text": ["a"]})).tokenize("bytes"),
+        "from_arrow.* reads none: .* written by write_parquet",
+    ),
+    "a stream": (
+        lambda f: tp.from_iterable(lambda: iter([{"text": "a"}])).tokenize("bytes"),
+        "reads none",
+    ),
+    "draws": (
+        lambda f: read(f).map(drawn, rng=True).tokenize("bytes"),
+        "map.* before tokenize.. gives other rows in each",
+    ),
+    "rows of rows": (lambda f: read(f).flat_map(several).tokenize("bytes"), "flat_map.* does not"),
+    "batches": (lambda f: read(f).batch(2).tokenize("bytes"), "batch.2. stands before tokenize"),
+}  # fmt: skip
+
+
+def drawn(row: Any, rng: Any) -> Any:
+    return row
+
+
+def several(row: Any) -> list[Any]:
+    return [row, row]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_ahead_is_refused_with_why(name: str, tmp_path: Path) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises(tp.ConfigError, match=message):
+        tokenize(make(parquet(tmp_path / "in")), tmp_path / "out", processes=1)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "csv"}, '"parquet" or "bin", got \'csv\''),
+        ({"dtype": "uint16"}, 'of format="bin"'),
+        ({"format": "bin", "dtype": "float32"}, "dtype. is"),
+        ({"format": "bin"}, 'rows have columns input_ids, labels: write format="parquet"'),
+        ({"compression": "zip"}, "compression. is"),
+        ({"bytes_per_file": 0}, "integer of 1 or more"),
+        ({"processes": 0}, "integer of 1 or more"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    pipe = RECIPES["sft"](parquet(tmp_path / "in"))
+    with pytest.raises(tp.ConfigError, match=message):
+        tokenize(pipe, tmp_path / "out", **options)
+
+
+def test_no_rows_at_all_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "empty.parquet")
+    with pytest.raises(tp.DataError, match="has no rows, and nothing is written"):
+        tokenize(read(str(tmp_path / "empty.parquet")).tokenize("bytes"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_names_file_and_row(processes: int, tmp_path: Path) -> None:
+    for number in range(3):
+        texts = [None if number == 2 and n == 25 else f"{n}" for n in range(40)]
+        table = pa.table({"text": pa.array(texts, pa.string())})
+        pq.write_table(table, tmp_path / f"t-{number}.parquet", row_group_size=10)
+    pipe = read(f"{tmp_path}/t-*.parquet").tokenize("bytes")
+    with pytest.raises(tp.DataError, match=r"t-2\.parquet, row group 2, row 25") as caught:
+        tokenize(pipe, tmp_path / "out", processes=processes)
+    assert (caught.value.row, caught.value.row_group) == (25, 2)
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left <= {"_unfinished.json", "part-00000.parquet", "part-00001.parquet"}
+
+
+# The same call again
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+    done = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    before = {path: os.stat(path).st_mtime_ns for path in done.files}
+    again = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    assert (done.kept, again.kept) == (0, 4)
+    assert (again.rows, again.tokens, again.files) == (done.rows, done.tokens, done.files)
+    assert {path: os.stat(path).st_mtime_ns for path in again.files} == before
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("tokenizer", r"stages/tokenize/tokenizer: saved .bytes., now"),
+        ("length", r"stages/tokenize/max_length: saved 30, now 31"),
+        ("format", r"with bytes_per_file: 268435456, now 999|compression"),
+        ("input", r"holds the rows of another pipeline, data/"),
+    ],
+)
+def test_another_call_is_refused_with_the_first_difference(
+    what: str, message: str, tmp_path: Path
+) -> None:
+    files = parquet(tmp_path / "in")
+
+    def make(tokenizer: Any = "bytes", length: int = 30) -> tp.Pipeline:
+        return read(files).tokenize(tokenizer, max_length=length)
+
+    tokenize(make(), tmp_path / "out", processes=1)
+    pipe, options = make(), {}
+    if what == "tokenizer":
+        pipe = make(words())
+    if what == "length":
+        pipe = make(length=31)
+    if what == "format":
+        options = {"bytes_per_file": 999}
+    if what == "input":
+        parquet(tmp_path / "in", [[13], [40], [44]])
+        pipe = make()
+    with pytest.raises(tp.ConfigError, match=message):
+        tokenize(pipe, tmp_path / "out", processes=1, **options)
+    done = tokenize(pipe, tmp_path / "out", processes=1, overwrite=True, **options)
+    done.verify()
+    assert {Path(path).name for path in done.files} == {
+        path.name for path in (tmp_path / "out").glob("*.parquet")
+    }
+
+
+def test_a_file_that_was_changed_since_is_noticed(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+    done = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    content = bytearray(Path(done.files[0]).read_bytes())
+    content[40] ^= 1
+    Path(done.files[0]).write_bytes(content)
+    with pytest.raises(tp.DataChangedError):
+        done.verify()
+    Path(done.files[0]).write_bytes(content[:-9])
+    with pytest.raises(tp.DataChangedError, match="overwrite=True"):
+        tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+
+
+def test_files_are_not_written_among_those_that_are_read(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+    with pytest.raises(tp.ConfigError, match=r"in/out lies below .*, whose files are read"):
+        tokenize(RECIPES["sft"](files), tmp_path / "in" / "out", processes=1)
+    assert len(list((tmp_path / "in").iterdir())) == 4
+
+
+def test_a_folder_of_others_is_let_be(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in") + "/*.parquet"
+    with pytest.raises(tp.ConfigError, match="files that no writer has written"):
+        tokenize(RECIPES["sft"](files), tmp_path / "in", processes=1)
+    assert len(list((tmp_path / "in").iterdir())) == 4
+
+
+def test_a_full_disk_leaves_whole_files_and_the_next_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = parquet(tmp_path / "in")
+    whole = tokenize(RECIPES["sft"](files), tmp_path / "whole", processes=1)
+    write = OutputFile.write
+    count = 0
+
+    def full(self: OutputFile, data: Any) -> int:
+        nonlocal count
+        count += self._path.name.endswith(".parquet")
+        if count == 18:
+            raise tp.ConfigError("No space left on device")
+        return write(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputFile, "write", full)
+        with pytest.raises(tp.ConfigError, match="No space left"):
+            tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names[0] == "_unfinished.json"
+    assert all(name.startswith("part-0") for name in names[1:])
+    assert len(names) < 5
+    with pytest.raises(tp.ConfigError, match="is not finished"):
+        tp.recipe("sft", str(tmp_path / "out"), "bytes")
+    tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    assert contents(tmp_path / "out") == contents(Path(whole.folder))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_progress_counts_the_rows(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    pipe = RECIPES["sft"](parquet(tmp_path / "in"))
+    tokenize(pipe, tmp_path / "out", processes=1, progress=lambda *now: told.append(now))
+    assert told[0] == ("tokenizing", 0, 97)
+    assert told[-1] == ("tokenizing", 97, 97)
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+
+
+# What a recipe is asked for, and what was made
+
+
+def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+    done = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    for options, message in (
+        (
+            {"tokenizer": words()},
+            r"sft\(tokenizer\): the files were tokenized with .bytes., and now",
+        ),
+        ({"tokenizer": "bytes"}, r"sft\(max_length\): .* with 30, and now it is 1024"),
+    ):
+        with pytest.raises(tp.ConfigError, match=message):
+            tp.recipe("sft", done.folder, **options)
+    with pytest.raises(tp.SchemaError, match=r"needs a column 'target_ids'.* --recipe seq2seq"):
+        tp.recipe("seq2seq", done.folder, "bytes", max_length=30)
+    other = tokenize(RECIPES["pretrain"](files), tmp_path / "other", processes=1)
+    with pytest.raises(tp.ConfigError, match=r"pretrain\(eos\): .* with 256, and now it is 5"):
+        tp.recipe("pretrain", other.folder, "bytes", eos=5)
+
+
+def test_files_of_texts_are_listed_no_more_often_than_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = parquet(tmp_path / "in")
+    opened = []
+    read = ParquetSource.__init__
+
+    def counted(self: ParquetSource, *args: Any, **options: Any) -> None:
+        opened.append(self)
+        read(self, *args, **options)
+
+    monkeypatch.setattr(ParquetSource, "__init__", counted)
+    tp.recipe("pretrain", files, "bytes")
+    assert len(opened) == 1
+
+
+def test_files_of_two_pipelines_are_not_mixed(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+    for name, eos in (("a", True), ("b", 257)):
+        tokenize(tp.recipe("pretrain", files, "bytes", eos=eos), tmp_path / name, processes=1)
+    both = [str(tmp_path / "a"), str(tmp_path / "b")]
+    with pytest.raises(tp.ConfigError, match="not tokenized by the same pipeline"):
+        tp.recipe("pretrain", both, "bytes")
+
+
+def test_columns_that_are_named_are_tokenized_whatever_else_there_is(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a b", "c"], "input_ids": [[1, 2], [3]]})
+    pq.write_table(table, tmp_path / "both.parquet")
+    pipe = tp.recipe("masked_lm", str(tmp_path / "both.parquet"), words(), num_shards=1)
+    assert [stage.name for stage in pipe.stages][2] == "tokenize"

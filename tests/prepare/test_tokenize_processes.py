@@ -1,0 +1,245 @@
+"""Several processes make the same files as one; whoever is killed, the next call ends with the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from trainpipes.prepare import tokenize
+
+FILES = 12
+
+
+def write_texts(folder: Path, size: int, files: int = FILES, group: int = 500) -> str:
+    """Files of texts of about so many bytes in all."""
+    rng = np.random.default_rng(5)
+    words = np.array(["the ", "row ", "é ", "goes ", "on ", "and ", "on.\n", "12345 "])
+    line = "".join(words[rng.integers(0, len(words), 40_000)])
+    folder.mkdir()
+    for number in range(files):
+        texts, left = [], size // files
+        while left > 0:
+            start, length = (int(n) for n in rng.integers(0, 100_000, 2))
+            texts.append(line[start : start + length % 4000])
+            left -= len(texts[-1].encode())
+        table = pa.table({"text": texts})
+        pq.write_table(table, folder / f"text-{number}.parquet", row_group_size=group)
+    return str(folder)
+
+
+def command(files: str, out: Path, processes: int, *more: str) -> list[str]:
+    return [
+        sys.executable, "-m", "trainpipes", "tokenize", files, str(out), "--recipe", "pretrain",
+        "--tokenizer", "bytes", "--processes", str(processes), "--json", *more,
+    ]  # fmt: skip
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_texts(tmp_path_factory.mktemp("texts") / "in", 50_000_000)
+
+
+@pytest.fixture(scope="module")
+def whole(texts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What one process makes that nobody disturbs."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    done = tokenize(tp.recipe("pretrain", texts, "bytes"), out, processes=1)
+    assert len(done.files) == FILES
+    return contents(out)
+
+
+def below(process: subprocess.Popen[Any]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def wait_for(out: Path, files: int, process: subprocess.Popen[Any]) -> None:
+    """Until so many files have been begun or are whole."""
+    while process.poll() is None:
+        if out.exists() and sum("part-0" in name for name in os.listdir(out)) >= files:
+            return
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_any_number_of_processes_makes_the_same_bytes(
+    processes: int, texts: str, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    done = tokenize(tp.recipe("pretrain", texts, "bytes"), tmp_path / "out", processes=processes)
+    assert contents(tmp_path / "out") == whole
+    done.verify()
+
+
+def test_after_kills_at_random_the_same_bytes_come_and_nobody_is_left(
+    texts: str, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    rng, out = random.Random(3), tmp_path / "out"
+    kept = 0
+    for kill, files in enumerate((1, 4, 8)):
+        process = subprocess.Popen(command(texts, out, 2), stdout=subprocess.DEVNULL)
+        wait_for(out, kept + files, process)
+        time.sleep(rng.uniform(0, 0.1))
+        children = below(process)
+        process.send_signal(signal.SIGKILL if kill < 2 else signal.SIGTERM)
+        process.wait()
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive
+        kept = sum(name.startswith("part-0") for name in os.listdir(out))
+    last = subprocess.run(command(texts, out, 2), stdout=subprocess.PIPE, check=True)
+    found = json.loads(last.stdout)
+    assert found["files_made"] <= FILES
+    assert contents(out) == whole
+
+
+def test_where_a_process_is_killed_the_error_names_its_file_and_all_end(
+    texts: str, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command(texts, out, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(out, 3, process)
+    children = below(process)
+    worker = next(c for c in children if c.ppid() != process.pid)  # a fork of the server's
+    worker.kill()
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert said.count("error:") == 1
+    assert "SIGKILL" in said
+    assert "as the system does where memory runs out" in said
+    assert f"process {worker.pid} was ended by signal 9" in said
+    assert "of " + texts in said
+    assert "Traceback" not in said
+    assert not psutil.wait_procs(children, timeout=20)[1]
+    assert not [name for name in os.listdir(out) if name.startswith(".part")]
+    tokenize(tp.recipe("pretrain", texts, "bytes"), out, processes=1)
+    assert contents(out) == whole
+
+
+def test_ctrl_c_leaves_nothing_half_written(texts: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command(texts, out, 2), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(out, 2, process)
+    children = below(process)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not psutil.wait_procs(children, timeout=20)[1]
+    assert not [name for name in os.listdir(out) if name.startswith(".part")]
+
+
+def test_files_that_nobody_noted_are_made_again(tmp_path: Path) -> None:
+    files = write_texts(tmp_path / "in", 20_000, 3)
+    pipe = tp.recipe("pretrain", files, "bytes")
+    tokenize(pipe, tmp_path / "whole", processes=1)
+    out = tmp_path / "out"
+    tokenize(pipe, out, processes=1)
+    state = json.loads((out / "_manifest.json").read_text())
+    (out / "_manifest.json").unlink()
+    state |= {"files": state["files"][:1], "next": None, "notes": {}}
+    (out / "_unfinished.json").write_text(json.dumps(state))
+    (out / "part-00002.parquet").write_bytes(b"half")
+    (out / ".part-of-0123-part-00001.parquet").write_bytes(b"half")
+    assert tokenize(pipe, out, processes=1).kept == 1
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_one_call_at_a_time_writes_to_a_folder(texts: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(texts, tmp_path / "out", 1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(tmp_path / "out", 1, process)
+        with pytest.raises(tp.ConfigError, match="another process writes"):
+            tokenize(tp.recipe("pretrain", texts, "bytes"), tmp_path / "out", processes=1)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_function_that_cannot_reach_a_process_is_refused(tmp_path: Path) -> None:
+    files = write_texts(tmp_path / "in", 20_000, 3)
+    pipe = tp.list_files(files).read_parquet().map(lambda row: row, version="1").tokenize("bytes")
+    with pytest.raises(tp.ConfigError, match=r"the pipeline must pickle .* use processes=1"):
+        tokenize(pipe, tmp_path / "out", processes=2)
+    assert (
+        tokenize(pipe, tmp_path / "out", processes=1).rows
+        == tokenize(pipe, tmp_path / "out", processes=2).rows
+    )  # all is there: no process is started
+
+
+def failing(texts: list[str]) -> list[list[int]]:
+    if any("12345" in text for text in texts):
+        raise ZeroDivisionError("no numbers, please")
+    return [[1] for _ in texts]
+
+
+def test_a_function_of_the_users_fails_in_a_process_with_its_own_error(tmp_path: Path) -> None:
+    for number in range(3):
+        pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / f"t-{number}.parquet")
+    pq.write_table(pa.table({"text": ["a"] * 30 + ["12345"]}), tmp_path / "t-3.parquet")
+    pipe = tp.list_files(f"{tmp_path}/t-*.parquet").read_parquet().tokenize(failing)
+    with pytest.raises(ZeroDivisionError, match="no numbers") as caught:
+        tokenize(pipe, tmp_path / "out", processes=2)
+    notes = " ".join(caught.value.__notes__)
+    assert "t-3.parquet, row group 0, row 30" in notes
+    assert "while part-00003.parquet was made of" in notes
+
+
+SCRIPT = """
+import sys
+import trainpipes as tp
+from trainpipes.prepare import tokenize
+tokenize(tp.recipe("pretrain", sys.argv[1], "bytes"), sys.argv[2], processes=2)
+"""
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    files = write_texts(tmp_path / "in", 20_000, 3)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py"), files, str(tmp_path / "out")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert 'calls it below `if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_two_gigabytes_take_less_than_one_of_memory(tmp_path: Path) -> None:
+    files = write_texts(tmp_path / "in", 2_000_000_000, 4, group=2000)
+    process = subprocess.Popen(command(files, tmp_path / "out", 2), stdout=subprocess.DEVNULL)
+    most = 0
+    while process.poll() is None:
+        each = [psutil.Process(process.pid), *below(process)]
+        try:  # pages that several processes share count once
+            most = max(most, sum(one.memory_full_info().pss for one in each))
+        except psutil.Error:
+            continue
+        time.sleep(0.1)
+    assert process.returncode == 0
+    assert most < 1_000_000_000
