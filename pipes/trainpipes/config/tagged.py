@@ -135,7 +135,7 @@ def _object(reader: Reader, node: Node, wanted: Wanted) -> Any:
 
 def _dtype(reader: Reader, node: Node, wanted: Wanted) -> Any:
     text = _text(reader, node, wanted, "!dtype float32")
-    found = getattr(torch, text.removeprefix("torch."), None)
+    found = vars(torch).get(text.removeprefix("torch."))  # getattr would import what is named
     if not isinstance(found, torch.dtype):
         known = [name for name, value in vars(torch).items() if isinstance(value, torch.dtype)]
         raise reader.origin.error(
