@@ -10,7 +10,7 @@ from trainpipes.config.nodes import Items, Keyed, Node, Text, is_null, kind_of
 from trainpipes.config.origin import joined
 from trainpipes.config.read_values import Reader, Wanted
 from trainpipes.config.stage_names import public_stages, starts_with
-from trainpipes.config.steps import Step, placed, read_options
+from trainpipes.config.steps import Step, need_options, placed, read_options
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.naming import nearest, nearest_reader
 from trainpipes.pipeline import Pipeline
@@ -81,13 +81,14 @@ def _recipe(reader: Reader, node: Keyed, path: str) -> Step:
         raise origin.error(named, at, error) from error
     step = Step(name, make, named, at, prefix=joined(path, "options"))
     given = node.get("options")
-    if is_null(given):
-        return step
+    if given is None or is_null(given):
+        given = Keyed(named.line)
     if not isinstance(given, Keyed) or given.tag not in (None, "!!map"):
         raise origin.error(
             given, step.prefix, f"options are a mapping of names, got {kind_of(given)}"
         )
     read_options(reader, step, given, f"recipe {name!r}")
+    need_options(reader, step, f"recipe {name!r}")
     return step
 
 
@@ -97,7 +98,7 @@ def _stages(reader: Reader, node: Keyed, path: str, after: bool) -> list[Step]:
         return []
     good = isinstance(given, Items) and given.tag in (None, "!!seq")
     if not isinstance(given, Items) or not good or (not given.items and not after):
-        what = "an empty list" if isinstance(given, Items) else kind_of(given)
+        what = "an empty list" if good else kind_of(given)
         raise reader.origin.error(
             given, at, f"stages are a list, the first one a source; got {what}"
         )
@@ -136,6 +137,7 @@ def _stage(reader: Reader, node: Node, path: str, first: bool) -> list[Step]:
     if not first and starts_with(kind):
         raise origin.error(named, path, f"{named.text} is a source, which only the first stage is")
     _give(reader, step, given, next(iter(parameters_of(kind)), None))
+    need_options(reader, step, step.name)
     return [step]
 
 
@@ -172,7 +174,8 @@ def _reader_with_files(reader: Reader, step: Step, given: Node | None) -> list[S
             f"{step.name} is the first stage, and needs its files: {step.name}: {{files: ...}}",
         )
     at = joined(step.path, "files")
-    listing.nodes["files"] = files
+    listing.nodes["urls"] = files
+    listing.called["urls"] = "files"
     listing.options["urls"] = reader.read(
         files, Wanted(f"{step.name}(files)", at, types_of(ListFiles)["urls"])
     )
@@ -180,6 +183,7 @@ def _reader_with_files(reader: Reader, step: Step, given: Node | None) -> list[S
     if isinstance(given, Keyed):
         rest = Keyed(given.line, pairs=[pair for pair in given if pair[0].text != "files"])
     _give(reader, step, rest, None)
+    need_options(reader, step, step.name)
     return [listing, step]
 
 
@@ -214,6 +218,9 @@ def _made(reader: Reader, steps: list[Step]) -> Pipeline:
             else:
                 pipeline = made if isinstance(made, Pipeline) else Pipeline([made])
         except (TrainpipesError, TypeError, ValueError, OverflowError) as error:
-            raise placed(reader, step, error) from error
+            problem = placed(reader, step, error)
+            if problem is error:
+                raise
+            raise problem from error
     assert pipeline is not None
     return pipeline

@@ -6,7 +6,6 @@ tag is a word and no call.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from trainpipes.config.nodes import Items, Keyed, Node, Text
@@ -218,7 +217,7 @@ class _Composer:
             return None
         said = f"!!{tag.removeprefix(_STANDARD)}" if tag.startswith(_STANDARD) else tag
         if said not in TAGS and said not in _OF_YAML:
-            known = list(itertools.chain(TAGS, _OF_YAML))
+            known = _OF_YAML if str(said).startswith("!!") else TAGS
             raise self._wrong(
                 line,
                 f"there is no tag {shown(said)}{nearest(said, known)}; a config has {', '.join(TAGS)}",

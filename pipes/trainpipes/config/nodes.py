@@ -83,6 +83,7 @@ def kind_of(node: Node | None) -> str:
     """What a value is, in words."""
     if is_null(node):
         return "null"
-    return (
+    kind = (
         "text" if isinstance(node, Text) else "a list" if isinstance(node, Items) else "a mapping"
     )
+    return kind if node is None or node.tag is None else f"{kind} with the tag {node.tag}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from trainpipes.config.declared import fits, members, said
@@ -101,7 +103,9 @@ class Reader:
                 hint = "; in quotes it is text"
             given = "null" if value is None else shown(value)
             text = f"{wanted.asker} is {said(wanted.declared)}, got {given}{hint}"
-            own = wanted.own_words(value) if wanted.own_words is not None and not hint else None
+            own = None
+            if wanted.own_words is not None and not hint and "(!" not in said(wanted.declared):
+                own = wanted.own_words(value)
             raise self.origin.error(node, wanted.path, own or text)
         return value
 
@@ -162,11 +166,13 @@ class Reader:
         if node.tag is not None:
             return self._typed(node, text, wanted.path)
         value = self._resolved(node, text, wanted.path) if node.plain else text
-        if not isinstance(value, str) or any(fits(value, kind) for kind in kinds):
+        if not isinstance(value, str) or any(_is_text(value, kind) for kind in kinds):
             return value
-        if any(_is_callable(kind) for kind in kinds) and (is_name(value) or len(kinds) == 1):
+        filters = pc.Expression in kinds
+        if any(_is_callable(kind) for kind in kinds) and (is_name(value) or not filters):
             return self.function(node, wanted.path, value, wanted.asker)
-        for kind, tag in ((torch.dtype, "!dtype"), (pa.DataType, "!type")):
+        meant = {torch.dtype: "!dtype", pa.DataType: "!type", pc.Expression: "!expression"}
+        for kind, tag in meant.items():
             if kind in kinds:
                 return self._tagged(node, wanted, tag)
         return value
@@ -190,6 +196,13 @@ class Reader:
 
     def _tagged(self, node: Node, wanted: Wanted, tag: str | None = None) -> Any:
         return READERS[tag or str(node.tag)](self, node, wanted)
+
+
+def _is_text(value: str, kind: Any) -> bool:
+    """Whether a text is meant as text where that type is declared."""
+    if kind in (Any, object, str, os.PathLike) or get_origin(kind) in (Literal, os.PathLike):
+        return fits(value, kind)
+    return get_origin(kind) is Sequence and fits(value, kind)
 
 
 def _is_callable(kind: Any) -> bool:

@@ -17,7 +17,7 @@ from trainpipes.errors import ConfigError, MissingFilesError, TrainpipesError
 from trainpipes.naming import nearest
 from trainpipes.shown import shown
 
-__all__ = ["Step", "placed", "read_options"]
+__all__ = ["Step", "need_options", "placed", "read_options"]
 
 #: How errors of stages and recipes name an option: ``shuffle(buffer_size) is ...``.
 _ASKED = re.compile(r"(\w+)\((\w+)\)")
@@ -35,6 +35,7 @@ class Step:
         options: by name.
         nodes: those that the document gives, by name.
         prefix: of the paths of its options.
+        called: what the document calls an option, where that is not its name.
     """
 
     name: str
@@ -44,6 +45,11 @@ class Step:
     options: dict[str, Any] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     prefix: str = ""
+    called: dict[str, str] = field(default_factory=dict)
+
+    def place(self, name: str) -> tuple[Node, str]:
+        """Where the document gives an option."""
+        return self.nodes[name], joined(self.prefix, self.called.get(name, name))
 
 
 def read_options(reader: Reader, step: Step, given: Keyed, asker: str) -> None:
@@ -73,7 +79,7 @@ def read_options(reader: Reader, step: Step, given: Keyed, asker: str) -> None:
         if older.get(name, name) not in known and not any_name:
             elsewhere = getattr(step.make, "elsewhere", {})
             hint = f": {elsewhere[name]}" if name in elsewhere else nearest(name, list(known))
-            takes = ", ".join(one for one in known if one != "storage_options") or "none"
+            takes = ", ".join(_shown(known))
             raise origin.error(
                 key, at, f"{asker} has no option {shown(name)}{hint}; it takes {takes}"
             )
@@ -81,6 +87,24 @@ def read_options(reader: Reader, step: Step, given: Keyed, asker: str) -> None:
         wanted = Wanted(f"{step.name}({name})", at, declared, _own_words(step, name))
         step.options[name] = reader.read(node, wanted)
         step.nodes[name] = node
+
+
+def need_options(reader: Reader, step: Step, asker: str) -> None:
+    """Raise unless a step has the options that it needs."""
+    given = {_older(step.make).get(name, name) for name in step.options}
+    known = parameters_of(step.make)
+    missing = [name for name, needed in known.items() if needed and name not in given]
+    if missing:
+        raise reader.origin.error(
+            step.node,
+            step.path,
+            f"{asker} needs {' and '.join(missing)}; it takes {', '.join(_shown(known))}",
+        )
+
+
+def _shown(known: Mapping[str, bool]) -> list[str]:
+    """Options that a config may give, or "none"."""
+    return [name for name in known if name != "storage_options"] or ["none"]
 
 
 def _own_words(step: Step, name: str) -> Callable[[Any], str | None] | None:
@@ -113,16 +137,19 @@ def placed(reader: Reader, step: Step, error: Exception) -> Exception:
     node, path = step.node, step.path
     asked = _ASKED.match(text)
     if asked is not None and asked[2] in step.nodes:
-        at = step.nodes[asked[2]]
         same = asked[1] == step.name
         if same or text.endswith(f"got {shown(step.options[asked[2]])}"):
-            node, path = at, joined(step.prefix, asked[2])
+            node, path = step.place(asked[2])
+    elif (
+        "tokenizer" in step.nodes and "tokenizer" in text and str(step.options["tokenizer"]) in text
+    ):
+        node, path = step.place("tokenizer")
     elif isinstance(error, MissingFilesError):
         quoted = [
             name for name, one in step.options.items() if name in step.nodes and repr(one) in text
         ]
         if len(quoted) == 1:
-            node, path = step.nodes[quoted[0]], joined(step.prefix, quoted[0])
+            node, path = step.place(quoted[0])
     said = reader.origin.at(node, path)
     if isinstance(error, TrainpipesError) and not isinstance(error, ConfigError):
         error.message = f"{said}{error.message}"

@@ -194,8 +194,17 @@ def _sampler(reader: Reader, node: Node, wanted: Wanted) -> Any:
     keywords = {}
     if options is not None:
         keywords = reader.mapping(_keyed(reader, options, within, example), within)
+    kind = getattr(samplers, name)
+    takes = list(inspect.signature(kind).parameters)
+    for key in keywords:
+        if key not in takes:
+            raise reader.origin.error(
+                options,
+                wanted.path,
+                f"{name} has no option {shown(key)}{nearest(str(key), takes)}; it takes {', '.join(takes)}",
+            )
     try:
-        return getattr(samplers, name)(**keywords)
+        return kind(**keywords)
     except (TrainpipesError, TypeError, ValueError) as error:
         raise reader.origin.error(node, wanted.path, error) from error
 
