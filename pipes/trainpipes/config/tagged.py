@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["READERS"]
 
 
+def _kind(node: Node) -> str:
+    return kind_of(dataclasses.replace(node, tag=None))
+
+
 def _text(reader: Reader, node: Node, wanted: Wanted, example: str) -> str:
     if not isinstance(node, Text):
         raise reader.origin.error(
             node,
             wanted.path,
-            f"{example.split()[0]} stands before a text, such as {example}; got {kind_of(node)}",
+            f"{example.split()[0]} stands before a text, such as {example}; got {_kind(node)}",
         )
     return reader.text(node, wanted.path)
 
@@ -42,7 +47,7 @@ def _keyed(reader: Reader, node: Node, wanted: Wanted, example: str) -> Keyed:
         raise reader.origin.error(
             node,
             wanted.path,
-            f"{example.split()[0]} stands before a mapping, such as {example}; got {kind_of(node)}",
+            f"{example.split()[0]} stands before a mapping, such as {example}; got {_kind(node)}",
         )
     return node
 
@@ -52,7 +57,7 @@ def _items(reader: Reader, node: Node, wanted: Wanted, tag: str) -> list[Any]:
         raise reader.origin.error(
             node,
             wanted.path,
-            f"{tag} stands before a list, such as {tag} [1, 2]; got {kind_of(node)}",
+            f"{tag} stands before a list, such as {tag} [1, 2]; got {_kind(node)}",
         )
     return [
         reader.read(one, wanted.within(f"{wanted.path}[{n}]", f"[{n}]", Any))
