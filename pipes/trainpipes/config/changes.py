@@ -75,7 +75,7 @@ def steps_of(path: str) -> list[str | int]:
     """
     found: list[str | int] = []
     at = 0
-    while at < len(path):
+    while at < len(path) or not at:
         step = _STEP.match(path, at)
         if step is None or (not at and step[0][0] in ".["):
             raise ConfigError(

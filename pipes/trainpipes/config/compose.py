@@ -92,7 +92,10 @@ def _problem(text: str, line: int, error: Any) -> str:
     if "'\\t'" in str(error.problem) or there[: len(there) - len(there.lstrip())].count("\t"):
         return "a tab stands where YAML wants spaces: indent with spaces"
     said = " ".join(str(part) for part in (error.context, error.problem) if part)
-    return f"this is no YAML: {said}"
+    hint = ""
+    if "${" in there and "flow" in said:
+        hint = "; within {} and [] a ${NAME} has no place: write these options one a line"
+    return f"this is no YAML: {said}{hint}"
 
 
 class _Composer:
