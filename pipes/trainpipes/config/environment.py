@@ -39,7 +39,7 @@ def expanded(text: str, variables: Mapping[str, str] | None = None) -> str:
         named = _NAME.fullmatch(place[1])
         if named is None or not place[2]:
             raise ValueError(
-                f"{shown(place[0])} is no variable: write ${{NAME}} or ${{NAME:-default}}, and $${{ for just ${{"
+                f"{shown(place[0])} is no variable: write ${{NAME}} or ${{NAME:-default}}, and $${{ for ${{"
             )
         name, default = named.groups()
         found = there.get(name)
