@@ -38,6 +38,8 @@ _REACHED: dict[type, Callable[[Any, Any], Any]] = {
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
 }  # fmt: skip
 _ASKED = ("is_null", "is_valid", "is_nan")
+#: Functions of pyarrow.compute of one column, without options.
+_OF_ONE = ("abs", "binary_length", "list_value_length", "utf8_length", "utf8_lower", "utf8_upper")
 _RULE = "an expression compares columns, such as x > 20 and lang in ['en', 'de']"
 
 
@@ -119,8 +121,10 @@ def _call(name: str, given: list[ast.expr]) -> pc.Expression:
         raise ValueError("field('a b') takes the name of a column")
     if name in _ASKED and len(given) == 1:
         return getattr(_expression(given[0]), name)()
+    if name in _OF_ONE and len(given) == 1:
+        return getattr(pc, name)(_expression(given[0]))
     raise ValueError(
-        f"there is no function {name!r} in an expression; there are {', '.join(_ASKED)}, field"
+        f"an expression has no function {name!r}; it has {', '.join((*_ASKED, *_OF_ONE))} and field"
     )
 
 
@@ -271,7 +275,7 @@ class _Printed:
             return ast.UnaryOp(ast.Not(), first)
         if name == "is_in":
             return self._is_in(first)
-        if name not in _ASKED:
+        if name not in (*_ASKED, *_OF_ONE):
             raise ValueError
         while self._next()[1] != ")":  # options, at their defaults or not: compared at the end
             pass

@@ -51,8 +51,22 @@ def to_yaml(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> s
         )
     _check(pipeline, text)
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
+        _save(Path(path), text)
     return text
+
+
+def _save(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
+        unfinished.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"to_yaml(path): {path} cannot be written: {error}", path=str(path)
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _node(pipeline: Pipeline, left_out: list[str]) -> Keyed:
