@@ -235,6 +235,11 @@ def test_values_come_back_as_they_are(value: Any) -> None:
             assert repr(one) == repr(value)
 
 
+def test_not_a_number_comes_back() -> None:
+    pipe = ROWS.batch(2).pad_collate(value=float("nan"), dtype=torch.float32)
+    assert loads(pipe.to_yaml()) == pipe
+
+
 def test_partials_of_the_same_are_the_same() -> None:
     one, other = ROWS.map(partial(double, 1, x=[2])), ROWS.map(partial(double, 1, x=[2]))
     assert one == other

@@ -157,7 +157,7 @@ def _check(pipeline: Pipeline, text: str) -> None:
             there = there.replaced(storage_options=None)
         for name, value in there.options.items():
             found = here.options[name]
-            if not (same(value, found) and _identity(value) == _identity(found)):
+            if not (same(value, found) and repr(_identity(value)) == repr(_identity(found))):
                 raise ConfigError(
                     f"to_yaml(): {there.name}({name}) would not come back the same; keep it in code",
                     stage=str(there),
