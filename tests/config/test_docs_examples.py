@@ -32,7 +32,7 @@ AT_LEAST = {
     "docs/performance.md": 5, "docs/recipes.md": 50, "docs/resume.md": 10,
 }  # fmt: skip
 #: Pages that take seconds rather than minutes.
-QUICK = ("README.md", "docs/config.md", "docs/formats.md", "docs/mixing.md", "docs/packing.md")
+QUICK = ("README.md", "docs/config.md")
 
 #: A module that keeps each pipeline that a block makes, and says of each what comes back.
 HOOK = """
