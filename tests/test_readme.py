@@ -31,7 +31,7 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 #: Methods of a Pipeline that are no stages.
 NOT_STAGES = {
-    *("state_dict", "load_state_dict", "state_at", "set_epoch", "describe", "to_hf"),
+    *("state_dict", "load_state_dict", "state_at", "set_epoch", "describe", "to_hf", "to_yaml"),
     *("mixture", "packing", "register_datapipe_as_function", "then"),
 }
 

@@ -3,10 +3,9 @@ that can be saved at any batch and restored exactly."""
 
 import importlib
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainpipes import cache, samplers
-from trainpipes.config import load
 from trainpipes.errors import (
     ConfigError,
     DataChangedError,
@@ -57,6 +56,9 @@ from trainpipes.start import (
 )
 from trainpipes.version import __version__ as __version__
 
+if TYPE_CHECKING:
+    from trainpipes.config import load
+
 # torchdata's StatefulDataLoader calls a deprecated function of torch at every construction.
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
 
@@ -76,6 +78,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "nodes":  # which torchdata is imported for
         return importlib.import_module("trainpipes.nodes")
+    if name == "load":  # few programs read a config, and all import this
+        return importlib.import_module("trainpipes.config").load
     raise AttributeError(
         f"module 'trainpipes' has no attribute {name!r}{other_name(name, __all__)}", name=name
     )

@@ -10,6 +10,7 @@ import pytest
 import every_recipe
 import every_stage
 import trainpipes as tp
+from config.same import assert_same
 from trainpipes.config import loads
 
 Make = Callable[[Path], tp.Pipeline]
@@ -19,7 +20,7 @@ EVERY: dict[str, Make] = {
     **{f"recipe {name}": make for name, make in every_recipe.EVERY.items()},
 }
 #: Why a pipeline is not written: its rows are in memory, or an option is an object.
-REASONS = ("rows in memory", "has no form in a config", "numbers is data")
+REASONS = ("rows in memory", "has no form in a config")
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +28,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rows")
 
 
+def written(pipe: tp.Pipeline) -> tuple[str, str]:
+    """A pipeline's text, or why it has none."""
+    try:
+        return pipe.to_yaml(), ""
+    except tp.ConfigError as error:
+        return "", str(error)
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_a_pipeline_comes_back_the_same(name: str, folder: Path) -> None:
     pipe = EVERY[name](folder)
-    try:
-        text = pipe.to_yaml()
-    except tp.ConfigError as error:
-        assert any(reason in str(error) for reason in REASONS), error
+    text, refused = written(pipe)
+    if refused:
+        assert any(reason in refused for reason in REASONS)
         return
     again = loads(text, allow_imports=True)
-    assert again == pipe
     assert again.to_yaml() == text
-    assert again.describe()["fingerprint"] == pipe.describe()["fingerprint"]
+    assert_same(pipe, again)

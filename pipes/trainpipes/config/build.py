@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 from trainpipes.config.declared import parameters_of, types_of
 from trainpipes.config.functions import is_name
-from trainpipes.config.nodes import Items, Keyed, Node, Text, kind_of
+from trainpipes.config.nodes import Items, Keyed, Node, Text, is_null, kind_of
 from trainpipes.config.origin import joined
 from trainpipes.config.read_values import Reader, Wanted
 from trainpipes.config.stage_names import public_stages, starts_with
+from trainpipes.config.steps import Step, need_options, placed, read_options
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.naming import nearest, nearest_reader
 from trainpipes.pipeline import Pipeline
@@ -25,31 +22,6 @@ from trainpipes.sources.files.list_files import ListFiles
 __all__ = ["build"]
 
 KEYS = ("recipe", "options", "stages")
-#: How errors of stages and recipes name an option: ``shuffle(buffer_size) is ...``.
-_ASKED = re.compile(r"(\w+)\((\w+)\)")
-
-
-@dataclass
-class Step:
-    """A stage, or a recipe, that is to be made.
-
-    Args:
-        name: as errors of it say.
-        make: it, with the options.
-        node: where it stands.
-        path: of it.
-        options: by name.
-        nodes: those that the document gives, by name.
-        prefix: of the paths of its options.
-    """
-
-    name: str
-    make: Callable[..., Any]
-    node: Node
-    path: str
-    options: dict[str, Any] = field(default_factory=dict)
-    nodes: dict[str, Node] = field(default_factory=dict)
-    prefix: str = ""
 
 
 def build(reader: Reader, node: Node | None, path: str = "") -> Pipeline:
@@ -64,7 +36,7 @@ def build(reader: Reader, node: Node | None, path: str = "") -> Pipeline:
         ConfigError: it is none; says where.
     """
     origin = reader.origin
-    if node is None or (isinstance(node, Text) and node.text == "" and node.plain):
+    if is_null(node):
         raise origin.error(None, path, "there is nothing in it: a config has recipe: or stages:")
     if not isinstance(node, Keyed):
         hint = (
@@ -109,22 +81,24 @@ def _recipe(reader: Reader, node: Keyed, path: str) -> Step:
         raise origin.error(named, at, error) from error
     step = Step(name, make, named, at, prefix=joined(path, "options"))
     given = node.get("options")
-    if given is None or (isinstance(given, Text) and given.text == ""):
-        return step
-    if not isinstance(given, Keyed):
+    if given is None or is_null(given):
+        given = Keyed(named.line)
+    if not isinstance(given, Keyed) or given.tag not in (None, "!!map"):
         raise origin.error(
             given, step.prefix, f"options are a mapping of names, got {kind_of(given)}"
         )
-    _read_options(reader, step, given, f"recipe {name!r}")
+    read_options(reader, step, given, f"recipe {name!r}")
+    need_options(reader, step, f"recipe {name!r}")
     return step
 
 
 def _stages(reader: Reader, node: Keyed, path: str, after: bool) -> list[Step]:
     given, at = node.get("stages"), joined(path, "stages")
-    if given is None:
+    if given is None or (after and is_null(given)):
         return []
-    if not isinstance(given, Items) or (not given.items and not after):
-        what = "an empty list" if isinstance(given, Items) else kind_of(given)
+    good = isinstance(given, Items) and given.tag in (None, "!!seq")
+    if not isinstance(given, Items) or not good or (not given.items and not after):
+        what = "an empty list" if good else kind_of(given)
         raise reader.origin.error(
             given, at, f"stages are a list, the first one a source; got {what}"
         )
@@ -149,7 +123,7 @@ def _stage(reader: Reader, node: Node, path: str, first: bool) -> list[Step]:
             f"a stage is a name, or a name and its options, such as batch: 8; got {what}",
         )
     kind = _kind(reader, named, path)
-    if isinstance(given, Text) and given.text == "" and given.plain and given.tag is None:
+    if isinstance(given, Text) and is_null(given) and given.text == "":
         given = None
     step = Step(named.text, kind, node, path, prefix=path)
     if first and not starts_with(kind) and kind.role != "reader":
@@ -163,6 +137,7 @@ def _stage(reader: Reader, node: Node, path: str, first: bool) -> list[Step]:
     if not first and starts_with(kind):
         raise origin.error(named, path, f"{named.text} is a source, which only the first stage is")
     _give(reader, step, given, next(iter(parameters_of(kind)), None))
+    need_options(reader, step, step.name)
     return [step]
 
 
@@ -199,7 +174,8 @@ def _reader_with_files(reader: Reader, step: Step, given: Node | None) -> list[S
             f"{step.name} is the first stage, and needs its files: {step.name}: {{files: ...}}",
         )
     at = joined(step.path, "files")
-    listing.nodes["files"] = files
+    listing.nodes["urls"] = files
+    listing.called["urls"] = "files"
     listing.options["urls"] = reader.read(
         files, Wanted(f"{step.name}(files)", at, types_of(ListFiles)["urls"])
     )
@@ -207,6 +183,7 @@ def _reader_with_files(reader: Reader, step: Step, given: Node | None) -> list[S
     if isinstance(given, Keyed):
         rest = Keyed(given.line, pairs=[pair for pair in given if pair[0].text != "files"])
     _give(reader, step, rest, None)
+    need_options(reader, step, step.name)
     return [listing, step]
 
 
@@ -215,49 +192,15 @@ def _give(reader: Reader, step: Step, given: Node | None, first: str | None) -> 
     if given is None:
         return
     if isinstance(given, Keyed) and (given.tag is None or given.tag == "!!map"):
-        _read_options(reader, step, given, step.name)
+        read_options(reader, step, given, step.name)
         return
     if first is None:
         raise reader.origin.error(
             given, step.path, f"{step.name} has no options, got {kind_of(given)}"
         )
-    _read_options(
+    read_options(
         reader, step, Keyed(given.line, pairs=[(Text(given.line, text=first), given)]), step.name
     )
-
-
-def _read_options(reader: Reader, step: Step, given: Keyed, asker: str) -> None:
-    origin = reader.origin
-    known, types = parameters_of(step.make), types_of(step.make)
-    older = _older(step.make)
-    any_name = any(
-        p.kind is p.VAR_KEYWORD for p in inspect.signature(step.make).parameters.values()
-    )
-    for key, node in given:
-        name, at = key.text, joined(step.prefix, key.text)
-        if name == "storage_options":
-            raise origin.error(
-                key,
-                at,
-                "a config holds no storage_options: give them to tp.load(..., storage_options=...), so that "
-                "credentials are in no file",
-            )
-        if older.get(name, name) not in known and not any_name:
-            elsewhere = getattr(step.make, "elsewhere", {})
-            hint = f": {elsewhere[name]}" if name in elsewhere else nearest(name, list(known))
-            takes = ", ".join(one for one in known if one != "storage_options") or "none"
-            raise origin.error(
-                key, at, f"{asker} has no option {shown(name)}{hint}; it takes {takes}"
-            )
-        declared = types.get(older.get(name, name), Any)
-        wanted = Wanted(f"{step.name}({name})", at, declared)
-        step.options[name] = reader.read(node, wanted)
-        step.nodes[name] = node
-
-
-def _older(make: Any) -> Mapping[str, str]:
-    fields = getattr(make, "__dataclass_fields__", {}).values()
-    return {one.metadata["was"]: one.name for one in fields if one.metadata.get("was")}
 
 
 def _made(reader: Reader, steps: list[Step]) -> Pipeline:
@@ -275,27 +218,9 @@ def _made(reader: Reader, steps: list[Step]) -> Pipeline:
             else:
                 pipeline = made if isinstance(made, Pipeline) else Pipeline([made])
         except (TrainpipesError, TypeError, ValueError, OverflowError) as error:
-            raise _placed(reader, step, error) from error
+            problem = placed(reader, step, error)
+            if problem is error:
+                raise
+            raise problem from error
     assert pipeline is not None
     return pipeline
-
-
-def _placed(reader: Reader, step: Step, error: Exception) -> Exception:
-    """An error of a stage or recipe with the place of what it is about in front."""
-    text = str(error)
-    node, path = step.node, step.path
-    asked = _ASKED.match(text)
-    if asked is not None and asked[2] in step.nodes:
-        at = step.nodes[asked[2]]
-        same = asked[1] == step.name
-        if same or text.endswith(f"got {shown(step.options[asked[2]])}"):
-            node, path = at, joined(step.prefix, asked[2])
-    said = reader.origin.at(node, path)
-    if isinstance(error, TrainpipesError) and not isinstance(error, ConfigError):
-        error.message = f"{said}{error.message}"
-        return error
-    if isinstance(error, ConfigError):
-        error.message = f"{said}{error.message}"
-        error.path = error.path or reader.origin.name
-        return error
-    return ConfigError(f"{said}{text}", path=reader.origin.name)

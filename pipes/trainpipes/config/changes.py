@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trainpipes.config.build import build
 from trainpipes.config.compose import compose
 from trainpipes.config.declared import parameters_of
-from trainpipes.config.nodes import Items, Keyed, Node, Text, kind_of
+from trainpipes.config.nodes import Items, Keyed, Node, Text, is_null, kind_of
 from trainpipes.config.origin import Origin
+from trainpipes.config.read_values import Reader, Wanted
 from trainpipes.config.stage_names import public_stages
-from trainpipes.config.write_values import Writer
+from trainpipes.config.write_values import Unwritable, Writer
 from trainpipes.errors import ConfigError
 from trainpipes.naming import nearest
 from trainpipes.shown import shown
@@ -34,9 +36,8 @@ def parse_change(text: str) -> tuple[str, Any]:
     Raises:
         ConfigError: there is no ``=``, or the value is no YAML.
 
-    >>> path, value = parse_change("options.batch_size=16")
-    >>> path
-    'options.batch_size'
+    >>> parse_change("options.batch_size=16"), parse_change("stages[0].columns=[a, '1']")
+    (('options.batch_size', 16), ('stages[0].columns', ['a', '1']))
     """
     path, mark, value = text.partition("=")
     path = path.strip()
@@ -47,7 +48,23 @@ def parse_change(text: str) -> tuple[str, Any]:
     steps_of(path)
     origin = Origin(f"the change {path}")
     node = compose(value, origin)
-    return path, Text() if node is None else _of_no_line(node)
+    if node is None:
+        return path, None
+    if _is_more(node):
+        return path, _of_no_line(node)
+    return path, Reader(origin, False, None, build).read(node, Wanted("a change", path))
+
+
+def _is_more(node: Node) -> bool:
+    """Whether a value is known only where it is loaded: one with a tag, or a variable."""
+    if node.tag is not None:
+        return True
+    if isinstance(node, Text):
+        return "${" in node.text
+    if isinstance(node, Items):
+        return any(map(_is_more, node.items))
+    assert isinstance(node, Keyed)
+    return any(_is_more(key) or _is_more(one) for key, one in node)
 
 
 def steps_of(path: str) -> list[str | int]:
@@ -58,7 +75,7 @@ def steps_of(path: str) -> list[str | int]:
     """
     found: list[str | int] = []
     at = 0
-    while at < len(path):
+    while at < len(path) or not at:
         step = _STEP.match(path, at)
         if step is None or (not at and step[0][0] in ".["):
             raise ConfigError(
@@ -80,14 +97,17 @@ def apply(root: Node | None, changes: Mapping[str, Any], origin: Origin) -> Node
         ConfigError: a path leads nowhere; says what is there.
     """
     for path, value in changes.items():
-        node = (
-            value
-            if isinstance(value, Node)
-            else _of_no_line(Writer(expand=False).node(value, path))
-        )
+        node = value if isinstance(value, Node) else _of_no_line(_written(value, path, origin))
         steps = steps_of(path)
         root = _changed(root, steps, 0, path, node, origin)
     return root
+
+
+def _written(value: Any, path: str, origin: Origin) -> Node:
+    try:
+        return Writer(expand=False).node(value)
+    except Unwritable as error:
+        raise _nowhere(origin, path, error.text) from None
 
 
 def _changed(
@@ -105,7 +125,7 @@ def _changed(
         items[step] = _changed(items[step], steps, at + 1, path, value, origin)
         return Items(node.line, node.tag, items=items)
     node = _as_options(node, steps, at)
-    if node is None or (isinstance(node, Text) and node.text == "" and node.plain):
+    if is_null(node):
         node = Keyed(None)
     if not isinstance(node, Keyed):
         raise _nowhere(origin, path, f"{said} is {_kind(node)}, and has no {shown(step)}")

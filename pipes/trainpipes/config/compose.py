@@ -6,7 +6,6 @@ tag is a word and no call.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from trainpipes.config.nodes import Items, Keyed, Node, Text
@@ -23,6 +22,7 @@ LARGEST = 1 << 20
 MOST = 100_000
 #: Lists and mappings within each other, at most.
 DEEPEST = 64
+_DEEP = f"lists and mappings lie more than {DEEPEST} deep in each other"
 
 #: Tags of ours, and those of YAML itself that are read.
 TAGS = (
@@ -39,7 +39,7 @@ def decoded(data: bytes, origin: Origin) -> str:
         raise origin.error(
             None,
             "",
-            f"a config has {LARGEST:,} bytes at most, and this has {len(data):,}: keep data in files",
+            f"a config has {LARGEST:,} bytes at most, and this has more: keep data in files",
         )
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise origin.error(None, "", "a config is UTF-8, and this is UTF-16: save it as UTF-8")
@@ -92,7 +92,10 @@ def _problem(text: str, line: int, error: Any) -> str:
     if "'\\t'" in str(error.problem) or there[: len(there) - len(there.lstrip())].count("\t"):
         return "a tab stands where YAML wants spaces: indent with spaces"
     said = " ".join(str(part) for part in (error.context, error.problem) if part)
-    return f"this is no YAML: {said}"
+    hint = ""
+    if "${" in there and "flow" in said:
+        hint = "; within {} and [] a ${NAME} has no place: write these options one a line"
+    return f"this is no YAML: {said}{hint}"
 
 
 class _Composer:
@@ -134,9 +137,7 @@ class _Composer:
                 self._check_key(line, opened)
                 self._open.append((opened, None))
                 if len(self._open) > DEEPEST:
-                    raise self._wrong(
-                        line, f"lists and mappings lie more than {DEEPEST} deep in each other"
-                    )
+                    raise self._wrong(line, _DEEP)
                 self._name(event.anchor, opened, line)
                 continue
             elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
@@ -174,6 +175,9 @@ class _Composer:
     def _add(self, node: Node, line: int) -> None:
         over, key = self._open[-1]
         over.weight += node.weight
+        over.height = max(over.height, 1 + node.height)
+        if over.height + len(self._open) > DEEPEST:
+            raise self._wrong(line, _DEEP)
         if sum(one.weight for one, _ in self._open) > MOST:
             raise self._wrong(
                 line,
@@ -194,18 +198,20 @@ class _Composer:
             raise self._wrong(
                 line, "merge keys (<<) are not part of YAML 1.2: write the options out"
             )
+        if node.tag is not None and node.tag not in _OF_YAML:
+            raise self._wrong(line, f"a key has no tag of its own, got {node.tag}")
         seen = self._keys_of(over)
-        if node.text in seen:
+        same = node.text, node.plain  # a number in quotes is another key
+        if same in seen:
             raise self._wrong(
-                line,
-                f"the key {shown(node.text)} stands here twice, first in line {seen[node.text]}",
+                line, f"the key {shown(node.text)} stands here twice, first in line {seen[same]}"
             )
-        seen[node.text] = node.line
+        seen[same] = node.line
         return Text(line, node.tag, text=node.text, plain=node.plain, literal=True)
 
-    def _keys_of(self, over: Keyed) -> dict[str, int | None]:
+    def _keys_of(self, over: Keyed) -> dict[tuple[str, bool], int | None]:
         """Keys so far, with their lines; kept beside the mapping while it is open."""
-        found: dict[str, int | None] = vars(over).setdefault("_keys", {})
+        found: dict[tuple[str, bool], int | None] = vars(over).setdefault("_keys", {})
         return found
 
     def _tag(self, event: Any, line: int) -> str | None:
@@ -214,7 +220,7 @@ class _Composer:
             return None
         said = f"!!{tag.removeprefix(_STANDARD)}" if tag.startswith(_STANDARD) else tag
         if said not in TAGS and said not in _OF_YAML:
-            known = list(itertools.chain(TAGS, _OF_YAML))
+            known = _OF_YAML if str(said).startswith("!!") else TAGS
             raise self._wrong(
                 line,
                 f"there is no tag {shown(said)}{nearest(said, known)}; a config has {', '.join(TAGS)}",

@@ -14,6 +14,8 @@ __all__ = ["emitted"]
 
 #: Characters of a list or mapping that is written in one line, at most.
 WIDTH = 72
+#: Ends of lines for YAML 1.1, and characters like any other for 1.2: written as escapes.
+_BREAKS = "\x85\u2028\u2029\r"
 
 
 def emitted(root: Node, comments: list[str]) -> str:
@@ -76,12 +78,15 @@ def _events(node: Node, yaml: Any, depth: int, key: bool = False) -> Iterator[An
 def _scalar(node: Text, tag: str | None, yaml: Any, key: bool) -> Any:
     text = node.text
     if tag is not None:
-        return yaml.ScalarEvent(None, tag, (False, False), text)
+        style = '"' if any(mark in text for mark in _BREAKS) else None
+        return yaml.ScalarEvent(None, tag, (False, False), text, style=style)
     if node.plain:
         return yaml.ScalarEvent(None, None, (True, False), text)
     style = None if is_only_text(text) else "'"
     if "\n" in text and not key:
         style = "|"
+    if any(mark in text for mark in _BREAKS):
+        style = '"'
     return yaml.ScalarEvent(None, None, (style is None, True), text, style=style)
 
 

@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from trainpipes.shown import shown
+
 __all__ = ["escaped", "expanded"]
 
 _PLACE = re.compile(r"\$(?:\$(?=\{)|\{([^}]*)(\}?))")
@@ -37,7 +39,7 @@ def expanded(text: str, variables: Mapping[str, str] | None = None) -> str:
         named = _NAME.fullmatch(place[1])
         if named is None or not place[2]:
             raise ValueError(
-                f"{place[0]!r} is no variable: write ${{NAME}} or ${{NAME:-default}}, and $${{ for just ${{"
+                f"{shown(place[0])} is no variable: write ${{NAME}} or ${{NAME:-default}}, and $${{ for ${{"
             )
         name, default = named.groups()
         found = there.get(name)

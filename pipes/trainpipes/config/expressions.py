@@ -1,7 +1,8 @@
 """Filters of pyarrow as text, both ways: ``x > 20 and lang in ["en", "de"] and not is_null(y)``.
 
-The text is Python's grammar for comparisons, ``and``, ``or``, ``not``, ``in [...]`` and ``+ - * /``, of columns
-by name (``field("a b")`` for a name of several words), texts, numbers and bools. It is parsed and never run.
+The text is Python's grammar for comparisons, ``and``, ``or``, ``not``, ``in [...]`` and ``+ - * /``, of
+columns by name (``field("a b")`` for a name of several words), texts, numbers and bools. It is parsed and
+never run.
 
 pyarrow tells what an expression is only by printing it. So what it prints is parsed, written in that form,
 read again, and compared; an expression that does not come back equal is not written.
@@ -37,6 +38,8 @@ _REACHED: dict[type, Callable[[Any, Any], Any]] = {
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
 }  # fmt: skip
 _ASKED = ("is_null", "is_valid", "is_nan")
+#: Functions of pyarrow.compute of one column, without options.
+_OF_ONE = ("abs", "binary_length", "list_value_length", "utf8_length", "utf8_lower", "utf8_upper")
 _RULE = "an expression compares columns, such as x > 20 and lang in ['en', 'de']"
 
 
@@ -118,8 +121,10 @@ def _call(name: str, given: list[ast.expr]) -> pc.Expression:
         raise ValueError("field('a b') takes the name of a column")
     if name in _ASKED and len(given) == 1:
         return getattr(_expression(given[0]), name)()
+    if name in _OF_ONE and len(given) == 1:
+        return getattr(pc, name)(_expression(given[0]))
     raise ValueError(
-        f"there is no function {name!r} in an expression; there are {', '.join(_ASKED)}, field"
+        f"an expression has no function {name!r}; it has {', '.join((*_ASKED, *_OF_ONE))} and field"
     )
 
 
@@ -183,7 +188,9 @@ class _Printed:
     """
 
     def __init__(self, text: str) -> None:
+        self._text = text
         self._tokens: list[tuple[str, str]] = []
+        self._ends: list[tuple[int, int]] = []  # of each token in the text
         self.numbers: list[ast.Constant] = []
         at = 0
         while text[at:].strip():
@@ -191,6 +198,7 @@ class _Printed:
             if token is None:
                 raise ValueError
             self._tokens.append((str(token.lastgroup), token[str(token.lastgroup)]))
+            self._ends.append(token.span(str(token.lastgroup)))
             at = token.end()
         self._at = 0
 
@@ -229,7 +237,17 @@ class _Printed:
             return ast.Constant(json.loads(text, strict=False))
         if kind != "word":
             raise ValueError
-        return self._called(text) if self._sees("(") else self._word(text)
+        return self._called(text) if self._sees("(") else self._word(self._whole_name())
+
+    def _whole_name(self) -> str:
+        """The word before, with those that follow it: a name may have spaces."""
+        first = self._at - 1
+        while self._at < len(self._tokens):
+            kind, text = self._tokens[self._at]
+            if kind != "word" or text in ("and", "or"):
+                break
+            self._at += 1
+        return self._text[self._ends[first][0] : self._ends[self._at - 1][1]]
 
     def _word(self, text: str) -> ast.expr:
         if text in ("true", "false"):
@@ -257,7 +275,7 @@ class _Printed:
             return ast.UnaryOp(ast.Not(), first)
         if name == "is_in":
             return self._is_in(first)
-        if name not in _ASKED:
+        if name not in (*_ASKED, *_OF_ONE):
             raise ValueError
         while self._next()[1] != ")":  # options, at their defaults or not: compared at the end
             pass

@@ -72,6 +72,8 @@ def name_of(value: Any) -> str:
     own = getattr(value, "__self__", None)
     if isinstance(value, BuiltinFunctionType) and module is None and own is None:
         module = "builtins"
+    if module is None and (owner := getattr(value, "__objclass__", None)) is not None:
+        module = owner.__module__  # a method of a class that is written in C
     if not isinstance(module, str) or not isinstance(path, str):
         raise ValueError(
             f"an object of {type(value).__module__}.{type(value).__qualname__} has no name"

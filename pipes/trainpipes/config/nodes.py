@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["Items", "Keyed", "Node", "Text", "kind_of"]
+__all__ = ["Items", "Keyed", "Node", "Text", "is_null", "kind_of"]
 
 
 @dataclass
@@ -16,11 +16,13 @@ class Node:
         line: where it begins, from 1; None where it is not of the file.
         tag: ``!name``, or None where it has none. Those of YAML itself are ``!!name``.
         weight: the node and all below it, those of aliases counted where they are used.
+        height: levels of lists and mappings, this one included.
     """
 
     line: int | None = None
     tag: str | None = None
     weight: int = field(default=1, compare=False)
+    height: int = field(default=0, compare=False)
 
 
 @dataclass
@@ -67,8 +69,21 @@ class Keyed(Node):
         self.pairs.append((Text(value.line, text=name, literal=True), value))
 
 
-def kind_of(node: Node) -> str:
+def is_null(node: Node | None) -> bool:
+    """Whether a value is not there, or null."""
+    return node is None or (
+        isinstance(node, Text)
+        and node.plain
+        and node.tag in (None, "!!null")
+        and node.text in ("", "~", "null", "Null", "NULL")
+    )
+
+
+def kind_of(node: Node | None) -> str:
     """What a value is, in words."""
-    return (
+    if is_null(node):
+        return "null"
+    kind = (
         "text" if isinstance(node, Text) else "a list" if isinstance(node, Items) else "a mapping"
     )
+    return kind if node is None or node.tag is None else f"{kind} with the tag {node.tag}"

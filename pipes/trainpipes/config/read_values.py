@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from trainpipes.config.declared import fits, members, said
@@ -32,11 +34,13 @@ class Wanted:
         asker: whose it is, as messages say it: ``shuffle(buffer_size)``.
         path: where it stands.
         declared: its type.
+        own_words: what the stage itself says of a value of another type, if it says something.
     """
 
     asker: str
     path: str
     declared: Any = Any
+    own_words: Callable[[Any], str | None] | None = None
 
     def within(self, path: str, suffix: str, declared: Any) -> Wanted:
         return Wanted(f"{self.asker}{suffix}", path, declared)
@@ -98,9 +102,11 @@ class Reader:
             ):
                 hint = "; in quotes it is text"
             given = "null" if value is None else shown(value)
-            raise self.origin.error(
-                node, wanted.path, f"{wanted.asker} is {said(wanted.declared)}, got {given}{hint}"
-            )
+            text = f"{wanted.asker} is {said(wanted.declared)}, got {given}{hint}"
+            own = None
+            if wanted.own_words is not None and not hint and "(!" not in said(wanted.declared):
+                own = wanted.own_words(value)
+            raise self.origin.error(node, wanted.path, own or text)
         return value
 
     def _value(self, node: Node, wanted: Wanted) -> Any:
@@ -127,6 +133,10 @@ class Reader:
         found: dict[Any, Any] = {}
         for key, one in node:
             name = self.key(key, wanted.path)
+            if name in found:
+                raise self.origin.error(
+                    key, wanted.path, f"the key {shown(name)} stands here twice"
+                )
             within = wanted.within(joined(wanted.path, str(name)), f"[{name!r}]", inner)
             found[name] = self.read(one, within)
         return found
@@ -135,9 +145,13 @@ class Reader:
         """What a key is: text, or without quotes also a number, a bool or null."""
         if key.tag is not None and key.tag.startswith("!!"):
             return self._typed(key, key.text, path)
-        if key.tag is not None:
-            raise self.origin.error(key, path, f"a key has no tag, got {key.tag}")
-        return resolved(key.text) if key.plain else key.text
+        return self._resolved(key, key.text, path) if key.plain else key.text
+
+    def _resolved(self, node: Text, text: str, path: str) -> Any:
+        try:
+            return resolved(text)
+        except ValueError as error:
+            raise self.origin.error(node, path, error) from None
 
     def _standard(self, node: Node, wanted: Wanted, tag: str) -> None:
         if node.tag not in (None, tag):
@@ -151,15 +165,14 @@ class Reader:
         text = self.text(node, wanted.path)
         if node.tag is not None:
             return self._typed(node, text, wanted.path)
-        try:
-            value = resolved(text) if node.plain else text
-        except ValueError as error:
-            raise self.origin.error(node, wanted.path, f"{wanted.asker}: {error}") from None
-        if not isinstance(value, str) or any(fits(value, kind) for kind in kinds):
+        value = self._resolved(node, text, wanted.path) if node.plain else text
+        if not isinstance(value, str) or any(_is_text(value, kind) for kind in kinds):
             return value
-        if any(_is_callable(kind) for kind in kinds) and (is_name(value) or len(kinds) == 1):
+        filters = pc.Expression in kinds
+        if any(_is_callable(kind) for kind in kinds) and (is_name(value) or not filters):
             return self.function(node, wanted.path, value, wanted.asker)
-        for kind, tag in ((torch.dtype, "!dtype"), (pa.DataType, "!type")):
+        meant = {torch.dtype: "!dtype", pa.DataType: "!type", pc.Expression: "!expression"}
+        for kind, tag in meant.items():
             if kind in kinds:
                 return self._tagged(node, wanted, tag)
         return value
@@ -174,7 +187,7 @@ class Reader:
             except (binascii.Error, ValueError):
                 raise self.origin.error(node, path, "!!binary is base64, and this is not") from None
         kinds = {"!!int": int, "!!float": float, "!!bool": bool, "!!null": type(None)}
-        value = resolved(text)
+        value = self._resolved(node, text, path)
         if node.tag == "!!float" and type(value) is int:
             value = float(value)
         if type(value) is not kinds.get(str(node.tag)):
@@ -183,6 +196,13 @@ class Reader:
 
     def _tagged(self, node: Node, wanted: Wanted, tag: str | None = None) -> Any:
         return READERS[tag or str(node.tag)](self, node, wanted)
+
+
+def _is_text(value: str, kind: Any) -> bool:
+    """Whether a text is meant as text where that type is declared."""
+    if kind in (Any, object, str, os.PathLike) or get_origin(kind) in (Literal, os.PathLike):
+        return fits(value, kind)
+    return get_origin(kind) is Sequence and fits(value, kind)
 
 
 def _is_callable(kind: Any) -> bool:

@@ -94,7 +94,6 @@ def is_only_text(text: str) -> bool:
     >>> [is_only_text(text) for text in ("clean", "yes", "1e3", "0b1", "2024-01-31", "1_000")]
     [True, False, False, False, False, False]
     """
-    try:
-        return resolved(text) is text and not _OLDER.fullmatch(text)
-    except ValueError:
-        return False
+    if len(text) > DIGITS:
+        return not text[0].isdigit() and text[0] not in "+-."
+    return resolved(text) is text and not _OLDER.fullmatch(text)

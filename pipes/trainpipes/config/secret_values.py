@@ -9,7 +9,8 @@ from trainpipes.plain_json import is_secret
 
 __all__ = ["secret_in"]
 
-_URL = re.compile(r"[\w+.-]+://[^\s'\"]*")
+#: A URL from its host on.
+_URL = re.compile(r"://([^\s'\"]*)")
 #: Parameters of signed URLs.
 _SIGNED = re.compile(
     r"sig|signature|token|se|sp|(x-amz|x-goog)-(signature|credential|security-token)", re.I
@@ -22,13 +23,12 @@ def secret_in(text: str) -> str:
     >>> secret_in("https://me:pw@host/a.csv"), secret_in("s3://bucket/part-?.parquet")
     ('it is a URL with a user or password', '')
     """
-    for url in _URL.findall(text):
-        rest = url.split("://", 1)[1]
+    for rest in _URL.findall(text):
         host = re.split(r"[/?#]", rest, maxsplit=1)[0]
         if "@" in host:
             return "it is a URL with a user or password"
         try:
-            query = parse_qsl(urlsplit(url).query)
+            query = parse_qsl(urlsplit(f"//{rest}").query)
         except ValueError:
             query = []
         for name, _ in query:

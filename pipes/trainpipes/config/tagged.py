@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["READERS"]
 
 
+def _kind(node: Node) -> str:
+    return kind_of(dataclasses.replace(node, tag=None))
+
+
 def _text(reader: Reader, node: Node, wanted: Wanted, example: str) -> str:
     if not isinstance(node, Text):
         raise reader.origin.error(
             node,
             wanted.path,
-            f"{example.split()[0]} stands before a text, such as {example}; got {kind_of(node)}",
+            f"{example.split()[0]} stands before a text, such as {example}; got {_kind(node)}",
         )
     return reader.text(node, wanted.path)
 
@@ -42,7 +47,7 @@ def _keyed(reader: Reader, node: Node, wanted: Wanted, example: str) -> Keyed:
         raise reader.origin.error(
             node,
             wanted.path,
-            f"{example.split()[0]} stands before a mapping, such as {example}; got {kind_of(node)}",
+            f"{example.split()[0]} stands before a mapping, such as {example}; got {_kind(node)}",
         )
     return node
 
@@ -52,7 +57,7 @@ def _items(reader: Reader, node: Node, wanted: Wanted, tag: str) -> list[Any]:
         raise reader.origin.error(
             node,
             wanted.path,
-            f"{tag} stands before a list, such as {tag} [1, 2]; got {kind_of(node)}",
+            f"{tag} stands before a list, such as {tag} [1, 2]; got {_kind(node)}",
         )
     return [
         reader.read(one, wanted.within(f"{wanted.path}[{n}]", f"[{n}]", Any))
@@ -135,7 +140,7 @@ def _object(reader: Reader, node: Node, wanted: Wanted) -> Any:
 
 def _dtype(reader: Reader, node: Node, wanted: Wanted) -> Any:
     text = _text(reader, node, wanted, "!dtype float32")
-    found = getattr(torch, text.removeprefix("torch."), None)
+    found = vars(torch).get(text.removeprefix("torch."))  # getattr would import what is named
     if not isinstance(found, torch.dtype):
         known = [name for name, value in vars(torch).items() if isinstance(value, torch.dtype)]
         raise reader.origin.error(
@@ -194,8 +199,17 @@ def _sampler(reader: Reader, node: Node, wanted: Wanted) -> Any:
     keywords = {}
     if options is not None:
         keywords = reader.mapping(_keyed(reader, options, within, example), within)
+    kind = getattr(samplers, name)
+    takes = list(inspect.signature(kind).parameters)
+    for key in keywords:
+        if key not in takes:
+            raise reader.origin.error(
+                options,
+                wanted.path,
+                f"{name} has no option {shown(key)}{nearest(str(key), takes)}; it takes {', '.join(takes)}",
+            )
     try:
-        return getattr(samplers, name)(**keywords)
+        return kind(**keywords)
     except (TrainpipesError, TypeError, ValueError) as error:
         raise reader.origin.error(node, wanted.path, error) from error
 

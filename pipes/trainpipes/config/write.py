@@ -7,20 +7,37 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from trainpipes.config.declared import parameters_of
 from trainpipes.config.emit import emitted
 from trainpipes.config.functions import name_of
 from trainpipes.config.load import loads
 from trainpipes.config.nodes import Items, Keyed, Node, Text
 from trainpipes.config.stage_names import public_stages
+from trainpipes.config.tokenizer_objects import tokenizer_way_out
 from trainpipes.config.write_values import Unwritable, Writer
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.options import identify, same
 from trainpipes.runtime.stage import Stage
+from trainpipes.sources.arrow.from_arrow import FromArrow
+from trainpipes.sources.hf.from_hf import FromHf
+from trainpipes.sources.memory.from_dataset import FromDataset
+from trainpipes.sources.memory.from_iterable import FromIterable
+from trainpipes.sources.memory.from_tensors import FromTensors
+from trainpipes.sources.memory.from_torchdata import FromTorchdata
 from trainpipes.version import __version__
 
 __all__ = ["to_yaml"]
+
+#: The option of a source with its rows.
+_IN_MEMORY: dict[type, str] = {
+    FromArrow: "table", FromDataset: "dataset", FromHf: "dataset", FromIterable: "factory",
+    FromTensors: "tensors", FromTorchdata: "node",
+}  # fmt: skip
+_ROWS = (list, tuple, dict, range, np.ndarray, torch.Tensor)
 
 
 def to_yaml(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> str:
@@ -34,8 +51,22 @@ def to_yaml(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> s
         )
     _check(pipeline, text)
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
+        _save(Path(path), text)
     return text
+
+
+def _save(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
+        unfinished.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"to_yaml(path): {path} cannot be written: {error}", path=str(path)
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _node(pipeline: Pipeline, left_out: list[str]) -> Keyed:
@@ -50,7 +81,8 @@ def _node(pipeline: Pipeline, left_out: list[str]) -> Keyed:
 
 def _stage(stage: Stage, left_out: list[str]) -> Node:
     kind, name = type(stage), stage.name
-    if public_stages().get(name) is not kind:
+    ours = public_stages().get(name) is kind
+    if not ours:
         try:
             name = name_of(kind)
         except ValueError as error:
@@ -65,7 +97,6 @@ def _stage(stage: Stage, left_out: list[str]) -> Node:
         found.tag = "!pipeline"
         return found
 
-    ours = public_stages().get(stage.name) is kind
     writer = Writer(pipeline=inner, exact=not ours)
     pairs: list[tuple[Text, Node]] = []
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -76,19 +107,20 @@ def _stage(stage: Stage, left_out: list[str]) -> Node:
         if _is_default(stage, one, value):
             continue
         try:
-            if (
-                stage.holds_data
-                and isinstance(value, list | tuple | dict)
-                and not _pipelines(value)
-            ):
-                raise Unwritable(
-                    "", f"{len(value):,} rows in memory are data: write them to a file"
-                )
+            if _IN_MEMORY.get(kind) == one.name and isinstance(value, _ROWS):
+                raise Unwritable("", "")
             pairs.append((Text(text=one.name), writer.node(value, name=one.name)))
         except Unwritable as error:
-            raise ConfigError(
-                f"to_yaml(): {stage.name}({one.name}){error.where}: {error.text}", stage=str(stage)
-            ) from None
+            why = f"{error.where}: {error.text}"
+            if one.name == "tokenizer":
+                why = f": {tokenizer_way_out(value)}"
+            elif _IN_MEMORY.get(kind) == one.name:
+                why = (
+                    ": rows in memory have no place in a config: write them to files once, as with "
+                    ".write_parquet(folder), and read these"
+                )
+            said = f"to_yaml(): {stage.name}({one.name})"
+            raise ConfigError(f"{said}{why}", stage=str(stage)) from None
     first = next(iter(parameters_of(kind)), None)
     named = Text(text=name, plain=False, literal=True)
     if not pairs:
@@ -112,11 +144,6 @@ def _is_default(stage: Stage, field: dataclasses.Field[Any], value: Any) -> bool
         return False
 
 
-def _pipelines(value: Any) -> bool:
-    several = value.values() if isinstance(value, dict) else value
-    return any(isinstance(one, Pipeline) for one in several)
-
-
 def _is_short(node: Node) -> bool:
     """Whether a value may stand right after a stage's name."""
     return not isinstance(node, Keyed) or node.tag is not None
@@ -130,7 +157,7 @@ def _check(pipeline: Pipeline, text: str) -> None:
             there = there.replaced(storage_options=None)
         for name, value in there.options.items():
             found = here.options[name]
-            if not (same(value, found) and _identity(value) == _identity(found)):
+            if not (same(value, found) and repr(_identity(value)) == repr(_identity(found))):
                 raise ConfigError(
                     f"to_yaml(): {there.name}({name}) would not come back the same; keep it in code",
                     stage=str(there),

@@ -79,7 +79,7 @@ class Writer:
         Raises:
             Unwritable: it has none.
         """
-        if is_secret(name) and value is not None and not isinstance(value, bool):
+        if self.expand and is_secret(name) and value is not None and not isinstance(value, bool):
             raise Unwritable(
                 where,
                 f"it is called {name!r} and may be a secret: write ${{VARIABLE}} there, by hand",
@@ -89,7 +89,7 @@ class Writer:
         if value is None or isinstance(value, bool | int | float):
             return self._number(value, where)
         if isinstance(value, str):
-            if secret := secret_in(value):
+            if self.expand and (secret := secret_in(value)):
                 raise Unwritable(
                     where,
                     f"{secret}: give it with storage_options, or write ${{VARIABLE}} there, by hand",
@@ -114,10 +114,9 @@ class Writer:
         return [self.node(one, f"{where}[{n}]") for n, one in enumerate(values)]
 
     def _number(self, value: bool | int | float | None, where: str) -> Text:
-        try:
-            return Text(text=as_plain(value), literal=True)
-        except ValueError:
-            raise Unwritable(where, f"{shown(value)} is too large a number for a config") from None
+        if isinstance(value, int) and value.bit_length() > 1000:
+            raise Unwritable(where, f"{shown(value)} is too large a number for a config")
+        return Text(text=as_plain(value), literal=True)
 
     def _key(self, key: Any, where: str) -> Text:
         if isinstance(key, str):

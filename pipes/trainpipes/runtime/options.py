@@ -91,6 +91,12 @@ def same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, functools.partial) and isinstance(b, functools.partial):
+        return all(
+            same(getattr(a, part), getattr(b, part)) for part in ("func", "args", "keywords")
+        )
+    if isinstance(a, float) and isinstance(b, float) and a != a:
+        return b != b
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):

@@ -81,7 +81,9 @@ class Chat:
             if isinstance(found, str | os.PathLike):
                 from transformers import AutoTokenizer
 
-                found = AutoTokenizer.from_pretrained(found, local_files_only=True)
+                found = AutoTokenizer.from_pretrained(
+                    found, local_files_only=True, trust_remote_code=False
+                )
             else:
                 found = copy.deepcopy(found)
             if not getattr(found, "is_fast", False):

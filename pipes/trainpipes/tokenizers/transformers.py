@@ -136,7 +136,9 @@ class Directory(Engine):
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(
+                self._path, local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:
             raise UnreadableError(
                 f"transformers makes no tokenizer of {self._path}: {error}", path=self._path

@@ -1,0 +1,288 @@
+"""A config from a stranger runs nothing, imports nothing, writes nothing, and takes little time and memory.
+
+Each document is loaded in one process that reports, by audit hooks, what is imported, run and opened for
+writing. Most of them try to make a file, the canary, which must not be there in the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import trainpipes as tp
+from trainpipes.config import loads, parse_change
+
+#: A module that a document tries to have imported: it makes the canary.
+MODULE = """
+import pathlib
+pathlib.Path("canary").touch()
+def run(*args, **options):
+    pathlib.Path("canary").touch()
+class Tokenizer:
+    pass
+"""
+RUN = "pathlib.Path(chr(99)+'anary').touch()"
+STAGES = "stages:\n- list_files: d\n"
+
+HOSTILE = [
+    # Tags of PyYAML, by their short and long names, and through handles of the document's own.
+    *(
+        f"stages: !!python/{tag}"
+        for tag in (
+            "object/apply:os.system ['touch canary']",
+            "object/apply:hostile.run []",
+            "object/new:hostile.run []",
+            "object:hostile.Tokenizer {}",
+            "name:hostile.run ''",
+            "module:hostile ''",
+            "tuple [1]",
+            "object/apply:builtins.exec ['open(chr(99),chr(119))']",
+        )
+    ),
+    "stages: !<tag:yaml.org,2002:python/object/apply:os.system> ['touch canary']",
+    "%TAG !p! tag:yaml.org,2002:python/\n---\nstages: !p!object/apply:os.system ['touch canary']",
+    "%TAG ! tag:yaml.org,2002:python/object/apply:\n---\nstages: !os.system ['touch canary']",
+    "? !!python/object/apply:os.system ['touch canary']\n: 1",
+    "!!python/object/apply:os.system ['touch canary']: 1",
+    "stages: [&a !!python/object/apply:os.system ['touch canary'], *a]",
+    # Functions and classes of ours, at every place where one can stand.
+    *(
+        STAGES + f"- {stage}\n"
+        for stage in (
+            "map: hostile:run",
+            "map: !function hostile:run",
+            "map: !function os:system",
+            "map: {fn: hostile:run, num_workers: 2, method: process}",
+            "map: !partial {function: hostile:run, arguments: [1]}",
+            "map: !object {hostile:run: {}}",
+            "map: !object {os:system: {command: touch canary}}",
+            "filter: hostile:run",
+            f"filter: !expression {RUN}",
+            "filter: !expression __import__('hostile')",
+            "filter: !expression field('x').__class__",
+            "filter: !expression '[x for x in ().__class__.__base__.__subclasses__()]'",
+            "filter: !expression 'x == (lambda: 1)()'",
+            "filter: !expression is_null(__import__('hostile'))",
+            "collate: hostile:run",
+            "flat_map: hostile:run",
+            "map_batches: hostile:run",
+            "with_columns: hostile:run",
+            "image_transform: hostile:run",
+            "read_files: hostile:run",
+            "read_files: {fn: hostile:run, count: hostile:run}",
+            "hostile:Tokenizer",
+            "hostile:run: {}",
+            "hostile: {}",
+            "os.system: touch canary",
+            "__class__: {}",
+            "_plan: {}",
+            "then: {stage: x}",
+            "to_yaml: {path: canary}",
+            "write_parquet: {path: canary}",
+            "write_memmap: canary",
+            "draw: !sampler hostile:run",
+            "draw: !sampler __class__",
+            "draw: !sampler RowSampler",
+            "draw: hostile:run",
+            "pad_collate: {dtype: !dtype hostile}",
+            "pad_collate: {dtype: !dtype os.system}",
+            "pad_collate: {dtype: !dtype onnx}",
+            "read_json: {schema: !schema {x: hostile}}",
+            "tokenize: hostile:run",
+            "tokenize: !function hostile:run",
+            "tokenize: !object {hostile:Tokenizer: {}}",
+            "take: !array {dtype: object, values: [1]}",
+            "take: !array {dtype: hostile, values: [1]}",
+            "take: !tensor {dtype: hostile, values: [1]}",
+            "to: hostile",
+            "cache: {version: !function hostile:run}",
+            "read_parquet: {storage_options: {protocol: hostile}}",
+        )
+    ),
+    "stages: [{from_iterable: hostile:run}]",
+    "stages: [{from_iterable: !function hostile:run}]",
+    "stages: [{from_dataset: !object {hostile:Tokenizer: {}}}]",
+    "stages: [{from_dataset: hostile:run}]",
+    "stages: [{from_torchdata: hostile:run}]",
+    "stages: [{from_hf: hostile}]",
+    "stages: [{from_memmap: {path: x, transform: hostile:run}}]",
+    "stages: [{mix: {sources: {a: !pipeline {stages: [{list_files: d}, {map: hostile:run}]}}}}]",
+    "stages: [{concat: [!function hostile:run]}]",
+    # Recipes are those that are installed, by name.
+    "recipe: hostile",
+    "recipe: hostile:run",
+    "recipe: ../hostile",
+    "recipe: trainpipes_recipes.sft",
+    "recipe: !function hostile:run",
+    "recipe: sft\noptions: {files: !function hostile:run, tokenizer: bytes}",
+    "recipe: sft\noptions: {files: x.jsonl, tokenizer: hostile:run}",
+    "recipe: sft\noptions: {files: x.jsonl, tokenizer: coded}",
+    "recipe: chat\noptions: {files: chats.jsonl, tokenizer: coded}",
+    "recipe: chat\noptions: {files: chats.jsonl, tokenizer: templated}",
+    "recipe: images\noptions: {data: pictures, transform: hostile:run}",
+    "recipe: tabular\noptions: {files: x.jsonl, label: response, fit: fit.pkl}",
+    "recipe: sft\noptions: {files: pickled.npy, tokenizer: bytes}",
+    # What the environment holds is no code either.
+    "stages: ${CODE}",
+    "stages:\n- list_files: d\n- map: ${NAME}",
+    "recipe: ${NAME}",
+]
+
+#: Those that are not refused: the text is no function, and its characters are the rows.
+TEXT = ["stages: [{from_dataset: hostile:run}]"]
+
+#: Loads each document, and iterates what comes of it; reports what happened.
+PROGRAM = """
+import json, sys, warnings
+import torch, numpy, pyarrow, yaml, trainpipes as tp
+import trainpipes.config.load, trainpipes_recipes, transformers, tokenizers
+from trainpipes.config import loads
+warnings.simplefilter("ignore")
+loads("stages: [list_files: d]").to_yaml()
+seen = []
+def hook(event, args):
+    if event == "import" and str(args[0]).split(".")[0] in ("hostile", "coded"):
+        seen.append(["import", args[0]])
+    elif event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "pickle.find_class"):
+        seen.append([event, repr(args)[:200]])
+    elif event == "open" and str(args[0]).endswith(("canary", "hostile.py")):
+        seen.append(["open", str(args[0])])
+    elif event == "exec" and args[0].co_filename.endswith("hostile.py"):
+        seen.append(["exec", args[0].co_filename])
+sys.addaudithook(hook)
+for number, text in enumerate(json.load(sys.stdin)):
+    seen.clear()
+    try:
+        pipe = loads(text)
+        said = "loaded"
+        next(iter(pipe))
+    except tp.TrainpipesError as error:
+        said = f"{type(error).__name__}: {error}"
+    except BaseException as error:
+        said = f"other {type(error).__name__}: {error}"
+    print(json.dumps([number, said, seen]), flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what documents name: a module, a tokenizer with code, pickles."""
+    import pickle
+
+    import numpy as np
+
+    (tmp_path / "hostile.py").write_text(MODULE)
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a", "response": "b"}\n' * 30)
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (tmp_path / "chats.jsonl").write_text((json.dumps(chat) + "\n") * 30)
+    (tmp_path / "pictures").mkdir()
+    coded = tmp_path / "coded"
+    coded.mkdir()
+    (coded / "tokenization_hostile.py").write_text(MODULE)
+    told = {
+        "tokenizer_class": "Tokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_hostile.Tokenizer", None]},
+    }
+    (coded / "tokenizer_config.json").write_text(json.dumps(told))
+    (coded / "config.json").write_text(json.dumps({"model_type": "hostile", **told}))
+    from recipes.chats import small_tokenizer
+
+    run = "cycler.__init__.__globals__.os.system('touch canary')"
+    template = "{{ messages.__class__.__mro__[1].__subclasses__() }}{{ " + run + " }}"
+    small_tokenizer(template).save_pretrained(tmp_path / "templated")
+
+    class Made:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, ("touch canary",)
+
+    (tmp_path / "fit.pkl").write_bytes(pickle.dumps(Made()))
+    np.save(tmp_path / "pickled.npy", np.array([Made()], dtype=object), allow_pickle=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_nothing_is_run(folder: Path) -> None:
+    environment = {
+        **os.environ,
+        "CODE": "!!python/object/apply:os.system ['touch canary']",
+        "NAME": "hostile:run",
+        "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+        "HF_HUB_OFFLINE": "1",
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=json.dumps(HOSTILE), capture_output=True, text=True,
+        cwd=folder, env=environment, timeout=200,
+    )  # fmt: skip
+    told = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
+    assert len(told) == len(HOSTILE), run.stderr
+    for number, said, seen in told:
+        assert seen == [], f"{HOSTILE[number]}: {seen}"
+        refused = not said.startswith(("loaded", "other"))
+        assert refused or HOSTILE[number] in TEXT, f"{HOSTILE[number]}: {said}"
+    assert not (folder / "canary").exists()
+
+
+def test_the_program_would_see_it(folder: Path) -> None:
+    """The same documents with leave to import: what the test above looks for happens."""
+    program = PROGRAM.replace("loads(text)", "loads(text, allow_imports=True)")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    text = STAGES + "- map: hostile:run\n"
+    run = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps([text]), capture_output=True, text=True,
+        cwd=folder, env=environment, timeout=200,
+    )  # fmt: skip
+    seen = json.loads(run.stdout)[2]
+    assert ["exec", str(folder / "hostile.py")] in seen
+    assert ["open", "canary"] in seen
+    assert (folder / "canary").exists()
+
+
+def test_with_leave_only_names_are_imported(folder: Path) -> None:
+    for text in HOSTILE[:14]:
+        with pytest.raises(tp.ConfigError, match=r"there is no tag|a key is text|a key has no tag"):
+            loads(text, allow_imports=True)
+    assert not (folder / "canary").exists()
+
+
+def test_a_change_of_a_command_line_runs_nothing(folder: Path) -> None:
+    for value in (
+        "!!python/object/apply:os.system ['touch canary']",
+        "!function hostile:run",
+        "!object {hostile:run: {}}",
+    ):
+        with pytest.raises(tp.ConfigError):
+            loads(STAGES + "- map: x:y", changes=dict([parse_change(f"stages[1].fn={value}")]))
+    assert not (folder / "canary").exists()
+
+
+LARGE = {
+    "many keys": "stages:\n" + "".join(f"- a{n}: {n}\n" for n in range(25_000)),
+    "many brackets": "[" * 400_000,
+    "many flow keys": "{" + ",".join(f"a{n}: b" for n in range(25_000)),
+    "a long number": "stages: [list_files: d, take: " + "9" * 900_000 + "]",
+    "a long float": "stages: [list_files: d, take: " + "9" * 900_000 + ".5e5]",
+    "a long word": STAGES + "- " + "a" * 900_000,
+    "many variables": "stages: [list_files: '" + "${" * 200_000 + "']",
+    "a long expression": STAGES + "- filter: !expression '" + "(" * 500_000 + "'",
+    "a deep expression": STAGES + "- filter: !expression '" + "not " * 2000 + "x'",
+    "a deep type": STAGES + "- read_json: {schema: {x: '" + "list<" * 100_000 + "'}}",
+    "many anchors": "a: [" + ",".join(f"&a{n} x" for n in range(25_000)) + "]",
+    "many quotes": '"' + "\\\\" * 400_000,
+    "many comments": "# x\n" * 200_000,
+    "many spaces": " " * 900_000 + "x",
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_document_ends_soon(name: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(tp.ConfigError) as found:
+        loads(LARGE[name])
+    assert len(str(found.value)) < 2000
+    assert time.monotonic() - started < 60
