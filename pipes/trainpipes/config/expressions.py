@@ -1,7 +1,8 @@
 """Filters of pyarrow as text, both ways: ``x > 20 and lang in ["en", "de"] and not is_null(y)``.
 
-The text is Python's grammar for comparisons, ``and``, ``or``, ``not``, ``in [...]`` and ``+ - * /``, of columns
-by name (``field("a b")`` for a name of several words), texts, numbers and bools. It is parsed and never run.
+The text is Python's grammar for comparisons, ``and``, ``or``, ``not``, ``in [...]`` and ``+ - * /``, of
+columns by name (``field("a b")`` for a name of several words), texts, numbers and bools. It is parsed and
+never run.
 
 pyarrow tells what an expression is only by printing it. So what it prints is parsed, written in that form,
 read again, and compared; an expression that does not come back equal is not written.

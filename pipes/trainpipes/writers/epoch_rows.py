@@ -116,6 +116,22 @@ class EpochRows:
         passed = placed.first + self._used
         return {**placed.place(passed), "at": placed.at + self._used}
 
+    def cursor_at(self, row: int) -> dict[str, Any]:
+        """The position before a row, where positions follow by arithmetic (``plan.counted``)."""
+        found = self.plan.counts.cursor_at(row, 0, 0)
+        del found["delivered"]
+        return found
+
+    def some(self) -> pa.Table | None:
+        """The next rows as they come, however many; None where there are no more. Memory of other rows may
+        lie between theirs."""
+        if (self._table is None or self._used == len(self._table)) and not self._advance():
+            return None
+        assert self._table is not None
+        found = self._table.slice(self._used)
+        self._used = len(self._table)
+        return found
+
     @property
     def schema(self) -> pa.Schema:
         """Of all tables; once there has been one."""
