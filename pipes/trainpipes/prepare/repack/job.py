@@ -132,7 +132,6 @@ class Job:
         notes = {
             "rows_in": rows_in, "duplicates": rows_in - rows, "checksum": f"{found:016x}",
             "row_groups": sum(entry["row_groups"] for entry in there),
-            "temporary": self._opened.notes["temporary"],
         }  # fmt: skip
         return {"files": there, "columns": columns, "notes": notes}
 

@@ -16,6 +16,7 @@ from trainpipes.amount import amount
 from trainpipes.checks import column_names, flag, local_path, whole_number
 from trainpipes.checksum import checksum
 from trainpipes.errors import ConfigError, DataChangedError, TrainpipesError
+from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.given import files_of, given_rows, kept_metadata, refuse_inside
 from trainpipes.prepare.repack.job import ROW_BYTES, Job
 from trainpipes.prepare.repack.row_groups import Form
@@ -160,33 +161,27 @@ def repack(
         if overwrite:
             _remove_temporary(out_path)
         opened = out.open()
-        notes = opened.notes
+        made = opened.notes
         if opened.written is None:
             opened = _planned(opened, rows, options, out, temporary_folder)
-            report = progress or _Shown(out_path.name)
-            try:
-                made = Job(pipeline, rows, out, opened, options, report).run()
-            except BaseException:
-                _forget_unless_begun(opened, out)
-                raise
-            if progress is None:
-                report.close()  # type: ignore[attr-defined]
-            out.finish(made["files"], made["columns"], made["notes"])
-            entries, notes = made["files"], made["notes"]
-        else:
-            entries = opened.files
-        remove_folder(Path(notes["temporary"]))
+            temporary = Path(opened.notes["temporary"])
+            if "made" not in opened.notes:
+                opened = _made(opened, pipeline, rows, options, out, progress)
+            remove_folder(temporary)
+            made = opened.notes["made"]
+            assert opened.columns is not None
+            out.finish(opened.files, opened.columns, made)
     given = files_of(source)
     known = given is not None and bool((given.sizes >= 0).all())
     return Repacked(
         str(out_path),
-        tuple(str(out_path / entry["file"]) for entry in entries),
-        sum(entry["rows"] for entry in entries),
-        notes["rows_in"],
-        notes["duplicates"],
-        notes["row_groups"],
+        tuple(str(out_path / entry["file"]) for entry in opened.files),
+        sum(entry["rows"] for entry in opened.files),
+        made["rows_in"],
+        made["duplicates"],
+        made["row_groups"],
         int(given.sizes.sum()) if given is not None and known else None,
-        sum(entry["bytes"] for entry in entries),
+        sum(entry["bytes"] for entry in opened.files),
         time.monotonic() - began,
     )
 
@@ -310,6 +305,30 @@ def _planned(
         remove_folder(Path(notes["temporary"]))
         notes = {**notes, "temporary": str(folder)}
     opened = Opened(None, opened.files, None, notes, opened.columns)
+    out.save(opened)
+    return opened
+
+
+def _made(
+    opened: Opened,
+    pipeline: Pipeline,
+    rows: EpochRows,
+    options: Options,
+    out: OutputFolder,
+    progress: Report | None,
+) -> Opened:
+    """All files, once they are whole: temporary files are not needed any more."""
+    report = _Shown(out.path.name) if progress is None else progress
+    try:
+        made = Job(pipeline, rows, out, opened, options, report).run()
+    except BaseException:
+        _forget_unless_begun(opened, out)
+        raise
+    finally:
+        if isinstance(report, _Shown):
+            report.close()
+    notes = {**opened.notes, "made": made["notes"]}
+    opened = Opened(None, made["files"], None, notes, made["columns"])
     out.save(opened)
     return opened
 
