@@ -104,7 +104,8 @@ class EpochRows:
         self._runs = ShardRuns(opener, 0, 0, cursor)
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Let the threads go, and the rows that were read ahead."""
+        self._runs = self._placed = self._table = None
         if self._pool is not None:
             self._pool.close()
 

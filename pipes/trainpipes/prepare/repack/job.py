@@ -84,6 +84,7 @@ class Job:
         parts = InputReader(
             self._work, self._rows, self._opened.notes["part_rows"], self._size
         ).read()
+        pa.default_memory_pool().release_unused()
         rows = kept = sum(part.rows for part in parts)
         if not rows:
             raise self._no_rows()
@@ -145,9 +146,11 @@ class Job:
         def counted() -> Generator[pa.Table, None, None]:
             for table in tables:
                 self._work.workers.go_on()
+                count = len(table)
                 yield table
+                del table  # before the next rows are read
                 with self._lock:
-                    self._done += len(table)
+                    self._done += count
                 self._work.report("writing", self._done, rows)
 
         with closing(tables), self._out.file(name) as file:

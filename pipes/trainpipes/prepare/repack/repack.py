@@ -287,7 +287,7 @@ def _planned(
     if not notes:
         count = rows.count if rows.plan.counted else None
         row_bytes = getattr(source, "row_bytes", None) or ROW_BYTES
-        unit = max(1, options.memory // 8)
+        unit = max(1, options.memory // 12)
         notes = {
             "stamps": stamps,
             "part_rows": max(1, int(unit // row_bytes)),

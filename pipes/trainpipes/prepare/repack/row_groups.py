@@ -85,6 +85,7 @@ def row_groups(tables: Iterable[pa.Table], form: Form) -> Iterator[pa.Table]:
                 yield _whole(held)
                 held, rows, held_bytes = [], 0, 0
             start = stop
+        del table  # before the next rows are read
     if rows:
         yield _whole(held)
 

@@ -89,7 +89,7 @@ class Work:
         asker: for messages.
         workers: the threads.
         order: by which rows are sorted; None where they are not.
-        unit: bytes of rows that one thread works on. It holds about four times as much.
+        unit: bytes of rows that one thread works on. It holds four to six times as much.
     """
 
     def __init__(self, options: Options, temporary: Path, threads: int, report: Report) -> None:
@@ -97,7 +97,7 @@ class Work:
         self._report, self._lock = report, threading.Lock()
         self.asker = options.asker
         self.workers = Workers(threads)
-        self.unit = max(1, min(options.memory // (4 * max(2, threads)), FILE_BYTES))
+        self.unit = max(1, min(options.memory // (6 * max(2, threads)), FILE_BYTES))
         self.order: SortOrder | None = None
         if options.sort:
             self.order = SortOrder(options.sort, options.descending, f"{self.asker}()")
