@@ -1,7 +1,7 @@
 """Data of some 2 GB in memory, and the peak of a process that repacks it, for ``test_repack_memory``.
 
-Run as a program, with the name of a case and a folder: makes the data, repacks it in a process of its own, and
-prints the highest sum of resident memory of that process and its children, in MB, and the seconds.
+Run as a program, with the name of a case and a folder: makes the data, repacks it in a process of its own,
+and prints the highest sum of resident memory of that process and its children, in MB, and the seconds.
 """
 
 from __future__ import annotations
