@@ -21,7 +21,7 @@ import pyarrow as pa
 from trainpipes.order import IntArray
 from trainpipes.prepare.repack.content_hash import checksum, row_hashes
 from trainpipes.prepare.repack.duplicates import hash_rows, save_hashes
-from trainpipes.prepare.repack.row_bytes import row_bytes
+from trainpipes.prepare.repack.row_bytes import ROW_COST, row_bytes
 from trainpipes.prepare.repack.sorted_keys import SortOrder, save_keys
 from trainpipes.prepare.repack.sorted_runs import (
     LEAST_PIECE,
@@ -153,7 +153,7 @@ def read_kept(folder: Path, number: int, most: int, asker: str) -> Iterator[list
             file = pa.ipc.open_file(opened)
             for batch in range(file.num_record_batches):
                 held.append(pa.Table.from_batches([file.get_batch(batch)]))
-                size += held[-1].nbytes
+                size += held[-1].nbytes + ROW_COST * len(held[-1])
                 if size >= most:
                     yield held
                     held, size = [], 0

@@ -15,6 +15,7 @@ from trainpipes.arrays import to_arrow
 from trainpipes.errors import SchemaError
 from trainpipes.naming import need_columns
 from trainpipes.prepare.repack.input_parts import Keeping, Part, SortedPart
+from trainpipes.prepare.repack.row_bytes import ROW_COST
 from trainpipes.prepare.repack.row_groups import check_schema
 from trainpipes.prepare.repack.sorted_runs import taken
 from trainpipes.prepare.repack.work import Work
@@ -131,7 +132,7 @@ class InputReader:
                 self._checked = True
             held.append(table)
             count += len(table)
-            size += table.nbytes
+            size += table.nbytes + ROW_COST * len(table)
             if size >= self._work.unit:
                 yield held
                 held, size = [], 0

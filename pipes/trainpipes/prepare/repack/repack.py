@@ -19,6 +19,7 @@ from trainpipes.errors import ConfigError, DataChangedError, TrainpipesError
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.given import files_of, given_rows, kept_metadata, refuse_inside
 from trainpipes.prepare.repack.job import ROW_BYTES, Job
+from trainpipes.prepare.repack.row_bytes import ROW_COST
 from trainpipes.prepare.repack.row_groups import Form
 from trainpipes.prepare.repack.work import Options, Report, remove_folder
 from trainpipes.progress import Progress
@@ -290,7 +291,7 @@ def _planned(
         unit = max(1, options.memory // 12)
         notes = {
             "stamps": stamps,
-            "part_rows": max(1, int(unit // row_bytes)),
+            "part_rows": max(1, int(unit // (row_bytes + ROW_COST))),
             "temporary": str(folder),
         }
         if count:

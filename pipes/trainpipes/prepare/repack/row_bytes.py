@@ -10,8 +10,10 @@ import pyarrow as pa
 from trainpipes.arrays import apart, one_chunk
 from trainpipes.order import IntArray
 
-__all__ = ["row_bytes"]
+__all__ = ["ROW_COST", "row_bytes"]
 
+#: What a row takes besides its values while it is worked on: its place, its hashes, where it was.
+ROW_COST = 48
 #: What offsets take, and a value of a type that is not looked into.
 OFFSET, UNKNOWN = 4, 16
 

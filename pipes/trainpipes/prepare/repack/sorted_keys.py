@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from trainpipes.arrays import to_arrow, to_numpy
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
+from trainpipes.prepare.repack.row_bytes import ROW_COST
 from trainpipes.prepare.repack.sorted_runs import damaged, write_batches
 
 __all__ = ["KeyRuns", "SortOrder", "save_keys"]
@@ -104,7 +105,7 @@ class KeyRuns:
                 for number in range(file.num_record_batches):
                     batch = file.get_batch(number)
                     fences.append(pa.Table.from_batches([batch.slice(0, 1)]).combine_chunks())
-                    pieces.append((run, number, batch.nbytes))
+                    pieces.append((run, number, batch.nbytes + ROW_COST * len(batch)))
         count = len(pieces)
         self._pieces = pieces
         rank = np.empty(count, dtype=np.int64)

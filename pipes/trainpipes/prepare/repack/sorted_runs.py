@@ -19,7 +19,7 @@ import pyarrow as pa
 from trainpipes.arrays import one_chunk, to_arrow, to_numpy
 from trainpipes.errors import DataError
 from trainpipes.order import IntArray
-from trainpipes.prepare.repack.row_bytes import row_bytes
+from trainpipes.prepare.repack.row_bytes import ROW_COST, row_bytes
 from trainpipes.writers.output_file import writing
 
 __all__ = [
@@ -123,7 +123,7 @@ def write_run(
         save_array(stem.with_suffix(".npy"), np.empty((0, 3), dtype=np.int64), asker)
         return
     table, places = gathered(tables, order), places[order]
-    sizes = np.cumsum(row_bytes(table) + 8)
+    sizes = np.cumsum(row_bytes(table) + ROW_COST)
     bucket = np.searchsorted(cuts, places, side="right")
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
     before = np.concatenate([[0], sizes])[starts]

@@ -17,6 +17,7 @@ import numpy as np
 from trainpipes.errors import DataError
 from trainpipes.permute import Permutation
 from trainpipes.prepare.repack.input_parts import Part, SortedPart, save_json
+from trainpipes.prepare.repack.row_bytes import ROW_COST
 from trainpipes.prepare.repack.row_groups import Form
 from trainpipes.prepare.repack.sorted_keys import SortOrder
 from trainpipes.prepare.repack.sorted_runs import Places, damaged
@@ -147,7 +148,7 @@ class Work:
             size: their bytes, about.
             parts: how many there are.
         """
-        pieces = max(1, -(-size // self.unit))
+        pieces = max(1, -(-(size + ROW_COST * rows) // self.unit))
         cuts = np.arange(1, pieces, dtype=np.int64) * rows // pieces
         return SortedPart(self.temporary, number, first, places, cuts, parts, self.unit, self.asker)
 
