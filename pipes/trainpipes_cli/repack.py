@@ -95,8 +95,8 @@ def command(
 
     \b
     Examples:
-      trainpipes repack 'data/*.jsonl' packed --shuffle --seed 1
-      trainpipes repack data packed --drop-duplicates-by text --memory 4G
+      trainpipes repack chat.jsonl packed --shuffle --seed 1
+      trainpipes repack data once --drop-duplicates-by text --memory 4G
     """
     if drop_duplicates and drop_duplicates_by is not None:
         raise click.UsageError("give --drop-duplicates or --drop-duplicates-by, not both")

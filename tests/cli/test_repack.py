@@ -159,17 +159,3 @@ def test_who_is_stopped_leaves_whole_files_and_goes_on(number: int, code: int) -
     assert {path.name for path in Path("out").iterdir() if not path.name.startswith("part-")} == {
         "_manifest.json"
     }
-
-
-def test_help_has_an_example_that_works(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["repack", "--help"]) == 0
-    shown = capsys.readouterr().out
-    Path("data").mkdir()
-    lines("data/rows.jsonl")
-    lines_of = [
-        line.strip() for line in shown.splitlines() if line.strip().startswith("trainpipes ")
-    ]
-    assert len(lines_of) == 2
-    for number, line in enumerate(lines_of):
-        words = [word.strip("'").replace("packed", f"packed{number}") for word in line.split()[1:]]
-        assert run(words) == 0, line
