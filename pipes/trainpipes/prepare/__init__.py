@@ -1,11 +1,11 @@
-"""Data prepared once for many runs, as files.
+"""What prepares data for training: files written once, for many runs.
 
-tokenize  writes token ids, so that training reads numbers only
+repack     rows as Parquet files: shuffled, sorted, without duplicates
+tokenize   token ids, so that training reads numbers only
 """
 
-from __future__ import annotations
-
+from trainpipes.prepare.repack.repack import Repacked, repack
 from trainpipes.prepare.tokenize.ready import tokenized_rows
 from trainpipes.prepare.tokenize.run import Tokenized, tokenize
 
-__all__ = ["Tokenized", "tokenize", "tokenized_rows"]
+__all__ = ["Repacked", "Tokenized", "repack", "tokenize", "tokenized_rows"]

@@ -104,7 +104,8 @@ class EpochRows:
         self._runs = ShardRuns(opener, 0, 0, cursor)
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Let the threads go, and the rows that were read ahead."""
+        self._runs = self._placed = self._table = None
         if self._pool is not None:
             self._pool.close()
 
@@ -115,6 +116,22 @@ class EpochRows:
         assert placed is not None
         passed = placed.first + self._used
         return {**placed.place(passed), "at": placed.at + self._used}
+
+    def cursor_at(self, row: int) -> dict[str, Any]:
+        """The position before a row, where positions follow by arithmetic (``plan.counted``)."""
+        found = self.plan.counts.cursor_at(row, 0, 0)
+        del found["delivered"]
+        return found
+
+    def some(self) -> pa.Table | None:
+        """The next rows as they come, however many; None where there are no more. Memory of other rows may
+        lie between theirs."""
+        if (self._table is None or self._used == len(self._table)) and not self._advance():
+            return None
+        assert self._table is not None
+        found = self._table.slice(self._used)
+        self._used = len(self._table)
+        return found
 
     @property
     def schema(self) -> pa.Schema:

@@ -139,7 +139,8 @@ class OutputFolder:
                 )
             return self._started()
         state = _read(found)
-        if self._overwrite or (found == unfinished and not state["files"]):
+        nothing = found == unfinished and not state["files"] and not state.get("notes")
+        if self._overwrite or nothing:
             self._remove(state)
             return self._started()
         self._check_same(state)
@@ -232,9 +233,14 @@ class OutputFolder:
         """Record what has been written so far."""
         self._put(UNFINISHED, state)
 
-    def finish(self, files: list[dict[str, Any]], columns: dict[str, str]) -> Written:
-        """Record that everything has been written."""
-        rows = self._put(MANIFEST, Opened(None, files, None, {}, columns))
+    def finish(
+        self,
+        files: list[dict[str, Any]],
+        columns: dict[str, str],
+        notes: dict[str, Any] | None = None,
+    ) -> Written:
+        """Record that everything has been written, and what is to be known of it."""
+        rows = self._put(MANIFEST, Opened(None, files, None, notes or {}, columns))
         self._remove_unfinished()
         return Written(str(self.path), tuple(str(self.path / e["file"]) for e in files), rows)
 
@@ -248,7 +254,9 @@ class OutputFolder:
         content: dict[str, Any] = {"trainpipes_files": FORM, "rows": rows, "columns": state.columns}
         content |= {"files": state.files, **self._about}
         if name == UNFINISHED:
-            content |= {"next": state.next, "notes": state.notes}
+            content["next"] = state.next
+        if name == UNFINISHED or state.notes:
+            content["notes"] = state.notes
         with self.file(name) as file:
             file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
         return rows

@@ -1,0 +1,158 @@
+"""``trainpipes repack``: data files rewritten for training."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from trainpipes_cli.app import Command
+from trainpipes_cli.console import note, out, print_json
+from trainpipes_cli.progress import progress
+from trainpipes_cli.storage_options import STORAGE_OPTIONS
+from trainpipes_cli.storage_options import storage_options as parsed
+
+if TYPE_CHECKING:
+    from trainpipes.prepare import Repacked
+
+__all__ = ["command"]
+
+CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def _size(_: click.Context, __: click.Parameter, given: str) -> int:
+    """A number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", given.strip().lower())
+    if found is None:
+        raise click.UsageError(f"--memory is a number of bytes, as 512M or 4G, got {given!r}")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+@click.command("repack", cls=Command)
+@click.argument("files", metavar="IN...", nargs=-1, required=True)
+@click.argument("folder", metavar="OUT")
+@click.option("--shuffle", is_flag=True, help="Put all rows into a random order.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random order.")
+@click.option("--sort", metavar="COLUMNS", help="Sort by these columns, as a,b.")
+@click.option("--descending", is_flag=True, help="Sort the largest first.")
+@click.option("--drop-duplicates", is_flag=True, help="Keep the first of rows that are the same.")
+@click.option(
+    "--drop-duplicates-by", metavar="COLUMNS",
+    help="Keep the first of rows that are the same in these columns.",
+)  # fmt: skip
+@click.option("--columns", metavar="COLUMNS", help="Keep these columns only, as a,b.")
+@click.option(
+    "--row-group-size", type=click.IntRange(1), metavar="ROWS",
+    help="Rows in a row group. [default: 8 MiB of them, 16,384 at most]",
+)  # fmt: skip
+@click.option("--rows-per-file", type=click.IntRange(1), metavar="ROWS", help="Rows in a file.")
+@click.option(
+    "--files", "number", type=click.IntRange(1), metavar="N",
+    help="How many files. [default: one for each 512 MiB of rows in memory]",
+)  # fmt: skip
+@click.option("--compression", type=click.Choice(CODECS), default="zstd", show_default=True)
+@click.option("--compression-level", type=int, help="Of zstd, gzip or brotli.")
+@click.option(
+    "--memory", callback=_size, default="512M", show_default=True, metavar="SIZE",
+    help="For rows that are worked on.",
+)  # fmt: skip
+@click.option("--temporary-folder", metavar="FOLDER", help="For temporary files. [default: OUT]")
+@click.option("--threads", type=click.IntRange(1), help="[default: one a core, 4 at most]")
+@click.option("--verify", is_flag=True, help="Read each file back once it is written.")
+@click.option("--overwrite", is_flag=True, help="Remove what was written to OUT before.")
+@STORAGE_OPTIONS
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    files: tuple[str, ...],
+    folder: str,
+    shuffle: bool,
+    seed: int,
+    sort: str | None,
+    descending: bool,
+    drop_duplicates: bool,
+    drop_duplicates_by: str | None,
+    columns: str | None,
+    row_group_size: int | None,
+    rows_per_file: int | None,
+    number: int | None,
+    compression: str,
+    compression_level: int | None,
+    memory: int,
+    temporary_folder: str | None,
+    threads: int | None,
+    verify: bool,
+    overwrite: bool,
+    storage_options: str | None,
+    as_json: bool,
+) -> None:
+    """Rewrite data files for training: as Parquet, in a random order, sorted, or without duplicates.
+
+    IN are files, folders, globs or URLs of one format: Parquet, JSON lines, CSV, Arrow, text, NumPy, tar; OUT
+    is a new folder. Each row is written once. The same command goes on where it was stopped.
+
+    \b
+    Examples:
+      trainpipes repack chat.jsonl packed --shuffle --seed 1
+      trainpipes repack data once --drop-duplicates-by text --memory 4G
+    """
+    if drop_duplicates and drop_duplicates_by is not None:
+        raise click.UsageError("give --drop-duplicates or --drop-duplicates-by, not both")
+    from trainpipes.prepare import repack
+
+    options = parsed(storage_options)
+    try:
+        with progress("rows") as report:
+            done = repack(
+                files if len(files) > 1 else files[0], folder,
+                shuffle=shuffle, seed=seed, sort=_names(sort), descending=descending,
+                drop_duplicates=_names(drop_duplicates_by) or drop_duplicates,
+                columns=_names(columns), row_group_size=row_group_size, rows_per_file=rows_per_file,
+                files=number, compression=None if compression == "none" else compression,
+                compression_level=compression_level, memory=memory,
+                temporary_folder=temporary_folder, overwrite=overwrite, verify=verify,
+                threads=threads, storage_options=options, progress=report,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        note("the same command goes on where this one was stopped; --overwrite begins anew")
+        raise
+    _say(done, as_json)
+
+
+def _names(given: str | None) -> list[str] | None:
+    """The names of columns in a text; None of none."""
+    if given is None:
+        return None
+    names = [name.strip() for name in given.split(",")]
+    if "" in names:
+        raise click.UsageError(f"columns are names with commas between them, as a,b, got {given!r}")
+    return names
+
+
+def _say(done: Repacked, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "folder": done.folder, "files": list(done.files), "rows": done.rows,
+                "rows_in": done.rows_in, "duplicates": done.duplicates,
+                "row_groups": done.row_groups, "bytes_in": done.bytes_in,
+                "bytes_out": done.bytes_out, "seconds": round(done.seconds, 3),
+            }
+        )  # fmt: skip
+        return
+    from trainpipes.amount import amount
+
+    groups = f"{done.row_groups:,} row group{'s' * (done.row_groups > 1)}"
+    files = f"{len(done.files):,} file{'s' * (len(done.files) > 1)}"
+    dropped = f" of {done.rows_in:,}; {done.duplicates:,} were there before"
+    size = "" if done.bytes_in is None else f", read {amount(done.bytes_in)}"
+    for label, text in (
+        ("wrote", f"{files}, {groups}, {amount(done.bytes_out)}{size}"),
+        ("rows", f"{done.rows:,}{dropped if done.duplicates else ''}"),
+        ("took", f"{done.seconds:,.1f} s"),
+    ):
+        out().print(f"{label:<8}{text}", soft_wrap=True)
+    note("look at it:")
+    out().print(f"trainpipes inspect {shlex.quote(done.folder)}", soft_wrap=True)

@@ -1,0 +1,161 @@
+"""``trainpipes repack``: the command; what it writes is in tests/prepare/test_repack.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.command import START, environment, trainpipes
+from trainpipes_cli.app import run
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def lines(path: str, count: int = 30) -> None:
+    rows = ({"text": f"é {n % 20}", "n": n} for n in range(count))
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def numbers(folder: str) -> list[int]:
+    found = [
+        pq.read_table(path)["n"].to_pylist() for path in sorted(Path(folder).glob("*.parquet"))
+    ]
+    return [n for part in found for n in part]
+
+
+def test_json_lines_become_parquet() -> None:
+    Path("my data").mkdir()
+    lines("my data/a.jsonl")
+    lines("my data/b.jsonl")
+    done = trainpipes("repack", "my data/*.jsonl", "out put", "--shuffle", "--files", "2")
+    assert done.returncode == 0, done.stderr
+    assert "2 files, 2 row groups" in done.stdout
+    assert "rows    60" in done.stdout
+    assert f"trainpipes inspect '{Path('out put').absolute()}'" in done.stdout
+    assert done.stderr == "look at it:\n"
+    found = numbers("out put")
+    assert sorted(found) == sorted([*range(30)] * 2)
+    assert found != [*range(30)] * 2
+
+
+def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    lines("a.jsonl")
+    options = ["--drop-duplicates-by", "text", "--sort", "n", "--descending", "--json"]
+    for _ in range(2):  # the second time nothing is left to do
+        assert run(["repack", "a.jsonl", "out", *options]) == 0
+        shown = capsys.readouterr()
+        found = json.loads(shown.out)
+        seconds = found.pop("seconds")
+        assert 0 <= seconds < 100
+        assert found == {
+            "folder": str(Path("out").absolute()),
+            "files": [str(Path("out/part-00000.parquet").absolute())],
+            "rows": 20, "rows_in": 30, "duplicates": 10, "row_groups": 1,
+            "bytes_in": os.path.getsize("a.jsonl"),
+            "bytes_out": os.path.getsize("out/part-00000.parquet"),
+        }  # fmt: skip
+        assert shown.err == ""
+    assert numbers("out") == [*range(19, -1, -1)]
+
+
+def test_what_is_dropped_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    lines("a.jsonl")
+    assert run(["repack", "a.jsonl", "out", "--drop-duplicates", "--columns", "text"]) == 0
+    assert "rows    20 of 30; 10 were there before" in capsys.readouterr().out
+
+
+def test_the_layout_can_be_chosen() -> None:
+    lines("a.jsonl")
+    options = ["--row-group-size", "4", "--rows-per-file", "10", "--compression", "none"]
+    assert run(["repack", "a.jsonl", "out", *options, "--memory", "1g", "--verify"]) == 0
+    meta = pq.read_metadata("out/part-00002.parquet")
+    assert [meta.row_group(n).num_rows for n in range(meta.num_row_groups)] == [4, 4, 2]
+    assert meta.row_group(0).column(0).compression == "UNCOMPRESSED"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["a.jsonl"], 2, "Missing argument"),
+        (["a.jsonl", "out", "--memory", "much"], 2, "--memory is a number of bytes, as 512M"),
+        (["a.jsonl", "out", "--sort", "a,,b"], 2, "columns are names with commas"),
+        (["a.jsonl", "out", "--drop-duplicates", "--drop-duplicates-by", "n"], 2, "not both"),
+        (["a.jsonl", "out", "--storage-options", "x"], 2, "--storage-options takes a JSON object"),
+        (["nowhere.jsonl", "out"], 1, "nowhere.jsonl"),
+        (["a.jsonl", "b.csv", "out"], 1, "read_csv for b.csv, read_json for a.jsonl"),
+        (["a.jsonl", "."], 1, "which is read"),
+        (["a.jsonl", "out", "--sort", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
+        (["a.jsonl", "out", "--shuffle", "--sort", "n"], 1, "give one of the two"),
+        (["empty.jsonl", "out"], 1, "the input has no rows"),
+        (["bad.jsonl", "out"], 1, "bad.jsonl"),
+        (["bad.parquet", "out"], 1, "bad.parquet"),
+        (["a.jsonl", "a.jsonl/out"], 1, "cannot be written"),
+    ],
+)
+def test_errors_are_one_sentence(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines("a.jsonl")
+    Path("b.csv").write_text("n\n1\n")
+    Path("empty.jsonl").write_text("")
+    Path("bad.jsonl").write_text('{"n": 1}\n{"n": \n')
+    Path("bad.parquet").write_bytes(b"PAR1 no PAR1")
+    assert run(["repack", *arguments]) == code
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
+    assert not list(Path("out").glob("part-*"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    lines("a.jsonl")
+    Path("locked").mkdir(mode=0o500)
+    assert run(["repack", "a.jsonl", "locked/out"]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_who_is_stopped_leaves_whole_files_and_goes_on(number: int, code: int) -> None:
+    table = pa.table({"n": np.arange(100_000), "text": ["some text"] * 100_000})
+    pq.write_table(table, "rows.parquet")
+    command = [sys.executable, "-c", START, "repack", "rows.parquet", "out", "--shuffle"]
+    command += ["--rows-per-file", "5000"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    begun = time.monotonic()
+    while not list(Path("out").glob("part-*")) and running.poll() is None:
+        assert time.monotonic() - begun < 100
+        time.sleep(0.01)
+    running.send_signal(number)
+    said = running.communicate(timeout=100)[1]
+    assert running.returncode == code, said
+    assert "Traceback" not in said
+    if number == signal.SIGINT:
+        assert "the same command goes on" in said
+    assert not list(Path("out").glob(".part-of-*"))
+    for path in Path("out").glob("part-*"):
+        assert pq.read_metadata(path).num_rows == 5000
+    assert (
+        trainpipes(
+            "repack", "rows.parquet", "out", "--shuffle", "--rows-per-file", "5000"
+        ).returncode
+        == 0
+    )
+    assert sorted(numbers("out")) == [*range(100_000)]
+    assert {path.name for path in Path("out").iterdir() if not path.name.startswith("part-")} == {
+        "_manifest.json"
+    }
