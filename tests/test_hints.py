@@ -14,7 +14,6 @@ import trainpipes as tp
 from trainpipes import naming
 from trainpipes.loader import ELSEWHERE
 
-
 pytestmark = pytest.mark.filterwarnings("error:the loop before was left")
 
 
