@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,8 @@ def of_config(
     """
     from trainpipes.config import load, parse_change
 
+    if allow_imports:  # as ``python -m`` has it
+        sys.path.insert(0, os.getcwd())
     return load(
         path,
         allow_imports=allow_imports,
@@ -63,15 +67,22 @@ def recipe_option(text: str) -> tuple[str, Any]:
     Raises:
         click.UsageError: it is none.
     """
-    import yaml
-
     name, mark, value = text.partition("=")
-    name = name.strip()
+    name = name.strip().replace("-", "_")
     if not mark or not name:
         raise click.UsageError(f"--option is NAME=VALUE, such as max_length=512, got {text!r}")
+    from trainpipes import ConfigError
+    from trainpipes.config import parse_change
+    from trainpipes.config.nodes import Node
+
     try:
-        return name.replace("-", "_"), yaml.safe_load(value)
-    except yaml.YAMLError:
+        _, found = parse_change(f"{name}={value}")
+    except ConfigError:
         raise click.UsageError(
             f"--option {name}: {value!r} is no YAML value; put a text of special characters in quotes"
         ) from None
+    if isinstance(found, Node):
+        raise click.UsageError(
+            f"--option {name}: tags and variables are for a config, got {value!r}"
+        )
+    return name, found

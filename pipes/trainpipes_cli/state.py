@@ -11,11 +11,11 @@ from click.shell_completion import CompletionItem
 
 from trainpipes_cli.app import FAILED, Command, Group
 from trainpipes_cli.console import error_line, out, print_json, printable
+from trainpipes_cli.pipelines import of_config, of_recipe, recipe_option
 from trainpipes_cli.recipes import recipe_names
-from trainpipes_cli.storage_options import STORAGE_OPTIONS, storage_options
+from trainpipes_cli.storage_options import STORAGE_OPTIONS
 
 if TYPE_CHECKING:
-    from trainpipes import Pipeline
     from trainpipes.checkpoint import FoundState, Told
 
 __all__ = ["command"]
@@ -157,10 +157,13 @@ def check(
         raise click.ClickException(
             f"--keys {keys}: no state is at such a place; there are {places}"
         )
+    given = dict(map(recipe_option, options))
+    if tokenizer is not None:
+        given["tokenizer"] = tokenizer
     pipeline = (
-        _recipe(str(recipe), files, tokenizer, options, storage_options)
+        of_recipe(str(recipe), files, given, storage_options)
         if config is None
-        else _config(config, changes, allow_imports, storage_options)
+        else of_config(config, changes, allow_imports, storage_options)
     )
     tried = fits(chosen, pipeline, world_size=world_size, allow_changes=allow_changes)
     if as_json:
@@ -245,53 +248,3 @@ def _ranks(found: FoundState, told: Told) -> str:
 def _as_json(found: FoundState, told: Told | str) -> dict[str, Any]:
     said = {"problem": told} if isinstance(told, str) else {"problem": None, **told.to_dict()}
     return {"path": found.path, "keys": found.keys, "kept_by": found.kept_by or None, **said}
-
-
-# The pipeline
-
-
-def _config(
-    path: str, changes: tuple[str, ...], allow_imports: bool, storage: str | None
-) -> Pipeline:
-    from trainpipes.config import load, parse_change
-
-    return load(
-        path,
-        allow_imports=allow_imports,
-        storage_options=storage_options(storage),
-        changes=dict(map(parse_change, changes)),
-    )
-
-
-def _recipe(
-    name: str,
-    files: tuple[str, ...],
-    tokenizer: str | None,
-    options: tuple[str, ...],
-    storage: str | None,
-) -> Pipeline:
-    from trainpipes import recipe
-
-    given = dict(map(_option, options))
-    if files:
-        given["files"] = list(files) if len(files) > 1 else files[0]
-    if tokenizer is not None:
-        given["tokenizer"] = tokenizer
-    if storage is not None:
-        given["storage_options"] = storage_options(storage)
-    return recipe(name, **given)
-
-
-def _option(text: str) -> tuple[str, Any]:
-    """A recipe's option, its value as in YAML."""
-    import yaml
-
-    name, mark, value = text.partition("=")
-    if not mark or not name.strip():
-        raise click.UsageError(f"--option is NAME=VALUE, such as batch_size=16, got {text!r}")
-    try:
-        return name.strip().replace("-", "_"), yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise click.UsageError(
-            f"--option {name.strip()}: {value!r} is no YAML value; put a text of special characters in quotes"
-        ) from None

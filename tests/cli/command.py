@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 START = "from trainpipes_cli import main; main()"
 
@@ -43,10 +40,3 @@ def environment(more: dict[str, str] | None = None) -> dict[str, str]:
     """This process's, without what a terminal says of colours."""
     kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     return {**kept, **(more or {})}
-
-
-def needs(*commands: str) -> None:
-    """Skip where a command is not there yet."""
-    for name in commands:
-        if find_spec(f"trainpipes_cli.{name}") is None:
-            pytest.skip(f"trainpipes {name} is not there yet")

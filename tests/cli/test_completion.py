@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import START, environment, needs, trainpipes
+from cli.command import START, environment, trainpipes
 from cli.test_frame import SAY_HEAVY
 from trainpipes_cli.app import COMMANDS, run
 
@@ -99,7 +99,6 @@ def test_bash_completes_commands_options_recipes_and_files(terminal: Terminal) -
 
 
 def test_bash_completes_files_of_state(terminal: Terminal) -> None:
-    needs("state")
     terminal.types("trainpipes state chec\t", "checkpoint.pt")
     terminal.types(f"{CLEAR}trainpipes state check chec\t", "checkpoint.pt")
     terminal.types(" --world\t", "--world-size ")

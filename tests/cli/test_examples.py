@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.command import needs
 from cli.shell import blocks_of, difference, examples_in_help, run_examples, shell
 from cli.small_data import write_small_data
 from trainpipes_cli.app import COMMANDS, command_line
@@ -27,7 +26,6 @@ def place() -> Iterator[Path]:
 
 def help_of(name: str) -> Iterator[str]:
     """The help of a command and of those below it."""
-    needs(name)
     found = command_line.get_command(click.Context(command_line), name)
     assert found is not None
     several = [found, *found.commands.values()] if isinstance(found, click.Group) else [found]
