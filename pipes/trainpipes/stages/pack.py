@@ -233,7 +233,9 @@ class _Packer(ABC):
         piece = placing.bounds[first:stop]
         whose = self._from.take(placing.document[piece])
         part = whose.part + (placing.start[piece] << PIECE_BITS)
-        return Block(table, whose.ids, epoch=whose.epoch, part=part)
+        found = Block(table, whose.ids, epoch=whose.epoch, part=part)
+        found.made_of = placing.pieces(first, stop, self._from)
+        return found
 
     _spent = 0  # documents that the rows at hand use up
     _documents: Documents
