@@ -169,7 +169,7 @@ class Loader:
             "multiprocessing_context": multiprocessing_context,
             "pin_memory": pin_memory,
             "with_provenance": bool(with_provenance),
-            "skip_batches": list(left_out),
+            "skip_batches": left_out,
         }
         self._with_rows = bool(with_provenance)
         self._workers = LoaderWorkers(

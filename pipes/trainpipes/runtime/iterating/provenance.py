@@ -46,7 +46,8 @@ class Provenance(Sequence[RowPlace]):
     """Where the rows of one batch come from: a ``RowPlace`` for each, in the batch's order. Of a packed row
     there is one for each of its documents, of a row of ``zip`` one for each source.
 
-    Worked out when it is looked at. Printed, it is a table.
+    Worked out when it is looked at. Printed, it is a table, with files as they stand in the folder that all
+    of them have in common.
 
     Attributes:
         epoch: the pass over the data, as in a state.
@@ -119,14 +120,18 @@ class Provenance(Sequence[RowPlace]):
         return [found[row] for row in rows.tolist() for _ in self._inputs.places_of(row)]
 
     def table(self, texts: Sequence[str]) -> str:
-        """The places as a table of text, with the columns that tell them apart.
+        """The places as a table of text, with the columns that tell them apart, and files as they stand in
+        the folder that all of them have in common.
 
         Args:
             texts: the start of one for each place; none to leave that column out.
         """
         columns: dict[str, list[str]] = {"in batch": [str(p.index) for p in self]}
+        folder = _common_folder([place.path for place in self if place.path is not None])
         for name, title in TITLES.items():
             values = [getattr(place, name) for place in self]
+            if name == "path":
+                values = [v and v[len(folder) :] for v in values]
             if any(value is not None for value in values):
                 columns[title] = ["" if v is None else _said(v) for v in values]
         if any(texts):
@@ -149,6 +154,15 @@ TITLES = {
     "tokens": "tokens",
     "epoch": "epoch",
 }
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    """How all paths begin, up to the end of a folder."""
+    first, last = min(paths, default=""), max(paths, default="")
+    same = next(
+        (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
+    )
+    return first[: first.rfind("/", 0, same) + 1]
 
 
 def _said(value: Any) -> str:
