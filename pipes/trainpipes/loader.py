@@ -226,8 +226,8 @@ class Loader:
         >>> loader = tp.Loader(tp.from_dataset("abcdef").shuffle(6).batch(3), with_provenance=True)
         >>> for batch in loader:
         ...     print(batch, [place.row for place in loader.provenance()])
-        ['b', 'd', 'f'] [1, 3, 5]
-        ['c', 'e', 'a'] [2, 4, 0]
+        ['f', 'a', 'e'] [5, 0, 4]
+        ['c', 'b', 'd'] [2, 1, 3]
         """
         return provenance_of(self._session.last)
 
