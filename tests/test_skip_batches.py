@@ -309,3 +309,13 @@ def test_a_damaged_list_in_a_state_is_refused(wrong: Any) -> None:
 
     with pytest.raises(tp.StateError, match="skip_batches: damaged"):
         pipe.load_state_dict(render(position, session.plan.identity))
+
+
+def test_a_position_known_by_its_count_alone_is_found_with_the_list() -> None:
+    loader = tp.Loader(dealt().batch(6), skip_batches=[9])
+    batches = iter(loader)
+    for _ in range(12):
+        next(batches)
+    pipe = dealt().batch(6)
+    pipe.load_state_dict(tp.Loader(pipe, skip_batches=[9]).state_dict())
+    assert pipe.state_at(12) == loader.state_dict()

@@ -85,9 +85,9 @@ def locate(
     ['two', 'one']
     >>> print(found)
     batch m = 1 of epoch 7, one rank
-    in batch  row  epoch
-    0         1    7
-    1         0    7
+    in batch  row  epoch  text
+    0         1    7      two
+    1         0    7      one
     """
     if not isinstance(run, Loader | Pipeline):
         raise ConfigError(f"locate(run) takes a pipeline or a Loader, got {type(run).__name__}")

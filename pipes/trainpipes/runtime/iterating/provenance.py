@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
 
-import pyarrow as pa
+import numpy as np
 
+from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.planning.inputs import Inputs
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.payload import payload_rows
 from trainpipes.runtime.rows.pieces import WHOLE
+from trainpipes.runtime.shards.finishing import unplaced
 from trainpipes.runtime.shards.known_items import ItemRows
-from trainpipes.runtime.source import Place, RowMixture, RowSource, read_rows
+from trainpipes.runtime.source import Place, Reader, RowMixture, RowSource, read_rows
 from trainpipes.shown import cut
 
 __all__ = ["Provenance", "RowPlace"]
@@ -114,9 +118,11 @@ class Provenance(Sequence[RowPlace]):
         """The first text among the columns of each place's row, as its source gives it; "" where it has none,
         or where a row can't be read by its number (streams). Reads these rows."""
         rows = self._rows.ids if self._rows.pieces is None else self._rows.pieces.ids
-        found: dict[int, str] = {}
-        for row in sorted(set(rows.tolist())):  # those of a row group one after the other
-            found[row] = _text_of(self._inputs, row)
+        texts = _Texts(self._inputs)
+        try:  # those of a row group one after the other
+            found = {row: texts.of(row) for row in sorted(set(rows.tolist()))}
+        finally:
+            texts.close()
         return [found[row] for row in rows.tolist() for _ in self._inputs.places_of(row)]
 
     def table(self, texts: Sequence[str]) -> str:
@@ -169,23 +175,38 @@ def _said(value: Any) -> str:
     return f"{value[0]}-{value[1]}" if isinstance(value, tuple) else str(value)
 
 
-def _text_of(inputs: Inputs, row: int) -> str:
-    """The first text of a row, as its source gives it."""
-    source = inputs.source
-    if isinstance(source, RowMixture):
-        inputs, row, _ = source.where(inputs, row)
+class _Texts:
+    """The first text of rows, as their sources give them.
+
+    Args:
+        inputs: where the rows are.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._readers: dict[int, tuple[RowSource, Reader]] = {}
+
+    def of(self, row: int) -> str:
+        """That of one row; "" where there is none."""
+        inputs = self._inputs
+        if isinstance(inputs.source, RowMixture):
+            inputs, row, _ = inputs.source.where(inputs, row)
         source = inputs.source
-    if not isinstance(source, RowSource):
-        return ""
-    block, own = inputs.blocks.where(row)
-    reader = source.reader()
-    try:
-        data = read_rows(source, reader, block, own, own + 1)
-    finally:
-        if reader is not source:
-            reader.close()
-    if isinstance(data, pa.Table):
-        data = data.to_pylist()
-    first = data[0] if isinstance(data, list) else None
-    values = first.values() if isinstance(first, dict) else [first]
-    return next((value for value in values if isinstance(value, str)), "")
+        if not isinstance(source, RowSource):
+            return ""
+        if id(source) not in self._readers:
+            self._readers[id(source)] = source, source.reader()
+        block, own = inputs.blocks.where(row)
+        data = read_rows(source, self._readers[id(source)][1], block, own, own + 1)
+        late = inputs.chain.opener.late()
+        if isinstance(late, RunStage):
+            data = late.process(unplaced(Block(data, np.array([row], dtype=np.int64)))).block.data
+        first = payload_rows(data)[0]
+        values = first.values() if isinstance(first, dict) else [first]
+        return next((value for value in values if isinstance(value, str)), "")
+
+    def close(self) -> None:
+        """Close what was opened for them."""
+        for source, reader in self._readers.values():
+            if reader is not source:
+                reader.close()
