@@ -63,6 +63,8 @@ def items_of(
         alone: whether the pool only reads windows.
         with_rows: whether each item is given with its rows, as a ``KnownItem``.
     """
+    if with_rows:
+        _keep_pieces(plan)
     windows = plan.windows(pool, position.epoch)
     unroll = known_items if with_rows else Run.unroll
     left_out = LeftOutBatches.of(position)
@@ -70,3 +72,10 @@ def items_of(
         return CountedItems(plan, position.epoch, turns, windows, pool, alone, unroll, left_out)
     own = None if alone else pool
     return ShardItems(plan, position, shards, windows, own, unroll, left_out)
+
+
+def _keep_pieces(plan: Plan) -> None:
+    for stage in plan.chain.stages:
+        stage.keep_pieces()
+    for part in plan.mixed.values():
+        _keep_pieces(part)
