@@ -21,6 +21,7 @@ from trainpipes.errors import (
     WorkerError,
 )
 from trainpipes.loader import Loader
+from trainpipes.locate import locate
 from trainpipes.memmap import read_memmap, write_memmap
 from trainpipes.merge import merge_states
 from trainpipes.naming import other_name
@@ -68,8 +69,8 @@ __all__ = [
     "SchemaError", "Source", "Stage", "StateError", "StreamReader", "TableStage",
     "TopologyError", "TrainpipesError", "UnreachableError", "UnreadableError", "WorkerError",
     "cache", "concat", "from_arrow", "from_dataset", "from_hf", "from_iterable", "from_memmap",
-    "from_source", "from_tensors", "from_torchdata", "list_files", "load", "merge_states", "mix",
-    "nodes", "pad_sequences", "read_arrow", "read_bytes", "read_csv", "read_files",
+    "from_source", "from_tensors", "from_torchdata", "list_files", "load", "locate",
+    "merge_states", "mix", "nodes", "pad_sequences", "read_arrow", "read_bytes", "read_csv", "read_files",
     "read_images", "read_json", "read_memmap", "read_numpy", "read_parquet", "read_text",
     "read_webdataset", "recipe", "recipes", "samplers", "write_memmap", "zip",
 ]  # fmt: skip

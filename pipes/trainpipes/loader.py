@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import pickle
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ParamSpec
 
@@ -14,12 +15,16 @@ import torch.distributed as dist
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.gather import TIMEOUT, gather
+from trainpipes.left_out_batches import Batches, LeftOutBatches, checked_batches
 from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.merge import merge_states
 from trainpipes.naming import nearest
+from trainpipes.order import slots_before
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
+from trainpipes.runtime.iterating.one_pass import provenance_of
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
+from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
@@ -90,6 +95,13 @@ class Loader:
             ``TRAINPIPES_THREADS`` says another number), and functions of yours are called in the thread
             that trains. A number: all is done in so many threads; in one, if there are functions of
             yours. 0 for none, as for a debugger. The order of batches is always the same.
+        with_provenance: keep of the batch given last which rows it is made of, for ``provenance()``. Batches
+            and states are the same with it and without.
+        skip_batches: batches to leave out, as numbers m that ``provenance()`` and ``trainpipes.locate`` tell,
+            of epoch 0, or as pairs (epoch, m). Each is left out with the ``num_shards`` - 1 after it: one of
+            each shard, so that all ranks stay in step and the rest is the same on any number of ranks. A
+            state keeps the list; that of the loader and that of the state it loads both count. The same on
+            all ranks.
 
     >>> import trainpipes as tp
     >>> loader = tp.Loader(tp.from_iterable(lambda: range(10)).batch(4))
@@ -115,6 +127,8 @@ class Loader:
         multiprocessing_context: Any = None,
         pin_memory: bool = False,
         threads: int | None = None,
+        with_provenance: bool = False,
+        skip_batches: Iterable[int | tuple[int, int]] = (),
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(
@@ -134,13 +148,15 @@ class Loader:
                 f"Loader works in threads or in worker processes, got threads={threads} and "
                 f"num_workers={num_workers}; leave one out"
             )
+        left_out = checked_batches(skip_batches)
         prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
         whole_number(prefetch_factor, 1, "Loader(prefetch_factor)", "messages that are made ahead")
         source = pipeline._session
         if pin_memory and not any(isinstance(s, Pin) for s in pipeline.stages):
             pipeline = pipeline.pin()
         self.pipeline = pipeline
-        self._session = Session(functools.partial(_plan, pipeline), source.ranks, source)
+        plan = functools.partial(_plan, pipeline, left_out)
+        self._session = Session(plan, source.ranks, source, left_out)
         self.num_workers = num_workers
         self.threads = threads
         self._options = {
@@ -152,7 +168,10 @@ class Loader:
             "timeout": timeout,
             "multiprocessing_context": multiprocessing_context,
             "pin_memory": pin_memory,
+            "with_provenance": bool(with_provenance),
+            "skip_batches": left_out,
         }
+        self._with_rows = bool(with_provenance)
         self._workers = LoaderWorkers(
             functools.partial(packed_stages, pipeline),
             functools.partial(check_pickles, pipeline),
@@ -161,6 +180,7 @@ class Loader:
             persistent_workers,
             worker_init_fn,
             {"timeout": timeout, "multiprocessing_context": multiprocessing_context},
+            self._with_rows,
         )
 
     def __repr__(self) -> str:
@@ -170,7 +190,13 @@ class Loader:
         return f"Loader({', '.join(given)}) over\n{chain}"
 
     def __len__(self) -> int:
-        return len(self.pipeline)
+        length = len(self.pipeline)
+        start = self._session.start_of_epoch_at_hand()
+        left_out = LeftOutBatches.of(start)
+        if left_out is None:
+            return length
+        rank, world = self._session.ranks()
+        return slots_before(int(self._session.plan.counts.end(world, 0, left_out)), rank, world)
 
     def estimate_len(self) -> int:
         """About ``len()``, where a filter makes that unknown. See ``Pipeline.estimate_len``."""
@@ -187,7 +213,23 @@ class Loader:
     def __iter__(self) -> PassIterator:
         warn_without_data_module()
         workers = self._workers if self.num_workers else None
-        return PassIterator(self._session, self.threads, workers)
+        return PassIterator(self._session, self.threads, workers, self._with_rows)
+
+    def provenance(self) -> Provenance:
+        """Which rows the batch given last is made of: file, row group, row and epoch of each, and the
+        batch's number. Needs ``with_provenance=True``.
+
+        Raises:
+            ConfigError: the loader does not keep that, or gave no batch yet.
+
+        >>> import trainpipes as tp
+        >>> loader = tp.Loader(tp.from_dataset("abcdef").shuffle(6).batch(3), with_provenance=True)
+        >>> for batch in loader:
+        ...     print(batch, [place.row for place in loader.provenance()])
+        ['f', 'a', 'e'] [5, 0, 4]
+        ['c', 'b', 'd'] [2, 1, 3]
+        """
+        return provenance_of(self._session.last)
 
     def progress(self, *, total: int | None = None) -> TrainingProgress:
         """Iterate, and show how far the loop is: ``for batch in loader.progress():``.
@@ -288,6 +330,8 @@ class Loader:
                 the start of an epoch on; a state from within one is refused. "mix": sources of ``mix`` may
                 come and go, their weights, schedule and repetitions change; the others go on where they
                 stand. "schema": rows of Python functions have the columns that are given or found now.
+                "skip_batches": what the state is yet to leave out counts no more, only what this loader is
+                told to.
 
         Raises:
             StateError: it does not fit the pipeline.
@@ -303,8 +347,17 @@ class Loader:
         self._session.set_epoch(epoch)
 
 
-def _plan(pipeline: Pipeline) -> Plan:
-    return pipeline._session.plan
+def _plan(pipeline: Pipeline, left_out: Batches) -> Plan:
+    plan = pipeline._session.plan
+    most = plan.counts.batches_in_pass if left_out and plan.counts.known else math.inf
+    for epoch, m in left_out:
+        if m >= most:
+            raise ConfigError(
+                "Loader(skip_batches) counts batches within an epoch, over all ranks, and those of this "
+                f"pipeline have {most:.0f}, got m = {m} of epoch {epoch}; a batch of a later epoch is a pair "
+                "(epoch, m)"
+            )
+    return plan
 
 
 def stages_within(pipeline: Pipeline) -> Iterator[Stage]:

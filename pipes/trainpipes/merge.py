@@ -16,6 +16,7 @@ from trainpipes.cursor import check_delivered, shard_key
 from trainpipes.errors import StateError
 from trainpipes.foreign_state import refusal
 from trainpipes.identity import named_difference, read_identity
+from trainpipes.left_out_batches import KEY
 from trainpipes.shown import cut, shown
 from trainpipes.state import Position, Saved, read, render
 
@@ -146,7 +147,13 @@ def _same_pipeline(parts: list[Saved]) -> None:
             continue
         first.check_like(part.pipeline)
         part.check_like(first.pipeline)
-        found = named_difference(read_identity(first.pipeline)[0], read_identity(part.pipeline)[0])
+        (before, notes), (now, own) = read_identity(first.pipeline), read_identity(part.pipeline)
+        if notes.get(KEY) != own.get(KEY):
+            raise StateError(
+                f"{KEY}: state 0 leaves out {shown(notes.get(KEY))}, state {number} {shown(own.get(KEY))}; "
+                "give the same to the Loader of every rank"
+            )
+        found = named_difference(before, now)
         if found is not None:
             path, old, new = found
             raise StateError(

@@ -172,6 +172,7 @@ class Pipeline(IterableDataset[Any]):
             "seen_ranks": ranks,
             "passes": session.passes,
             "pending": session.pending,
+            "left_out": session.left_out_there,
             "notes": session.notes,
         }
 
@@ -180,6 +181,7 @@ class Pipeline(IterableDataset[Any]):
         self._seen_ranks = state["seen_ranks"]
         self._session.passes = state["passes"]
         self._session.pending = state["pending"]
+        self._session.left_out_there = state["left_out"]
         self._session.notes = state["notes"]
 
     _seen_ranks: tuple[int, int] | None = None

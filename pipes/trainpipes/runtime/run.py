@@ -7,10 +7,10 @@ they are read again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from trainpipes.order import IntArray
 from trainpipes.runtime.rows.bad_text import naming_bad_text
 from trainpipes.runtime.rows.block import Block
 
-__all__ = ["Cursors", "Positions", "Run", "RunSource", "innermost", "levels", "round_of"]
+__all__ = ["Cursors", "Positions", "Run", "RunSource", "Unroll", "innermost", "levels", "round_of"]
 
 
 class Positions(Protocol):
@@ -130,6 +130,10 @@ class Run:
         rows = np.flatnonzero(np.repeat(np.isin(np.arange(len(sizes)), index), sizes))
         bounds = np.concatenate([[0], np.cumsum(sizes[index])]).astype(np.int64)
         return Run(self.block.take(rows), cursors, bounds, items)
+
+
+#: Gives the items of a run.
+Unroll: TypeAlias = Callable[[Run], MutableSequence[Any]]
 
 
 class RunSource(Protocol):

@@ -218,6 +218,10 @@ class RowSource(ABC):
         """Where row ``row`` of a block stands."""
         return Place(row_group=block, row=row)
 
+    def places(self, block: int, row: int) -> list[Place]:
+        """Where all that row ``row`` of a block is made of stands: of several rows side by side, each."""
+        return [self.place(block, row)]
+
     def describe(self) -> list[tuple[str, str]]:
         """Lines for ``explain()``: what, how much."""
         return []
@@ -321,8 +325,8 @@ class RowMixture(RowStream):
         """
 
     @abstractmethod
-    def place_of(self, inputs: Inputs, row: int) -> Place:
-        """Where the row of that number stands."""
+    def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int, str]:
+        """Which pipeline's a row is, its number there, and the pipeline's name."""
 
     @abstractmethod
     def leads(self, plan: Plan, shard: int, place: dict[str, Any]) -> bool:

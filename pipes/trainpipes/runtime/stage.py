@@ -151,6 +151,9 @@ class Stage:
         """Take the ``Inputs`` of the plan that the stage is part of."""
         vars(self)["plan_inputs"] = inputs
 
+    def keep_pieces(self) -> None:
+        """Say of rows that are made from here on what they are made of (``Block.made_of``)."""
+
     def settle(self, threads: int) -> None:
         """Get ready to be called by so many threads at once; 0 for none but the one that iterates."""
 

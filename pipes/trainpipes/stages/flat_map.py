@@ -221,7 +221,9 @@ class _Rows:
         bases, which = np.unique(numbers, return_inverse=True)
         states = tuple({"below": run.cursors.state(k)} for k in bases.tolist())
         cursors = Cursors(states, which.reshape(-1).astype(np.int64), used)
-        return Run(Block(rows, below.ids, epoch=below.epoch, part=part), cursors)
+        block = Block(rows, below.ids, epoch=below.epoch, part=part)
+        block.made_of = below.made_of
+        return Run(block, cursors)
 
     def _open(self, run: Run, number: int) -> None:
         """Begin with a row, after what a state says is used up of it."""

@@ -169,6 +169,12 @@ class Pack(CutStage):
         kind = _Concatenated if self.method == "concat" else _Fitted
         return kind(self, Held(below(rows), self._crosses), used)
 
+    #: Whether it says of rows what they are made of.
+    keeps_pieces: ClassVar[bool] = False
+
+    def keep_pieces(self) -> None:
+        object.__setattr__(self, "keeps_pieces", True)
+
     def documents(self, block: Block) -> Documents:
         """The documents of some rows."""
         return documents_of(block, self.column, self.along, self.overlong, self.max_length, self)
@@ -233,7 +239,10 @@ class _Packer(ABC):
         piece = placing.bounds[first:stop]
         whose = self._from.take(placing.document[piece])
         part = whose.part + (placing.start[piece] << PIECE_BITS)
-        return Block(table, whose.ids, epoch=whose.epoch, part=part)
+        found = Block(table, whose.ids, epoch=whose.epoch, part=part)
+        if self._stage.keeps_pieces:
+            found.made_of = placing.pieces(first, stop, self._from)
+        return found
 
     _spent = 0  # documents that the rows at hand use up
     _documents: Documents

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainpipes.order import IntArray
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.pieces import Pieces
 
 __all__ = ["Placing", "best_fit", "best_window", "concat", "first_fit", "pieces_of", "placed"]
 
@@ -52,6 +54,23 @@ class Placing:
         piece += np.arange(len(piece))
         bounds = np.concatenate([[0], ends]).astype(np.int64)
         return Placing(self.document[piece], self.start[piece], self.length[piece], bounds)
+
+    def pieces(self, first: int, stop: int, documents: Block) -> Pieces:
+        """Which rows the pieces of packed rows ``first`` to ``stop`` are of.
+
+        Args:
+            first: row.
+            stop: the row after the last.
+            documents: a row each.
+        """
+        bounds = self.bounds[first : stop + 1]
+        pieces = slice(int(bounds[0]), int(bounds[-1]))
+        document, epoch = self.document[pieces], documents.epoch
+        epochs = np.full_like(document, epoch) if isinstance(epoch, int) else epoch[document]
+        return Pieces(
+            documents.ids[document], epochs, self.start[pieces], self.length[pieces],
+            bounds - bounds[0],
+        )  # fmt: skip
 
 
 def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray]:

@@ -8,6 +8,8 @@ one_at_a_time      an iterator is one thread's
 
 consumer_iterator  the items of one worker of one rank, in the order of the global sequence
 delivered_state    items taken ahead of use, with the state of the last one given
+numbered_items     items with who they are, through all that takes some ahead
+provenance         where the rows of a batch stand
 one_ahead          one item taken ahead, to know which is the last
 prefetcher         batches on their way to a device
 epoch_end_sync     how ranks end an uneven epoch at the same step

@@ -10,9 +10,11 @@ from time import perf_counter
 from typing import Any
 from weakref import finalize
 
+from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.runtime.iterating.delivered_state import ConsumerState
 from trainpipes.runtime.iterating.empty_epoch import warn_if_all_empty
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
+from trainpipes.runtime.iterating.numbered_items import NumberedItems
 from trainpipes.runtime.iterating.worker_receiver import WorkerReceiver
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
@@ -41,6 +43,7 @@ class ConsumerIterator:
         threads: that work ahead: 0 for none; None for as many as there are cores, and none for functions
             that are not ours.
         workers: of a ``Loader``, which make the items; None to make them in this process.
+        with_rows: whether each item is given as a ``NumberedItem``, with its rows.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class ConsumerIterator:
         stops_at_holes: bool = False,
         threads: int | None = 0,
         workers: LoaderWorkers | None = None,
+        with_rows: bool = False,
     ) -> None:
         self._plan = plan = plan.resized(position.sizes)
         self._topology = topology
@@ -63,12 +67,14 @@ class ConsumerIterator:
         self._num_shards = plan.chain.num_shards
         self._threads = threads
         self._workers = workers
+        self._with_rows = with_rows
         self._items: Items | None = None
         self._pool: Pool | None = None
         self._m = position.m
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, origin)
-        self._end = plan.counts.end(topology.world_size, origin)
+        left_out = LeftOutBatches.of(position)
+        self._end = plan.counts.end(topology.world_size, origin, left_out)
         self._own = topology.shards(origin, plan.chain.num_shards)
         self._running = set(self._own)
         self._given = math.inf  # when the last item was given
@@ -132,6 +138,8 @@ class ConsumerIterator:
         """What gives the items."""
         if self._items is None:
             self._items = self._begin()
+            if self._with_rows:
+                self._items = NumberedItems(self._items, self._first)
         return self._items
 
     def _begin(self) -> Items:
@@ -148,7 +156,7 @@ class ConsumerIterator:
         # The thread that iterates calls functions that are not ours.
         alone = (self._threads is None or plan.in_caller) and plan.runs_user_code
         turns = Turns(self._stride, self._end)
-        return items_of(plan, self._first, turns, self._own, self._pool, alone)
+        return items_of(plan, self._first, turns, self._own, self._pool, alone, self._with_rows)
 
     def state(self) -> ConsumerState:
         """Where this consumer stands after the last item given."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from trainpipes.left_out_batches import KEY
 from trainpipes.runtime.iterating.worker_dataset import WorkerDataset
 from trainpipes.runtime.iterating.worker_message import WorkerMemory, WorkerMessage
 from trainpipes.runtime.planning.plan import Plan
@@ -36,6 +37,7 @@ class LoaderWorkers:
         persistent: whether they are kept from one pass to the next.
         init: called with the worker's number in each, if given.
         options: more of a ``DataLoader``'s.
+        with_rows: whether items are sent with their rows.
     """
 
     stages: Callable[[], Sequence[Stage]]
@@ -45,6 +47,7 @@ class LoaderWorkers:
     persistent: bool
     init: Callable[[int], None] | None
     options: dict[str, Any]
+    with_rows: bool = False
     _sent: Sequence[Stage] | None = None
     #: Processes that can begin another pass, and the memory that they share.
     _idle: tuple[DataLoader[WorkerMessage], WorkerMemory] | None = None
@@ -65,7 +68,7 @@ class LoaderWorkers:
             position: where it starts.
         """
         idle, self._idle = self._idle, None
-        if idle is None or position.m:
+        if idle is None or position.m or _left_out(idle[0]) != position.notes.get(KEY):
             idle = self._processes(plan, ranks, workers, position)
         else:
             idle[1].begin(position.epoch)
@@ -78,7 +81,9 @@ class LoaderWorkers:
             self._sent = self.stages()
         memory = WorkerMemory(workers, self.ahead, position.epoch)
         source = plan.inputs.source
-        made = WorkerDataset(self._sent, source, ranks, workers, position, memory, self.ahead)
+        made = WorkerDataset(
+            self._sent, source, ranks, workers, position, memory, self.ahead, self.with_rows
+        )
         generator = torch.Generator()  # a DataLoader would draw from the global one
         generator.manual_seed(position.epoch)
         loader = DataLoader(
@@ -103,6 +108,12 @@ class LoaderWorkers:
             pass  # the pass is left; the processes can begin another
         if sound and self.persistent:
             self._idle = loader, memory
+
+
+def _left_out(loader: DataLoader[WorkerMessage]) -> Any:
+    """The batches that workers were told to leave out."""
+    assert isinstance(loader.dataset, WorkerDataset)
+    return loader.dataset.position.notes.get(KEY)
 
 
 def _begin(own: Callable[[int], None] | None, worker: int) -> None:

@@ -7,24 +7,28 @@ Writes the state of where they stand.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from trainpipes.errors import TopologyError
+from trainpipes.errors import ConfigError, TopologyError
+from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
 from trainpipes.runtime.iterating.delivered_state import ItemIterator
 from trainpipes.runtime.iterating.epoch_end_sync import EpochEndSync
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
+from trainpipes.runtime.iterating.numbered_items import KnownLast, PlaceWithin
 from trainpipes.runtime.iterating.one_ahead import OneAhead
 from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
 from trainpipes.runtime.iterating.prefetcher import Prefetcher
+from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.state import Position, render
 from trainpipes.topology import Topology
 
-__all__ = ["OnePass"]
+__all__ = ["OnePass", "provenance_of"]
 
 
 class OnePass:
@@ -40,6 +44,7 @@ class OnePass:
         places: whether batches are placed, by stages that do so in the process that trains.
         workers: of a ``Loader``, which make the items.
         one_at_a_time: of the iterator that gives this pass's items.
+        with_rows: whether it is known of the item given last which rows it is made of.
     """
 
     def __init__(
@@ -53,12 +58,14 @@ class OnePass:
         places: bool = False,
         workers: LoaderWorkers | None = None,
         one_at_a_time: OneAtATime | None = None,
+        with_rows: bool = False,
     ) -> None:
         self._plan = plan
         self._topology = topology
         self._threads = threads
         self._place_stages = plan.chain.place_stages if places else ()
         self._workers = workers
+        self._with_rows = with_rows
         self.position = position
         self.origin = position.m if origin is None else origin
         #: Whether it has no more items.
@@ -76,8 +83,13 @@ class OnePass:
         self._cursors: dict[int, str] = {}
         #: Gives the items.
         self.items = self._in_step(start)
-        if self._place_stages:
-            self.items = Prefetcher(self.items, self._place_stages)
+        places: Sequence[Any] = self._place_stages
+        if self._with_rows:
+            places = [PlaceWithin(stage) for stage in places]
+        if places:
+            self.items = Prefetcher(self.items, places)
+        if self._with_rows:
+            self.items = KnownLast(self.items)
 
     def _in_step(self, start: Position) -> ItemIterator:
         """This rank's items from a position on, up to where all ranks end together."""
@@ -91,7 +103,7 @@ class OnePass:
                 "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
             )
         items = ConsumerIterator(
-            plan, topology, start, origin, agrees, self._threads, self._workers
+            plan, topology, start, origin, agrees, self._threads, self._workers, self._with_rows
         )
         return EpochEndSync(items, topology, origin) if agrees else items
 
@@ -115,22 +127,46 @@ class OnePass:
         """Whether the item given last is this consumer's last one of the pass."""
         if self._plan.chain.endless:
             return False
-        if not isinstance(self.items, OneAhead):
+        known = self.items if isinstance(self.items, KnownLast) else None
+        ahead = self.items if known is None else known.source
+        if not isinstance(ahead, OneAhead):
             alone = self._topology.world_size * self._topology.num_workers == 1
-            self.items = OneAhead(self.items, alone)
-        return self.items.is_last()
+            ahead = OneAhead(ahead, alone)
+            if known is None:
+                self.items = ahead
+            else:
+                known.source = ahead
+        return ahead.is_last()
+
+    def provenance(self) -> Provenance | None:
+        """Which rows the item given last is made of; None where none was given.
+
+        Raises:
+            ConfigError: that is not kept.
+        """
+        if not isinstance(self.items, KnownLast):
+            raise ConfigError(
+                "provenance() tells where the rows of the batch given last come from, which a loader keeps "
+                "only where it is asked to: Loader(pipe, with_provenance=True); "
+                "trainpipes.locate(loader, step) finds out afterwards"
+            )
+        last = self.items.last
+        return None if last is None else last.provenance(self._plan.inputs)
 
     def _go_on(self) -> None:
         """Nothing was left: this is the next pass."""
         self._may_go_on, self.origin = False, 0
-        self._open(Position(self.epoch + 1, 0, self._plan.chain.num_shards))
+        notes = self._start.notes
+        self._open(Position(self.epoch + 1, 0, self._plan.chain.num_shards, notes=notes))
 
     def _has_nothing_left(self) -> bool:
         """Whether it is known that the position is the end for this rank: all its workers begin the next pass
         then, also those that are not asked for anything yet."""
         start, topology = self._start, self._topology
         plan = self._plan.resized(start.sizes)
-        end = plan.counts.end(topology.world_size, start.m) if plan.counted else math.inf
+        end = math.inf
+        if plan.counted:
+            end = plan.counts.end(topology.world_size, start.m, LeftOutBatches.of(start))
         return topology.first(start.m) >= end
 
     def _other_workers_have_more(self) -> bool:
@@ -169,3 +205,21 @@ class OnePass:
     def close(self) -> None:
         """Let threads and worker processes go. The state stays."""
         self.items.close()
+
+
+def provenance_of(last: OnePass | None) -> Provenance:
+    """Which rows the item given last is made of.
+
+    Args:
+        last: the pass that gave it; None if none did.
+
+    Raises:
+        ConfigError: none was given, or that is not kept.
+    """
+    found = None if last is None else last.provenance()
+    if found is None:
+        raise ConfigError(
+            "provenance() tells of the batch given last, and none was given yet: take one first, or ask "
+            "trainpipes.locate(loader, 0)"
+        )
+    return found

@@ -11,8 +11,9 @@ from trainpipes.errors import StateError
 from trainpipes.runtime.iterating.delivered_state import ItemIterator
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
-from trainpipes.runtime.iterating.one_pass import OnePass
+from trainpipes.runtime.iterating.one_pass import OnePass, provenance_of
 from trainpipes.runtime.iterating.pass_counter import Shared, shared_by_workers
+from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.runtime.warn_once import warn_once
@@ -32,16 +33,22 @@ class PassIterator:
         session: the pipeline's, or a ``Loader``'s.
         threads: that work ahead in a training process, as ``ConsumerIterator`` takes them; a worker has none.
         workers: of a ``Loader``, which make the items.
+        with_rows: whether it is known of the item given last which rows it is made of.
     """
 
     def __init__(
-        self, session: Session, threads: int | None = None, workers: LoaderWorkers | None = None
+        self,
+        session: Session,
+        threads: int | None = None,
+        workers: LoaderWorkers | None = None,
+        with_rows: bool = False,
     ) -> None:
         #: The pass: as it is once it is taken, till then as it would be if it was taken now.
         self._current: OnePass | None = None
         self._session = session
         self._threads = threads
         self._workers = workers
+        self._with_rows = with_rows
         self._one_at_a_time = OneAtATime()
         #: The load that was given to this iterator, and where its state says to start.
         self._own: tuple[int, Position] | None = None
@@ -104,6 +111,11 @@ class PassIterator:
         finally:
             self._one_at_a_time.done()
 
+    def provenance(self) -> Provenance:
+        """Which rows the item given last is made of. See ``Loader.provenance``."""
+        with self._one_at_a_time.between_items():
+            return provenance_of(self._current if self._rest is not None else None)
+
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: integers and strings in a flat dict."""
         with self._one_at_a_time.between_items():
@@ -165,7 +177,7 @@ class PassIterator:
             session = self._session
             self._current = OnePass(
                 session.plan, session.topology(), position, None, True, self._threads, True,
-                self._workers, self._one_at_a_time,
+                self._workers, self._one_at_a_time, self._with_rows,
             )  # fmt: skip
         return self._current
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 from weakref import WeakSet
@@ -14,6 +15,7 @@ from trainpipes.callers import callers
 from trainpipes.cursor import is_count
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.foreign_state import is_stateful_data_loaders
+from trainpipes.left_out_batches import Batches, kept_batches, merged_batches
 from trainpipes.merge import merge_states
 from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
 from trainpipes.runtime.iterating.one_pass import OnePass
@@ -43,6 +45,7 @@ class Session:
         stages: makes the pipeline's stages.
         ranks: gives rank and world size.
         source: what a ``Loader``'s own starts out from: that of its pipeline.
+        left_out: batches that are left out, beside those that a state names.
     """
 
     def __init__(
@@ -50,10 +53,14 @@ class Session:
         stages: Callable[[], Plan],
         ranks: Callable[[], tuple[int, int]],
         source: Session | None = None,
+        left_out: Batches = (),
     ) -> None:
         self._make = stages
         self._plan: Plan | None = None
         self._notes: dict[str, Any] = {}  # of the rows' schemas, in a copy
+        self._left_out = left_out
+        #: Batches that are left out, by the state that was loaded last.
+        self.left_out_there: Batches = () if source is None else source.left_out_there
         self.ranks = ranks
         self.members: tuple[int, ...] | None = None
         self.passes = PassCounter()
@@ -134,6 +141,7 @@ class Session:
         return self._expect(position), position
 
     def _expect(self, position: Position) -> int:
+        self.left_out_there = kept_batches(position.notes)
         load = self.passes.load(position.epoch, position.m > 0)
         self.pending = load, position
         self.last = None
@@ -227,12 +235,40 @@ class Session:
                 f"afterwards, got one from within epoch {number}: make a new DataLoader after "
                 "load_state_dict(), or use StatefulDataLoader or trainpipes.Loader"
             )
-        return Position(number, 0, self.plan.chain.num_shards)
+        return self.start_of(number)
+
+    def start_of(self, number: int) -> Position:
+        """The start of a pass, whatever was loaded."""
+        position = Position(number, 0, self.plan.chain.num_shards)
+        batches = tuple(sorted({*self._left_out, *self.left_out_there}))
+        return replace(position, notes=merged_batches(position, batches)) if batches else position
 
     def loaded(self, position: Position) -> Position:
         """A position that was loaded, for a pass of its own: stages may change what they are opened with."""
+        found = self.looked_at(position)
+        self.left_out_there = kept_batches(found.notes)
+        return found
+
+    def looked_at(self, position: Position) -> Position:
+        """The same, without going there."""
         self.plan.adopt(position.notes)
-        return deepcopy(position)
+        found = deepcopy(position)
+        found.notes = merged_batches(found, self._left_out)
+        return found
+
+    def start_of_epoch_at_hand(self) -> Position:
+        """The start of the pass that is under way; of the next one where none is."""
+        last, now = self.last, self.passes.now
+        if last is not None and not last.ended:
+            position = last.position
+            if last.epoch != position.epoch:
+                return self.start_of(last.epoch)
+        else:
+            self._follow()
+            if self.pending is None or self.pending[0] != now.loaded:
+                return self.start_of(now.upcoming)
+            position = self.looked_at(self.pending[1])
+        return replace(position, m=0, cursors={}, extra={})
 
     def state_at(self, batches: int, epoch: int) -> dict[str, Any]:
         """The state after so many batches of each rank in a pass."""
@@ -249,7 +285,8 @@ class Session:
                 f"of {world} ranks, got {batches}"
             )
         walked = 0 if plan.counted else m
-        walk = OnePass(plan, Topology(), Position(epoch, m - walked, plan.chain.num_shards))
+        start = replace(self.start_of(epoch), m=m - walked)
+        walk = OnePass(plan, Topology(), start)
         for taken in range(walked):
             try:
                 next(walk)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.runtime.iterating.worker_message import (
     WorkerMemory,
@@ -61,6 +62,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         position: where the first pass starts.
         memory: shared with the process that trains.
         ahead: messages of each worker that are made ahead.
+        with_rows: whether items are sent with their rows.
     """
 
     stages: Sequence[Stage]
@@ -70,6 +72,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
     position: Position
     memory: WorkerMemory
     ahead: int
+    with_rows: bool = False
     _plan: Plan | None = None
 
     def __iter__(self) -> Iterator[WorkerMessage]:
@@ -103,15 +106,17 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         rank, world = self.ranks
         epoch, position = self.memory.start, self.position
         if epoch is not None:
-            position = Position(epoch, 0, position.num_shards)
+            position = Position(epoch, 0, position.num_shards, notes=position.notes)
         plan = plan.resized(position.sizes)
-        num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m)
+        left_out = LeftOutBatches.of(position)
+        num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m, left_out)
         owners = share_out(
             range(rank, num_shards, world), plan.layouts.usual.num_spans, self.workers
         )
         running = {shard for shard, owner in owners.items() if owner == worker}
         turns = Turns(world, end, num_shards, frozenset(running))
-        items = items_of(plan, position, turns, frozenset(running))
+        own = frozenset(running)
+        items = items_of(plan, position, turns, own, with_rows=self.with_rows)
         stretch = world * self.workers
         # Far enough that it holds back only who is out of step with the others.
         most_ahead = (self.ahead + 2) * MOST_BATCHES * stretch

@@ -81,7 +81,8 @@ class WorkerReceiver:
         if self._started is None:
             # Schemas that are not known yet are found in the workers: a function that opens a file when it
             # is first called must not do so here, before they are forked.
-            position = replace(self._position, notes=self._plan.notes)
+            notes = {**self._position.notes, **self._plan.notes}
+            position = replace(self._position, notes=notes)
             useful = min(self._workers.most, len(self._own))
             self._started = self._workers.start(self._plan, self._ranks, useful, position)
         memory, messages = self._started

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainpipes.cursor import is_count, shard_key
 from trainpipes.errors import StateError
+from trainpipes.left_out_batches import LeftOutBatches, kept_batches
 from trainpipes.order import Layout
 from trainpipes.runtime.kinds import CutStage
 from trainpipes.runtime.planning.plan import Plan
@@ -43,6 +44,7 @@ def position_of(state: Any, plan: Plan) -> Position:
 def _check(plan: Plan, position: Position) -> None:
     """Raise unless a position is one to which the pipeline leads, as far as that can be told."""
     chain, counts, number = plan.chain, plan.counts, position.epoch
+    kept_batches(position.notes)
     if not is_count(_last_epoch(plan, number)):
         raise StateError(
             f"epoch: there is no pass {number} of this pipeline, whose epochs could not be counted; {_EDITED}"
@@ -61,7 +63,7 @@ def _check(plan: Plan, position: Position) -> None:
             )
     for shard, cursor in position.cursors.items():
         place = {k: v for k, v in cursor.items() if k not in ("delivered", "ended")}
-        if not (leads(plan, shard, number, place) and _delivered(plan, shard, number, cursor)):
+        if not (leads(plan, shard, number, place) and _delivered(plan, shard, position, cursor)):
             raise StateError(
                 f"{shard_key(shard)}: {shown(cursor, 200)} is not where {cursor['delivered']} micro-batches "
                 f"of pass {number} have led; {_EDITED}"
@@ -85,12 +87,17 @@ def _sizes_lead(plan: Plan, position: Position) -> bool:
     return sizes.sizes[-1][1] == chain.batch_size and first <= sizes.epoch < after
 
 
-def _delivered(plan: Plan, shard: int, number: int, cursor: dict[str, Any]) -> bool:
+def _delivered(plan: Plan, shard: int, position: Position, cursor: dict[str, Any]) -> bool:
     """Whether the micro-batches of the epoch are among those of the pass."""
+    number = position.epoch
     delivered, at, first = cursor["delivered"], cursor["at"], plan.chain.first_epoch(number)
     one_epoch = plan.chain.times == 1
     epoch = int(innermost(cursor)["epoch"]) if one_epoch else first
     skipped, _ = plan.counts.chunks(plan.counts.slot(shard, epoch, first), epoch)
+    left_out = LeftOutBatches.of(position)
+    if left_out is not None:  # a shard may end among those that are left out
+        most = left_out.of_shard(shard, delivered + 1)
+        return bool(at <= delivered + skipped + most)
     if one_epoch and delivered:
         return bool(at == delivered + skipped)
     return bool(at <= delivered + skipped)

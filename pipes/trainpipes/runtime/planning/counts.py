@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from trainpipes.errors import DataError
+from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.order import Layout, StreamLayout, count_batches, slots_before
 from trainpipes.runtime.planning.layouts import Layouts
 from trainpipes.state import Position
@@ -115,13 +116,23 @@ class Counts:
             layout = Layout(self._epoch_rows, size, 1, layout.window_rows, changes=changes)
         return layout.count(self.chain.drop_last)
 
-    def end(self, world_size: int, origin: int = 0) -> float:
+    def end(
+        self, world_size: int, origin: int = 0, left_out: LeftOutBatches | None = None
+    ) -> float:
         """The micro-batch after the last one of a pass; inf where that is not known. From ``origin``
         on, where they (re)started, several ranks deliver the same number each, so that the last few
-        may be left out."""
+        may be left out.
+
+        Args:
+            world_size: ranks.
+            origin: where they started.
+            left_out: batches that the pass leaves out, and that do not count.
+        """
         chain = self.chain
         if self.known:
             total = self.batches_in_pass
+            if left_out is not None and not math.isinf(total):
+                total -= left_out.below(int(total))
             if chain.endless and not total:
                 raise DataError(
                     "repeat() goes on for ever only where an epoch gives something, and one of "
@@ -132,7 +143,8 @@ class Counts:
                 return total
             return origin + max(0, int(total) - origin) // world_size * world_size
         if chain.stop_batches is not None and chain.repeat is None:
-            return max(0, chain.stop_batches - chain.skip_batches)
+            most = max(0, chain.stop_batches - chain.skip_batches)
+            return most if left_out is None else most - left_out.below(most)
         return math.inf
 
     # One shard

@@ -6,6 +6,7 @@ stage can ask of the plan that it is part of. Any thread may ask it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -121,8 +122,20 @@ class Inputs:
         if isinstance(self.source, RowSource):
             return self.blocks.locate(self.source, row)
         if isinstance(self.source, RowMixture):
-            return self.source.place_of(self, row)
+            inputs, own, name = self.source.where(self, row)
+            return replace(inputs.place_of(own), source=name)
         return Place(row=row)
+
+    def places_of(self, row: int) -> list[Place]:
+        """Where all that a row is made of stands: one place, but for rows side by side."""
+        if isinstance(self.source, RowSource):
+            return self.source.places(*self.blocks.where(row))
+        if isinstance(self.source, RowMixture):
+            inputs, own, name = self.source.where(self, row)
+            found = inputs.places_of(own)
+            parts = [name if p.source is None else f"{name}/{p.source}" for p in found]
+            return [replace(p, source=part) for p, part in zip(found, parts, strict=True)]
+        return [Place(row=row)]
 
     @cached_property
     def cached_blocks(self) -> BlockCache | None:

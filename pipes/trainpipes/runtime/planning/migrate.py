@@ -8,6 +8,8 @@ later one.
 Pack length: rows of another length begin where an epoch does. Documents of one epoch are never packed to two
 lengths, and what was delivered before is as it was.
 
+Left-out batches: those that a state names and that are yet to come are no more.
+
 Mix: see ``MixingSource.migrate``.
 
 Called by the thread that loads a state.
@@ -23,6 +25,7 @@ from typing import Any
 from trainpipes.cursor import is_count, shard_key
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.identity import damaged, read_identity
+from trainpipes.left_out_batches import KEY, kept_batches, reached
 from trainpipes.order import Layout, StreamLayout
 from trainpipes.runtime.kinds import MixingSource
 from trainpipes.runtime.planning.chain import Chain
@@ -36,7 +39,7 @@ from trainpipes.state import BatchSizes, Position, read, render
 __all__ = ["ALLOWED", "migrate"]
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
-ALLOWED = ("batch_size", "mix", "pack_length", "schema")
+ALLOWED = ("batch_size", "mix", "pack_length", "schema", "skip_batches")
 
 
 def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
@@ -64,6 +67,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
     identity, position.notes = read_identity(saved.pipeline)
     if "schema" in allow_changes:
         position.notes.pop("schemas", None)
+    if "skip_batches" in allow_changes:
+        _forget_coming(position)
     if "mix" in allow_changes and isinstance(plan.chain.opener, MixingSource):
         plan.chain.opener.migrate(identity, json.loads(plan.identity), position)
     if "pack_length" in allow_changes:
@@ -71,6 +76,15 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
     if "batch_size" in allow_changes:
         _rebatch(identity, position, plan)
     return render(position, json.dumps(identity, separators=(",", ":")))
+
+
+def _forget_coming(position: Position) -> None:
+    """Leave out no batch that is yet to come, where a state says so."""
+    now = reached(position)
+    kept = [pair for pair in kept_batches(position.notes) if (now[0], 0) <= pair < now]
+    position.notes.pop(KEY, None)
+    if kept:
+        position.notes[KEY] = [list(pair) for pair in kept]
 
 
 def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[str, Any], Any]]:
@@ -132,6 +146,12 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     if not is_count(old, 1):
         raise damaged(f"batch/batch_size is {shown(old)}")
     before["batch_size"] = new
+    if any(epoch == position.epoch for epoch, _ in kept_batches(position.notes)):
+        raise StateError(
+            f"batch/batch_size: saved {old}, now {new}; it can't change in an epoch of which batches are "
+            f"left out ({KEY}), since these are known by their numbers: load the state of another epoch's "
+            "start"
+        )
     within = StateError(
         f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, since "
         "the rows that come next do not follow from the number of micro-batches: load the state of an "

@@ -59,7 +59,11 @@ class BlockTable:
                     self._orders.popitem(last=False)
         return found
 
+    def where(self, row: int) -> tuple[int, int]:
+        """The block of a row, numbered in file order, and which of its rows that is."""
+        block = int(np.searchsorted(self.firsts, row, side="right")) - 1
+        return block, row - int(self.firsts[block])
+
     def locate(self, source: RowSource, row: int) -> Place:
         """Where a row, numbered in file order, stands."""
-        block = int(np.searchsorted(self.firsts, row, side="right")) - 1
-        return source.place(block, row - int(self.firsts[block]))
+        return source.place(*self.where(row))

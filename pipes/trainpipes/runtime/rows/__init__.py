@@ -1,6 +1,7 @@
 """Rows in memory, and in other forms.
 
 block         rows that travel together, and who each of them is
+pieces        what packed rows are made of
 payload       what rows are made of: a table, tensors, or Python objects
 tensor_rows   rows of several tensors
 joined        tables joined as they come

@@ -18,6 +18,7 @@ from trainpipes.runtime.rows.payload import (
     slice_payload,
     take_payload,
 )
+from trainpipes.runtime.rows.pieces import Pieces
 
 __all__ = ["Block", "Each", "Part"]
 
@@ -79,9 +80,12 @@ class Block:
         epoch: in which they are read.
         part: which one it is of those of the same id and epoch, where there may be several: a sampler
             may draw a row twice, and a document may be packed into several rows.
+
+    Attributes:
+        made_of: of rows that are packed, what each is made of; None of others.
     """
 
-    __slots__ = ("_pieces", "epoch", "ids", "part")
+    __slots__ = ("_pieces", "epoch", "ids", "made_of", "part")
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class Block:
         self.ids = ids
         self.epoch = epoch
         self.part = part
+        self.made_of: Pieces | None = None
 
     @staticmethod
     def join(blocks: Sequence[Block]) -> Block:
@@ -107,6 +112,10 @@ class Block:
         part = _joined([block.part for block in blocks], sizes)
         found = Block([], np.concatenate([block.ids for block in blocks]), epoch=epoch, part=part)
         found._pieces = [piece for block in blocks for piece in block._pieces]
+        if any(block.made_of is not None for block in blocks):
+            found.made_of = Pieces.join(
+                [block.made_of or Pieces.whole(block.ids, block.epoch) for block in blocks]
+            )
         return found
 
     def __len__(self) -> int:
@@ -176,21 +185,23 @@ class Block:
         piece = self._piece()
         below = index if piece.index is None else piece.index[index]
         epoch, part = _at(self.epoch, index), _at(self.part, index)
-        return Block(piece.data, self.ids[index], below, epoch=epoch, part=part)
+        found = Block(piece.data, self.ids[index], below, epoch=epoch, part=part)
+        return found if self.made_of is None else found._made_of(self.made_of.at(index))
 
     def slice(self, start: int, stop: int) -> Block:
         """Rows ``start`` to ``stop``, without a copy where the payload allows it."""
         rows = slice(start, stop)
         piece = self._piece().slice(start, stop)
         epoch, part = _at(self.epoch, rows), _at(self.part, rows)
-        return Block(piece.data, self.ids[rows], piece.index, epoch=epoch, part=part)
+        found = Block(piece.data, self.ids[rows], piece.index, epoch=epoch, part=part)
+        return found if self.made_of is None else found._made_of(self.made_of.at(rows))
 
     def rows(self) -> list[Any]:
         """One Python object a row: for Arrow rows a dict, as ``python_rows`` makes it."""
         return payload_rows(self.data)
 
     def with_data(self, data: Payload) -> Block:
-        return Block(data, self.ids, epoch=self.epoch, part=self.part)
+        return Block(data, self.ids, epoch=self.epoch, part=self.part)._made_of(self.made_of)
 
     def with_columns(self, change: Callable[[pa.Table], pa.Table]) -> Block:
         """Arrow rows with other columns, made without looking at any row."""
@@ -202,7 +213,11 @@ class Block:
         """The same rows, read in an epoch."""
         found = Block([], self.ids, epoch=epoch, part=self.part)
         found._pieces = self._pieces
-        return found
+        return found._made_of(self.made_of)
+
+    def _made_of(self, pieces: Pieces | None) -> Block:
+        self.made_of = pieces
+        return self
 
 
 def _at(values: Each, rows: IntArray | slice) -> Each:

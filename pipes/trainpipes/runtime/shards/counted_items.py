@@ -18,13 +18,14 @@ from weakref import ref
 
 import numpy as np
 
+from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.order import IntArray, Layout
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, Ticket, Urgency
 from trainpipes.runtime.reading.windows import Window, Windows
 from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.rows.lazy_batches import LazyBatches
-from trainpipes.runtime.run import Run
+from trainpipes.runtime.run import Run, Unroll
 from trainpipes.runtime.shards.finishing import Finishing, is_about_a_row, raise_placed, unplaced
 from trainpipes.runtime.shards.opener import RUN_ROWS, rows_at_a_time
 from trainpipes.runtime.shards.turns import Turns
@@ -74,6 +75,8 @@ class CountedItems:
         pool: reads windows and makes groups; None for none but the thread that iterates.
         alone: whether the thread that iterates makes the groups, since functions are called that are not
             ours.
+        unroll: gives the items of a run.
+        left_out: micro-batches that are passed over; those that are asked for are numbered without them.
     """
 
     def __init__(
@@ -84,11 +87,15 @@ class CountedItems:
         windows: Windows,
         pool: Pool | None,
         alone: bool,
+        unroll: Unroll = Run.unroll,
+        left_out: LeftOutBatches | None = None,
     ) -> None:
         self._plan = plan
         self._first_epoch = plan.chain.first_epoch(number)
         self._turns = turns
         self._windows = windows
+        self._unroll = unroll
+        self._left_out = left_out
         self._readers = None if plan.reads_user_code else pool
         self._pool = None if alone else pool
         self._batched = batched = plan.chain.batch is not None
@@ -254,16 +261,16 @@ class CountedItems:
         if not self._singly:
             self._count = min(2 * count, self._most)
         # Not methods: what waits in a ticket would hold these items, which hold the ticket.
-        make = partial(_made, self._finish, group, self._batched)
+        make = partial(_made, self._finish, group, self._batched, self._unroll)
         if self._when_taken:
-            make = partial(_made_when_taken, self._finish, group)
+            make = partial(_made_when_taken, self._finish, group, self._unroll)
         light = self._shares and not self._was_at_work and self._finish.seconds < LIGHT
         if self._pool is not None and not light:
             # Where windows are not read by the pool, they are read with the group.
             is_ready = None if self._readers is None else group.is_ready
             return group, self._pool.submit(make, is_ready=is_ready)
         if self._has_workers:
-            return group, Ticket(_submitted(self._finish, group, self._batched))
+            return group, Ticket(_submitted(self._finish, group, self._batched, self._unroll))
         return group, Ticket(make)
 
     # Where rows stand
@@ -273,14 +280,16 @@ class CountedItems:
         plan = self._plan
         first = self._first_epoch
         epoch, shift = first, plan.chain.skip_batches
+        numbers = ms if self._left_out is None else self._left_out.numbers(ms)
         if plan.chain.repeat is not None and not plan.chain.rolling:
-            epoch = plan.counts.epoch_of(int(ms[0]), first)
+            epoch = plan.counts.epoch_of(int(numbers[0]), first)
             shift -= plan.counts.epoch_start(epoch, first)
             if plan.chain.times is None or epoch + 1 < first + plan.chain.times:
-                ms = ms[ms < plan.counts.epoch_start(epoch + 1, first)]
+                numbers = numbers[numbers < plan.counts.epoch_start(epoch + 1, first)]
+                ms = ms[: len(numbers)]
         layout = plan.layouts.of(epoch)
         assert isinstance(layout, Layout)
-        numbers = ms + shift
+        numbers = numbers + shift
         spans, chunks = numbers % layout.num_spans, numbers // layout.num_spans
         order = np.argsort(spans, kind="stable")
         places = np.empty(len(ms), dtype=np.int64)
@@ -338,17 +347,17 @@ def _begin_of(items: ref[CountedItems], m: int) -> tuple[Group | None, Ticket]:
     return found._begin(m)
 
 
-def _made(finish: Finishing, group: Group, batched: bool) -> MutableSequence[Any]:
+def _made(finish: Finishing, group: Group, batched: bool, unroll: Unroll) -> MutableSequence[Any]:
     """A group's items."""
-    return finish(_run(group, batched)).unroll()
+    return unroll(finish(_run(group, batched)))
 
 
-def _made_when_taken(finish: Finishing, group: Group) -> MutableSequence[Any]:
+def _made_when_taken(finish: Finishing, group: Group, unroll: Unroll) -> MutableSequence[Any]:
     """A group's items, each of which is made when it is taken."""
-    return LazyBatches(partial(_made_alone, finish, group), len(group.ms))
+    return LazyBatches(partial(_made_alone, finish, group, unroll), len(group.ms))
 
 
-def _made_alone(finish: Finishing, group: Group, place: int) -> Any:
+def _made_alone(finish: Finishing, group: Group, unroll: Unroll, place: int) -> Any:
     """One of a group's items."""
     start, stop = group.bounds[place : place + 2].tolist()
     bounds = np.array([0, stop - start], dtype=np.int64)
@@ -357,18 +366,18 @@ def _made_alone(finish: Finishing, group: Group, place: int) -> Any:
         if start < len(positions) and stop > 0:
             blocks.append(window.take(positions[max(0, start) : stop]))
         start, stop = start - len(positions), stop - len(positions)
-    return finish(unplaced(Block.join(blocks), bounds)).unroll()[0]
+    return unroll(finish(unplaced(Block.join(blocks), bounds)))[0]
 
 
 def _submitted(
-    finish: Finishing, group: Group, batched: bool
+    finish: Finishing, group: Group, batched: bool, unroll: Unroll
 ) -> Callable[[], MutableSequence[Any]]:
     """Have workers of a stage begin with a group; what is returned waits for them, and gives its items."""
     try:
         rest = finish.submit_run(_run(group, batched))
     except Exception as error:
         return partial(_fail, error)
-    return lambda: rest().unroll()
+    return lambda: unroll(rest())
 
 
 def _run(group: Group, batched: bool) -> Run:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.counted_items import CountedItems
+from trainpipes.runtime.shards.known_items import known_items
 from trainpipes.runtime.shards.shard_iterator import ShardItems
 from trainpipes.runtime.shards.turns import Turns
 from trainpipes.runtime.source import MixedWindows
@@ -47,6 +50,7 @@ def items_of(
     shards: Collection[int],
     pool: Pool | None = None,
     alone: bool = False,
+    with_rows: bool = False,
 ) -> Items:
     """The items of some shards of a pass, from a position on.
 
@@ -57,8 +61,21 @@ def items_of(
         shards: those that they are of.
         pool: works ahead; None for no other thread.
         alone: whether the pool only reads windows.
+        with_rows: whether each item is given with its rows, as a ``KnownItem``.
     """
+    if with_rows:
+        _keep_pieces(plan)
     windows = plan.windows(pool, position.epoch)
+    unroll = known_items if with_rows else Run.unroll
+    left_out = LeftOutBatches.of(position)
     if plan.counted and not isinstance(windows, MixedWindows):
-        return CountedItems(plan, position.epoch, turns, windows, pool, alone)
-    return ShardItems(plan, position, shards, windows, None if alone else pool)
+        return CountedItems(plan, position.epoch, turns, windows, pool, alone, unroll, left_out)
+    own = None if alone else pool
+    return ShardItems(plan, position, shards, windows, own, unroll, left_out)
+
+
+def _keep_pieces(plan: Plan) -> None:
+    for stage in plan.chain.stages:
+        stage.keep_pieces()
+    for part in plan.mixed.values():
+        _keep_pieces(part)

@@ -11,9 +11,11 @@ from typing import Any
 
 from trainpipes.cursor import cursor_text
 from trainpipes.errors import DataError
+from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, Ticket
 from trainpipes.runtime.reading.windows import Windows
+from trainpipes.runtime.run import Run, Unroll
 from trainpipes.runtime.shards.finishing import is_about_a_row, raise_placed
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
@@ -41,6 +43,7 @@ class ShardIterator:
         number: of the pass.
         cursor: where to start, as ``cursor`` gave it; None for the pass's start.
         pool: makes the next run ahead of its use; None to make it when it is asked for.
+        unroll: gives the items of a run.
     """
 
     def __init__(
@@ -50,11 +53,13 @@ class ShardIterator:
         number: int,
         cursor: dict[str, Any] | None,
         pool: Pool | None = None,
+        unroll: Unroll = Run.unroll,
     ) -> None:
         self._opener = opener
         self._shard = shard
         self._number = number
         self._pool = pool
+        self._unroll = unroll
         below = dict(cursor or {})
         self.delivered = int(below.pop("delivered", 0))
         self.ended = bool(below.pop("ended", False))
@@ -79,6 +84,13 @@ class ShardIterator:
         self.delivered += 1
         return item
 
+    def pass_over(self) -> bool:
+        """Leave the next item out: it does not count as delivered. False if there is none."""
+        if self.next() is ENDED:
+            return False
+        self.delivered -= 1
+        return True
+
     def _next_run(self) -> None:
         self.work_ahead()
         ticket, self._ticket = self._ticket, None
@@ -96,7 +108,9 @@ class ShardIterator:
     def work_ahead(self) -> None:
         """Have the next run in work, or ready, beside the one at hand."""
         if self._ticket is None and not self.ended:
-            make = partial(_next_run, self._runs)  # not a method, which would make a cycle
+            make = partial(
+                _next_run, self._runs, self._unroll
+            )  # not a method, which would make a cycle
             self._ticket = Ticket(make) if self._pool is None else self._pool.submit(make)
 
     def _start_again(self, error: BaseException) -> None:
@@ -133,10 +147,10 @@ class ShardIterator:
             ) from error
 
 
-def _next_run(runs: ShardRuns) -> tuple[PlacedRun, MutableSequence[Any]]:
+def _next_run(runs: ShardRuns, unroll: Unroll) -> tuple[PlacedRun, MutableSequence[Any]]:
     """The next run and its items; its rows are let go."""
     found = runs.next()
-    return found.without_rows(), [] if found.run is None else found.run.unroll()
+    return found.without_rows(), [] if found.run is None else unroll(found.run)
 
 
 class ShardItems:
@@ -148,6 +162,8 @@ class ShardItems:
         shards: which they are.
         windows: shared by them.
         pool: makes runs ahead of their use; None to make them when they are asked for.
+        unroll: gives the items of a run.
+        left_out: micro-batches that are passed over; those that are asked for are numbered without them.
     """
 
     def __init__(
@@ -157,16 +173,35 @@ class ShardItems:
         shards: Collection[int],
         windows: Windows | MixedWindows,
         pool: Pool | None,
+        unroll: Unroll = Run.unroll,
+        left_out: LeftOutBatches | None = None,
     ) -> None:
         self._plan = plan
         self._position = position
         self._opener = ShardOpener(plan, windows, len(shards))
         self._pool = pool
+        self._unroll = unroll
+        self._left_out = left_out
+        self._passed_over: dict[int, int] = {}  # micro-batches of each shard
         self._iterators: dict[int, ShardIterator] = {}
 
     def take(self, m: int) -> Any:
         """Micro-batch ``m``, or ENDED if its shard has no more."""
-        return self._of(m % self._plan.chain.num_shards).next()
+        found = self._of(m % self._plan.chain.num_shards)
+        if self._left_out is not None and not self._pass_over(found, m, self._left_out):
+            return ENDED
+        return found.next()
+
+    def _pass_over(self, found: ShardIterator, m: int, left_out: LeftOutBatches) -> bool:
+        """Leave out what is to be left out of a shard before ``m``. False where it ends before that."""
+        shard = m % self._plan.chain.num_shards
+        if shard not in self._passed_over:
+            self._passed_over[shard] = left_out.of_shard(shard, found.delivered)
+        while self._passed_over[shard] < left_out.times(m):
+            if not found.pass_over():
+                return False
+            self._passed_over[shard] += 1
+        return True
 
     def work_ahead(self, m: int) -> None:
         """Have a shard's next run in work: that of micro-batch ``m``."""
@@ -190,6 +225,6 @@ class ShardItems:
         if found is None:
             cursor = self._plan.counts.cursor(self._position, shard)
             found = self._iterators[shard] = ShardIterator(
-                self._opener, shard, self._position.epoch, cursor, self._pool
+                self._opener, shard, self._position.epoch, cursor, self._pool, self._unroll
             )
         return found

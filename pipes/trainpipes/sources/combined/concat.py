@@ -99,6 +99,10 @@ class Joined(JoinedRows):
         part, own = self.where(block)
         return part.place(int(part.edges[own]) + row)
 
+    def places(self, block: int, row: int) -> list[Place]:
+        part, own = self.where(block)
+        return part.places(int(part.edges[own]) + row)
+
     def block_key(self, block: int) -> Any:
         part, own = self.where(block)
         return part.block_key(own)

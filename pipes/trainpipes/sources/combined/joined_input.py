@@ -254,6 +254,10 @@ class JoinedInput:
         """Where one of the rows that are used stands."""
         return self.inputs.place_of(row + self.skipped)
 
+    def places(self, row: int) -> list[Place]:
+        """Where all that such a row is made of stands."""
+        return self.inputs.places_of(row + self.skipped)
+
     def block_key(self, block: int) -> list[Any] | None:
         """What tells the rows that a block gives from any others."""
         key = self.source.block_key(block)

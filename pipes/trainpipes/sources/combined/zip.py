@@ -7,6 +7,7 @@ at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -126,6 +127,14 @@ class Zipped(JoinedRows):
 
     def place(self, block: int, row: int) -> Place:
         return self.parts[0].place(int(self.edges[block]) + row)
+
+    def places(self, block: int, row: int) -> list[Place]:
+        """Of each pipeline, by its number."""
+        return [
+            replace(place, source=f"{part.number}" + (f"/{place.source}" if place.source else ""))
+            for part in self.parts
+            for place in part.places(int(self.edges[block]) + row)
+        ]
 
     def block_key(self, block: int) -> Any:
         """The keys of the blocks that it is cut of, and where in them."""

@@ -70,6 +70,9 @@ class MixSource:
     def mixed(self, block: Block) -> tuple[Block, list[int]]:
         """Rows of the source as rows of the mix, and their tokens, where those are counted."""
         block.ids = self._mixture.ids.of(self.name, block.ids)
+        if block.made_of is not None:
+            own = self._mixture.ids.of(self.name, block.made_of.ids)
+            block.made_of = block.made_of._replace(ids=own)
         lengths = self._mixture.rules.lengths
         return block, [] if lengths is None else lengths(block).tolist()
 

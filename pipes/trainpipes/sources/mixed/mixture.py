@@ -22,7 +22,7 @@ from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
 from trainpipes.runtime.run import Run
-from trainpipes.runtime.source import MixedWindows, Place, RowMixture, RowSource, RowStream
+from trainpipes.runtime.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mix_runs import MixRuns
 from trainpipes.sources.mixed.mix_source import MixSource, is_place
@@ -104,12 +104,11 @@ class Mixture(RowMixture):
                     ) from None
         return pa.schema(list(types.items()))
 
-    def place_of(self, inputs: Inputs, row: int) -> Place:
+    def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int, str]:
         ((path, _, (own,)),) = self.ids.split(np.array([row], dtype=np.int64))
         for name in path:
             inputs = inputs.mixed[name]
-        place = inputs.place_of(int(own))
-        return Place(place.path, place.row_group, place.row, "/".join(path))
+        return inputs, int(own), "/".join(path)
 
     def leads(self, plan: Plan, shard: int, place: dict[str, Any]) -> bool:
         names, most = self.rules.names, sum(self.rules.steps[0]) * MOST_AHEAD

@@ -1,0 +1,212 @@
+"""Where the rows of a batch stand: file, row group and row of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+
+from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.planning.inputs import Inputs
+from trainpipes.runtime.rows.block import Block
+from trainpipes.runtime.rows.payload import payload_rows
+from trainpipes.runtime.rows.pieces import WHOLE
+from trainpipes.runtime.shards.finishing import unplaced
+from trainpipes.runtime.shards.known_items import ItemRows
+from trainpipes.runtime.source import Place, Reader, RowMixture, RowSource, read_rows
+from trainpipes.shown import cut
+
+__all__ = ["Provenance", "RowPlace"]
+
+#: Characters of a row's text in a table.
+TEXT = 40
+
+
+@dataclass(frozen=True)
+class RowPlace(Place):
+    """Where a row of a batch comes from.
+
+    Attributes:
+        path: the file; None where rows are of no file.
+        row_group: of a Parquet file, from 0; of rows in memory, their block.
+        row: in the file, from 0; in the data set or stream where there is no file; of an image, None.
+        source: its name in a ``mix``, or its number in a ``zip``.
+        index: which row of the batch it is, or is part of, from 0.
+        epoch: in which it is read, from 0; in a ``mix`` that of its source.
+        segment: of a packed row, which of its documents this is: the number in ``segment_ids``, from 1.
+        tokens: of a packed row, the document's first token that is in it, and the one after the last.
+    """
+
+    index: int = 0
+    epoch: int = 0
+    segment: int | None = None
+    tokens: tuple[int, int] | None = None
+
+
+class Provenance(Sequence[RowPlace]):
+    """Where the rows of one batch come from: a ``RowPlace`` for each, in the batch's order. Of a packed row
+    there is one for each of its documents, of a row of ``zip`` one for each source.
+
+    Worked out when it is looked at. Printed, it is a table, with files as they stand in the folder that all
+    of them have in common.
+
+    Attributes:
+        epoch: the pass over the data, as in a state.
+        m: number of the batch in that, over all ranks: what ``Loader(skip_batches=[(epoch, m)])`` takes.
+    """
+
+    def __init__(self, epoch: int, m: int, rows: ItemRows, inputs: Inputs) -> None:
+        self.epoch = epoch
+        self.m = m
+        self._rows = rows
+        self._inputs = inputs
+
+    @cached_property
+    def _places(self) -> list[RowPlace]:
+        rows, pieces = self._rows, self._rows.pieces
+        if pieces is None:
+            each = zip(rows.ids.tolist(), rows.epochs.tolist(), strict=True)
+            return [
+                RowPlace(p.path, p.row_group, p.row, p.source, index, epoch)
+                for index, (row, epoch) in enumerate(each)
+                for p in self._inputs.places_of(row)
+            ]
+        found = []
+        columns = [column.tolist() for column in pieces]
+        for index, (first, stop) in enumerate(zip(columns[4], columns[4][1:], strict=False)):
+            for n in range(first, stop):
+                row, epoch, start, length = (column[n] for column in columns[:4])
+                packed = length != WHOLE
+                segment = n - first + 1 if packed else None
+                tokens = (start, start + length) if packed else None
+                for p in self._inputs.places_of(row):
+                    place = (p.path, p.row_group, p.row, p.source)
+                    found.append(RowPlace(*place, index, epoch, segment, tokens))
+        return found
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> RowPlace: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RowPlace]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self._places[index]
+
+    def __iter__(self) -> Iterator[RowPlace]:
+        return iter(self._places)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Provenance):
+            return NotImplemented
+        return (self.epoch, self.m, self._places) == (other.epoch, other.m, other._places)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<batch m={self.m} of epoch {self.epoch}, {len(self)} places>\n{self}"
+
+    def __str__(self) -> str:
+        return self.table([])
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The first text among the columns of each place's row, as its source gives it; "" where it has none,
+        or where a row can't be read by its number (streams). Reads these rows."""
+        rows = self._rows.ids if self._rows.pieces is None else self._rows.pieces.ids
+        texts = _Texts(self._inputs)
+        try:  # those of a row group one after the other
+            found = {row: texts.of(row) for row in sorted(set(rows.tolist()))}
+        finally:
+            texts.close()
+        return [found[row] for row in rows.tolist() for _ in self._inputs.places_of(row)]
+
+    def table(self, texts: Sequence[str]) -> str:
+        """The places as a table of text, with the columns that tell them apart, and files as they stand in
+        the folder that all of them have in common.
+
+        Args:
+            texts: the start of one for each place; none to leave that column out.
+        """
+        columns: dict[str, list[str]] = {"in batch": [str(p.index) for p in self]}
+        folder = _common_folder([place.path for place in self if place.path is not None])
+        for name, title in TITLES.items():
+            values = [getattr(place, name) for place in self]
+            if name == "path":
+                values = [v and v[len(folder) :] for v in values]
+            if any(value is not None for value in values):
+                columns[title] = ["" if v is None else _said(v) for v in values]
+        if any(texts):
+            columns["text"] = [cut(" ".join(text[: 2 * TEXT].split()), TEXT) for text in texts]
+        widths = [max(map(len, [name, *cells])) for name, cells in columns.items()]
+        lines = [list(columns), *map(list, zip(*columns.values(), strict=True))]
+        return "\n".join(
+            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+
+#: Titles of a table's columns, by what they show.
+TITLES = {
+    "segment": "segment",
+    "source": "source",
+    "path": "file",
+    "row_group": "row group",
+    "row": "row",
+    "tokens": "tokens",
+    "epoch": "epoch",
+}
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    """How all paths begin, up to the end of a folder."""
+    first, last = min(paths, default=""), max(paths, default="")
+    same = next(
+        (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
+    )
+    return first[: first.rfind("/", 0, same) + 1]
+
+
+def _said(value: Any) -> str:
+    return f"{value[0]}-{value[1]}" if isinstance(value, tuple) else str(value)
+
+
+class _Texts:
+    """The first text of rows, as their sources give them.
+
+    Args:
+        inputs: where the rows are.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._readers: dict[int, tuple[RowSource, Reader]] = {}
+
+    def of(self, row: int) -> str:
+        """That of one row; "" where there is none."""
+        inputs = self._inputs
+        if isinstance(inputs.source, RowMixture):
+            inputs, row, _ = inputs.source.where(inputs, row)
+        source = inputs.source
+        if not isinstance(source, RowSource):
+            return ""
+        if id(source) not in self._readers:
+            self._readers[id(source)] = source, source.reader()
+        block, own = inputs.blocks.where(row)
+        data = read_rows(source, self._readers[id(source)][1], block, own, own + 1)
+        late = inputs.chain.opener.late()
+        if isinstance(late, RunStage):
+            data = late.process(unplaced(Block(data, np.array([row], dtype=np.int64)))).block.data
+        first = payload_rows(data)[0]
+        values = first.values() if isinstance(first, dict) else [first]
+        return next((value for value in values if isinstance(value, str)), "")
+
+    def close(self) -> None:
+        """Close what was opened for them."""
+        for source, reader in self._readers.values():
+            if reader is not source:
+                reader.close()
