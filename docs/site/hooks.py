@@ -72,5 +72,11 @@ def _linked(text: str, folder: Path) -> str:
 
 
 def _code(path: str) -> str:
-    kind = "python" if path.endswith(".py") else "text"
-    return f"# {path}\n\n````{kind}\n{(ROOT / path).read_text()}````\n"
+    """A file as a page, or all of a folder."""
+    found = ROOT / path
+    shown = [f"# {path}"]
+    for file in sorted(found.iterdir()) if found.is_dir() else [found]:
+        kind = {".py": "python", ".yaml": "yaml"}.get(file.suffix, "text")
+        name = [f"## {file.name}"] if found.is_dir() else []
+        shown += [*name, f"````{kind}\n{file.read_text()}````"]
+    return "\n\n".join(shown) + "\n"
