@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,12 @@ settings.register_profile("nightly", max_examples=2000, **unhurried)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as a shell starts what is in the background
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # and tests start processes to stop them
     if config.getoption("--hypothesis-profile", default=None) is None:
         nightly = "nightly" in config.getoption("markexpr", default="")
         settings.load_profile("nightly" if nightly else "default")
