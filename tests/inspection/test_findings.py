@@ -248,3 +248,29 @@ def test_of_more_column_chunks_than_are_looked_at_shares_are_told_in_proportion(
     column = found.columns[0]
     assert (column.nulls, column.null_rows, column.nulls_counted) == (0.5, 5000, False)
     assert column.most is None
+
+
+def test_what_some_files_lack_is_counted_only_where_it_is(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", {"text": ["ab", None] * 10})
+    parquet(tmp_path / "b.parquet", {"n": list(range(60)), "prompt": ["abcde"] * 59 + ["abcd"]})
+    found = inspect_files(tmp_path)
+    assert [(one.columns, one.total) for one in found.lengths] == [
+        (("text",), 20), (("prompt",), 299)
+    ]  # fmt: skip
+    assert "all rows of the files that have it" in str(found)
+    text = found.columns[0]
+    assert (text.null_rows, text.nulls_counted) == (10, True)
+    assert "10 rows" in said(found, "nulls")
+    assert "about" not in said(found, "nulls")
+
+
+def test_types_that_differ_beside_columns_that_do_are_told_and_shown(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"v": 1, "w": 1}\n')
+    (tmp_path / "b.jsonl").write_text('{"v": 0.5, "w": "x", "extra": 1}\n')
+    found = inspect_files(tmp_path)
+    assert {one.name: one.type for one in found.columns} == {
+        "v": "double", "w": "int64 or string", "extra": "int64"
+    }  # fmt: skip
+    told = said(found, "mixed_types")
+    assert "'v' is int64 or double, 'w' is int64 or string" in told
+    assert any(one.kind == "mixed_types" for one in found.warnings)

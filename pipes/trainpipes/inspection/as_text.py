@@ -148,7 +148,10 @@ def _shown(found: Inspection, width: int) -> Iterator[str]:
 
 def _lengths(found: Inspection, lengths: Lengths, width: int) -> Iterator[str]:
     names = " + ".join(map(repr, map(harmless, lengths.columns)))
-    how = "all rows" if lengths.rows == found.rows else f"a sample of {lengths.rows:,} rows"
+    whole = lengths.rows == lengths.rows_of_files
+    how = "all rows" if whole else f"a sample of {lengths.rows:,} rows"
+    partial = lengths.rows_of_files != found.rows
+    how += f" of the files that have {'it' if len(lengths.columns) == 1 else 'them'}" * partial
     yield from textwrap.wrap(f"{lengths.unit} of {names} in {how}", width)
     edges, total = lengths.edges, sum(lengths.counts)
     labels = []

@@ -13,7 +13,7 @@ from trainpipes.amount import amount
 from trainpipes.errors import SchemaError
 from trainpipes.inspection.given_files import GivenFiles, as_arguments
 from trainpipes.inspection.inspection import Finding
-from trainpipes.inspection.part import Found, Part
+from trainpipes.inspection.part import Found, Part, types_of
 from trainpipes.shown import cut
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.schema import one_schema
@@ -134,6 +134,25 @@ def _of_schemas(given: GivenFiles, found: Found) -> Iterator[Finding]:
                 if given.reader != "read_text" else "",
                 (first.name, other.name),
             )  # fmt: skip
+            if {*first.schema.names} != {*other.schema.names}:
+                yield from _of_types([first, *differ])
+
+
+def _of_types(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Columns that have one type in some files and another one in others."""
+    schemas = list(dict.fromkeys(part.schema for part in parts))
+    several: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for schema in schemas for name in schema.names):
+        kinds = [kind for kind in types_of(schemas, name) if not pa.types.is_null(kind)]
+        if len(kinds) > 1:
+            several[_quoted(name)] = list(map(_short, kinds))
+    if several:
+        told = [f"{name} is {' or '.join(kinds[:NAMED])}" for name, kinds in several.items()]
+        more = f" and {len(told) - NAMED:,} more" if told[NAMED:] else ""
+        yield Finding(
+            "warning", "mixed_types", f"types differ between files: {', '.join(told[:NAMED])}{more}",
+            "convert the files to one type",
+        )  # fmt: skip
 
 
 def _kinds(first: Part, differ: Sequence[Part]) -> dict[str, Part]:

@@ -18,7 +18,7 @@ from trainpipes.inspection.inspection import Column, Groups, Inspection, Spread
 from trainpipes.inspection.lengths import lengths_of, measured_columns
 from trainpipes.inspection.other_files import other_files
 from trainpipes.inspection.parquet_files import parquet_files
-from trainpipes.inspection.part import ColumnFacts, Found
+from trainpipes.inspection.part import ColumnFacts, Found, one_type, rows_with, types_of
 from trainpipes.inspection.row_findings import row_findings
 from trainpipes.inspection.sample import Sample, read_sample
 from trainpipes.shown import cut, shown
@@ -98,8 +98,9 @@ def inspect_files(
     looked = read_sample(found, sample, given.remote, given.reader == "read_images")
     columns = _columns(found, looked)
     total = found.rows
+    schemas = found.schemas
     measured = measured_columns(looked, asked, _schema(found)) if looked.rows else []
-    lengths = [lengths_of(looked, names, engine, total) for names in measured]
+    lengths = [lengths_of(looked, names, engine, rows_with(schemas, names)) for names in measured]
     told = [
         *file_findings(given, found, num_shards),
         *row_findings(given, found, looked, columns, duplicates, asked),
@@ -158,19 +159,21 @@ def _columns(found: Found, sample: Sample) -> list[Column]:
             nulls[name] = nulls.get(name, 0) + column.null_count
             seen[name] = seen.get(name, 0) + len(column)
     told = []
+    schemas = found.schemas
     scale = 1 / found.looked if found.looked else 1.0
     for field in _schema(found):
         facts, name = found.columns.get(field.name, ColumnFacts()), field.name
+        there, kinds = rows_with(schemas, [name]), one_type(types_of(schemas, name))
         count, share = facts.rows, facts.nulls / facts.rows if facts.rows else None
         if share is None and seen.get(name):
             count, share = seen[name], nulls[name] / seen[name]
         told.append(
             Column(
                 name=name,
-                type=shown_type(field.type),
+                type=" or ".join(map(shown_type, kinds)),
                 nulls=share,
-                null_rows=None if share is None else round(share * found.rows),
-                nulls_counted=count == found.rows,
+                null_rows=None if share is None else round(share * there),
+                nulls_counted=count == there,
                 bytes=round(facts.bytes * scale) if facts.bytes else None,
                 # Of some row groups only they would be misleading.
                 least=_bound(facts.least) if found.looked == 1 else None,

@@ -42,10 +42,11 @@ class Column:
 
     Attributes:
         name: as files have it.
-        type: of its values, as Arrow calls it.
+        type: of its values, as Arrow calls it; where files differ, the one that holds all of theirs, or
+            several, as "int64 or string".
         nulls: the part of its values that are null, 0 to 1; None where nothing says.
-        null_rows: how many of all rows, in proportion if not all were looked at.
-        nulls_counted: whether all rows were, in footers or in the sample.
+        null_rows: how many of the rows of files that have it, in proportion if not all were looked at.
+        nulls_counted: whether all of these were, in footers or in the sample.
         bytes: in the files, compressed as they are; None where that is not known.
         least: the least value, as footers have it, in short; None where they do not say.
         most: the greatest one.
@@ -72,7 +73,7 @@ class Lengths:
         mean: per row.
         percentiles: of the rows so many percent are not longer, by "50", "90", "95", "99".
         most: the longest.
-        total: of all rows, in proportion.
+        total: of all rows of the files that have these columns, in proportion.
         edges: of the bars of a histogram, one more than there are bars; each has its lower edge, and the
             last one both.
         counts: rows in each bar.
@@ -80,6 +81,7 @@ class Lengths:
         padding: the part of batches of 8 random rows that is padding; None for bytes.
         packed_length: the length that rows were packed to, to see what is left.
         packed_padding: the part of packed rows that is padding.
+        rows_of_files: rows of the files that have these columns.
     """
 
     columns: tuple[str, ...]
@@ -95,6 +97,7 @@ class Lengths:
     padding: float | None = None
     packed_length: int | None = None
     packed_padding: float | None = None
+    rows_of_files: int = 0
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def lengths_of(
         sample: rows.
         columns: of text, bytes or lists of numbers.
         engine: counts tokens of text; None to count bytes.
-        rows: of all files.
+        rows: of the files that have these columns.
     """
     parts, units = [], set()
     for stretch in sample.stretches:
@@ -199,6 +199,7 @@ def _told(
         padding=padding,
         packed_length=packed_length if packed is not None else None,
         packed_padding=packed,
+        rows_of_files=rows,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,9 @@ import pyarrow as pa
 from trainpipes.inspection.inspection import BadFile
 from trainpipes.order import IntArray
 from trainpipes.runtime.source import RowSource
+from trainpipes.sources.files.schema import plain
 
-__all__ = ["ColumnFacts", "Found", "Part", "own_reason"]
+__all__ = ["ColumnFacts", "Found", "Part", "one_type", "own_reason", "rows_with", "types_of"]
 
 
 @dataclass
@@ -110,10 +111,47 @@ class Found:
         return sum(part.rows for part in self.parts)
 
     @property
+    def schemas(self) -> dict[pa.Schema, int]:
+        """The rows of each schema that files have."""
+        found: dict[pa.Schema, int] = {}
+        for part in self.parts:
+            found[part.schema] = found.get(part.schema, 0) + part.rows
+        return found
+
+    @property
     def row_bytes(self) -> float:
         """Bytes of an average row in memory."""
         total = sum(part.row_bytes * part.rows for part in self.parts)
         return total / self.rows if self.rows else 0.0
+
+
+def rows_with(schemas: Mapping[pa.Schema, int], columns: Iterable[str]) -> int:
+    """Rows of the files that have all of these columns."""
+    needed = {*columns}
+    return sum(rows for schema, rows in schemas.items() if needed <= {*schema.names})
+
+
+def types_of(schemas: Iterable[pa.Schema], column: str) -> list[pa.DataType]:
+    """Each type that a column has in some file."""
+    types: list[pa.DataType] = []
+    for schema in schemas:
+        own = [field.type for field in schema if field.name == column]
+        types += [kind for kind in own[:1] if not any(kind.equals(one) for one in types)]
+    return types
+
+
+def one_type(types: list[pa.DataType]) -> list[pa.DataType]:
+    """The type that holds all of these; where there is none, each."""
+    if len(types) == 1:
+        return types
+    fields = [plain(pa.field("", kind)) for kind in types]
+    try:
+        schema = pa.unify_schemas(
+            [pa.schema([field]) for field in fields], promote_options="permissive"
+        )
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return types
+    return [schema.field(0).type]
 
 
 def own_reason(name: str, error: Exception) -> str:
