@@ -123,7 +123,8 @@ def refusal(state: Any, write: str = LOAD) -> StateError:
     inside = list(islice(dict.fromkeys(found), MOST_NAMED))
     if shape is None:
         keys = ", ".join(map(shown, list(state)[:4])) or "no keys"
-        what = f"the key 'trainpipes' is missing (found {keys})"
+        key = "m" if "trainpipes" in state else "trainpipes"
+        what = f"the key {key!r} is missing (found {keys})"
     else:
         what = f"got {shape.what}"
     cures = [] if shape is None or (inside and shape.cure is _NOT_OURS) else [shape.cure]

@@ -117,7 +117,8 @@ def _topology(session: Session, rank: int | None, world_size: int | None) -> Top
         rank = own
     whole_number(rank, 0, "locate(rank)", "a rank of the run")
     if rank >= world:
-        raise ConfigError(f"locate(rank) is a rank of {world}, got {rank}; give world_size, too")
+        way = "give world_size, too" if world_size is None else "ranks count from 0"
+        raise ConfigError(f"locate(rank) is a rank of {world}, got {rank}; {way}")
     topology, chain = Topology(rank, world), session.plan.chain
     topology.check(chain.num_shards, chain.shard is not None, chain.opener.one_consumer)
     return topology

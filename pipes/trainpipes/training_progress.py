@@ -40,6 +40,11 @@ class TrainingProgress(Iterator[Any]):
         self._display = display
         self._due = 0.0
 
+    def __repr__(self) -> str:
+        return (
+            "TrainingProgress(iterate it for the batches of a Loader; it shows how far the loop is)"
+        )
+
     def __iter__(self) -> TrainingProgress:
         return self
 

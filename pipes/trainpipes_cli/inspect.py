@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from trainpipes_cli.app import Command
-from trainpipes_cli.console import out, print_json
+from trainpipes_cli.app import FAILED, Command
+from trainpipes_cli.console import error_line, out, print_json
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 from trainpipes_cli.storage_options import storage_options as given_options
+
+if TYPE_CHECKING:
+    from trainpipes.inspection import Inspection
 
 __all__ = ["command"]
 
@@ -74,4 +79,18 @@ def command(
         print_json(found.to_dict())
     else:
         out().print(found.text(out().width), soft_wrap=True)
-    return 1 if not found.readable or (strict and found.warnings) else 0
+    why = _failed(found, strict)
+    if why:
+        error_line(why)
+    return FAILED if why else 0
+
+
+def _failed(found: Inspection, strict: bool) -> str:
+    """Why the exit code is 1; "" if it is 0."""
+    if bad := len(found.unreadable):
+        return f"{bad:,} file{'s' * (bad > 1)} cannot be read, such as {found.unreadable[0].path}"
+    if not found.readable:
+        return "there are no rows in these files"
+    if strict and (count := len(found.warnings)):
+        return f"--strict: there {'is 1 warning' if count == 1 else f'are {count:,} warnings'}"
+    return ""

@@ -14,7 +14,7 @@ from trainpipes_cli.storage_options import storage_options
 if TYPE_CHECKING:
     from trainpipes import Pipeline
 
-__all__ = ["of_config", "of_recipe", "recipe_option"]
+__all__ = ["of_config", "of_recipe", "recipe_option", "recipe_options"]
 
 
 def of_recipe(
@@ -32,8 +32,10 @@ def of_recipe(
 
     options = dict(given)
     if files:
+        _once("files", given)
         options["files"] = list(files) if len(files) > 1 else files[0]
     if storage is not None:
+        _once("storage_options", given)
         options["storage_options"] = storage_options(storage)
     return recipe(name, **options)
 
@@ -49,16 +51,63 @@ def of_config(
         allow_imports: whether the functions that it names are imported.
         storage: of ``--storage-options``.
     """
-    from trainpipes.config import load, parse_change
+    from trainpipes.config import load
 
+    given = _changes(changes)
     if allow_imports:  # as ``python -m`` has it
         sys.path.insert(0, os.getcwd())
     return load(
         path,
         allow_imports=allow_imports,
         storage_options=storage_options(storage),
-        changes=dict(map(parse_change, changes)),
+        changes=given,
     )
+
+
+def _changes(texts: Sequence[str]) -> dict[str, Any]:
+    """What ``--set`` says, by path."""
+    from trainpipes import ConfigError
+    from trainpipes.config import parse_change
+    from trainpipes.config.changes import steps_of
+
+    found: dict[str, Any] = {}
+    seen: set[tuple[str | int, ...]] = set()
+    for text in texts:
+        try:
+            path, value = parse_change(text)
+        except ConfigError as error:
+            raise click.UsageError(f"--set: {error}") from None
+        if (steps := tuple(steps_of(path))) in seen:
+            raise click.UsageError(f"--set {path} is given twice: leave one out")
+        seen.add(steps)
+        found[path] = value
+    return found
+
+
+def recipe_options(texts: Sequence[str], tokenizer: str | None) -> dict[str, Any]:
+    """A recipe's options of ``--option`` and ``--tokenizer``, by name.
+
+    Raises:
+        click.UsageError: one is none, or is given twice.
+    """
+    found: dict[str, Any] = {}
+    for name, value in map(recipe_option, texts):
+        if name in found:
+            raise click.UsageError(f"--option {name} is given twice: leave one out")
+        found[name] = value
+    if tokenizer is not None:
+        _once("tokenizer", found)
+        found["tokenizer"] = tokenizer
+    return found
+
+
+def _once(name: str, given: Mapping[str, Any]) -> None:
+    """Raise if what an option of the command says is among those of ``--option``, too."""
+    if name in given:
+        flag = name.replace("_", "-")
+        raise click.UsageError(
+            f"{name} is given twice, by --{flag} and by --option {name}=...: leave one out"
+        )
 
 
 def recipe_option(text: str) -> tuple[str, Any]:

@@ -11,8 +11,8 @@ import click
 
 from trainpipes_cli.app import Command
 from trainpipes_cli.console import note, out, print_json
-from trainpipes_cli.pipelines import of_config, of_recipe, recipe_option
-from trainpipes_cli.signals import INTERRUPTED
+from trainpipes_cli.pipelines import of_config, of_recipe, recipe_options
+from trainpipes_cli.signals import INTERRUPTED, stop_like_ctrl_c
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 
 if TYPE_CHECKING:
@@ -101,10 +101,14 @@ def command(
         raise click.UsageError("--steps and --epochs both say how long to run: leave one out")
     if (rank is None) != (world_size is None):
         raise click.UsageError("--rank and --world-size go together, as in --rank 0 --world-size 8")
+    if rank is not None and world_size is not None and rank >= world_size:
+        raise click.UsageError(
+            f"--rank counts from 0, 0 <= rank < world_size: got {rank} of {world_size} ranks"
+        )
     if threads is not None and num_workers:
         raise click.UsageError("--threads and --num-workers both say who works: leave one out")
-    if save_state is not None and not Path(save_state).absolute().parent.is_dir():
-        raise click.UsageError(f"--save-state {save_state}: there is no such folder; make it first")
+    if save_state is not None:
+        _check_writable(save_state)
     all_files = (*files, *more_files)
     if _is_recipe(source):
         if changes or allow_imports:
@@ -120,17 +124,20 @@ def command(
                 "--files, --tokenizer and --option are for a recipe"
             )
         pipe = of_config(source, changes, allow_imports, storage_options)
-    report, shown, last = _run(
-        _of_rank(pipe, rank, world_size), steps, epochs, show, resume, save_state is not None,
-        {"threads": threads, "num_workers": num_workers, "simulate_step": simulate_step},
-    )  # fmt: skip
+    with stop_like_ctrl_c() as signals:
+        report, shown, last = _run(
+            _of_rank(pipe, rank, world_size), steps, epochs, show, resume, save_state is not None,
+            {"threads": threads, "num_workers": num_workers, "simulate_step": simulate_step},
+        )  # fmt: skip
     if as_json:
         print_json({**report.to_dict(), "shown": shown.to_dict()["items"]})
     else:
         _print(report, shown, source if _is_recipe(source) else None)
     if save_state is not None:
         _write_state(save_state, last)
-    return INTERRUPTED if report.ended == "interrupted" else 0
+    if report.ended == "interrupted":
+        return 128 + signals[0] if signals else INTERRUPTED
+    return 0
 
 
 # What to run
@@ -150,9 +157,7 @@ def _recipe(
 ) -> Pipeline:
     from trainpipes import ConfigError
 
-    given = dict(map(recipe_option, options))
-    if tokenizer is not None:
-        given["tokenizer"] = tokenizer
+    given = recipe_options(options, tokenizer)
     try:
         return of_recipe(name, files, given, storage)
     except ConfigError as error:
@@ -263,23 +268,42 @@ def _steps(pipe: Pipeline, steps: int | None, epochs: int | None) -> tuple[int |
 def _state(path: str) -> dict[str, Any]:
     try:
         found = json.loads(Path(path).read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise click.UsageError(
-            f"--resume takes a state as JSON, and {path} is none: {error}"
+    except (ValueError, RecursionError, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise click.ClickException(
+            f"--resume takes a state as JSON, and {path} is none: {why}"
         ) from None
     if not isinstance(found, dict):
-        raise click.UsageError(
+        raise click.ClickException(
             f"--resume takes a state as JSON, and {path} is none: it is no object"
         )
     return found
 
 
+def _check_writable(path: str) -> None:
+    """Find out before a run whether its state can be written."""
+    target = Path(path)
+    if not target.absolute().parent.is_dir():
+        raise click.UsageError(f"--save-state {path}: there is no such folder; make it first")
+    _write(target, "")
+
+
 def _write_state(path: str, state: dict[str, Any]) -> None:
     """Write the state, all of it or nothing."""
-    target = Path(path)
+    _write(Path(path), json.dumps(state, indent=1), keep=True)
+
+
+def _write(target: Path, text: str, keep: bool = False) -> None:
+    """Write a file beside the target, and put it in its place if it is to be kept."""
     hidden = target.with_name(f".{target.name}.unfinished")
     try:
-        hidden.write_text(json.dumps(state, indent=1), "utf-8")
-        hidden.replace(target)
-    finally:
-        hidden.unlink(missing_ok=True)
+        try:
+            hidden.write_text(text, "utf-8")
+            if keep:
+                hidden.replace(target)
+        finally:
+            hidden.unlink(missing_ok=True)
+    except OSError as error:
+        raise click.ClickException(
+            f"--save-state {target} cannot be written: {error.strerror}; choose another place"
+        ) from None

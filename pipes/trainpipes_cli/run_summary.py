@@ -88,7 +88,7 @@ def summary(report: TrialReport) -> str:
 
 
 def _amounts(report: TrialReport) -> list[str]:
-    ended = ", stopped by Ctrl-C" if report.ended == "interrupted" else ""
+    ended = ", stopped" if report.ended == "interrupted" else ""
     epochs = f" in {report.epochs:,} epochs" if report.epochs > 1 else ""
     of = ""
     if report.epoch_steps and report.epochs == 1:

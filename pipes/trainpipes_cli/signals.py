@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["INTERRUPTED", "let_signals_stop"]
+__all__ = ["INTERRUPTED", "let_signals_stop", "stop_like_ctrl_c"]
 
 #: Exit code after Ctrl-C.
 INTERRUPTED = 128 + signal.SIGINT
@@ -45,12 +45,36 @@ def let_signals_stop() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+#: Signals that came while they are to stop the command as Ctrl-C does; None at other times.
+_came: list[int] | None = None
+
+
+@contextmanager
+def stop_like_ctrl_c() -> Iterator[list[int]]:
+    """Let SIGTERM and SIGHUP raise ``KeyboardInterrupt``, too, while the block runs, so that what handles
+    Ctrl-C handles them; gives the list of those that came. One that nothing handled leaves the block as
+    ``SystemExit``."""
+    global _came
+    came: list[int] = []
+    _came = came
+    try:
+        yield came
+    except KeyboardInterrupt:
+        if came and came[0] != signal.SIGINT:
+            raise SystemExit(128 + came[0]) from None
+        raise
+    finally:
+        _came = None
+
+
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     if not _library_is_there() and _imports(frame):
         if number == signal.SIGINT:
             os.write(2, b"error: stopped\n")
         os._exit(128 + number)
-    if number == signal.SIGINT:
+    if _came is not None:
+        _came.append(number)
+    if number == signal.SIGINT or _came is not None:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)
 

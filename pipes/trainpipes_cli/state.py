@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from trainpipes_cli.app import FAILED, Command, Group
 from trainpipes_cli.console import error_line, out, print_json, printable
-from trainpipes_cli.pipelines import of_config, of_recipe, recipe_option
+from trainpipes_cli.pipelines import of_config, of_recipe, recipe_options
 from trainpipes_cli.recipes import recipe_names
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 
@@ -89,7 +89,14 @@ def show(checkpoint: str, as_json: bool) -> int:
             if number:
                 out().print()
             _print(one, said)
-    return FAILED if all(isinstance(said, str) for said in told) else 0
+    problems = [said for said in told if isinstance(said, str)]
+    if len(problems) < len(told):
+        return 0
+    alone = len(told) == 1
+    error_line(
+        f"{found[0].where}: {problems[0]}" if alone else f"{checkpoint}: no state can be read"
+    )
+    return FAILED
 
 
 @command.command("check", cls=Command, short_help="Say whether it would load into a pipeline.")
@@ -157,9 +164,7 @@ def check(
         raise click.ClickException(
             f"--keys {keys}: no state is at such a place; there are {places}"
         )
-    given = dict(map(recipe_option, options))
-    if tokenizer is not None:
-        given["tokenizer"] = tokenizer
+    given = recipe_options(options, tokenizer)
     pipeline = (
         of_recipe(str(recipe), files, given, storage_options)
         if config is None

@@ -222,7 +222,7 @@ def test_what_another_library_saved_is_named(value, said, tmp_path):
     [
         (b"\x00" * 100, "is of no known format"),
         (b"{", "is no JSON, or is cut short"),
-        (b"[" * 200_000, "is no JSON, or is cut short"),
+        (b"[" * 200_000, "is JSON that is nested too deeply"),
         (b'{"a": 1e999999, "b": ' + b"9" * 10_000 + b"}", "is no JSON"),
         (b"PK\x03\x04", "is damaged or cut short"),
         (b"\x80", "is a pickle that torch.save has not written, or damaged"),

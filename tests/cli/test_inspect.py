@@ -146,3 +146,19 @@ def test_ctrl_c_stops_it_with_its_exit_code(tmp_path: Path) -> None:
     assert out == ""
     assert "Traceback" not in err
     assert list(temporary.iterdir()) == []
+
+
+def test_what_makes_it_fail_is_said_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "empty.parquet")
+    assert run(["inspect", str(tmp_path / "empty.parquet")]) == 1
+    assert capsys.readouterr().err == "error: there are no rows in these files\n"
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 nothing PAR1")
+    pq.write_table(pa.table({"text": ["a", None]}), tmp_path / "nulls.parquet")
+    assert run(["inspect", str(tmp_path), "--json"]) == 1
+    found = capsys.readouterr()
+    assert json.loads(found.out)["unreadable"]
+    assert "1 file cannot be read, such as" in found.err
+    assert run(["inspect", str(tmp_path / "nulls.parquet"), "--strict"]) == 1
+    assert capsys.readouterr().err == "error: --strict: there is 1 warning\n"

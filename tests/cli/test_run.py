@@ -189,13 +189,20 @@ def test_a_simulated_step_tells_of_waits(capsys):
         ([*SFT, "--steps", "0"], 2, "0 is not in the range x>=1"),
         ([*SFT, "--steps", "1", "--epochs", "1"], 2, "leave one out"),
         ([*SFT, "--rank", "1"], 2, "--rank and --world-size go together"),
-        ([*SFT, "--rank", "2", "--world-size", "2"], 1, "0 <= rank < world_size"),
+        ([*SFT, "--rank", "2", "--world-size", "2"], 2, "0 <= rank < world_size"),
         ([*SFT, "--rank", "0", "--world-size", "5"], 1, "must divide num_shards = 24"),
         ([*SFT, "--threads", "1", "--num-workers", "1"], 2, "leave one out"),
         ([*SFT, "--simulate-step", "5 minutes"], 2, "a time such as 5ms"),
         ([*SFT, "--storage-options", "secret"], 2, "takes a JSON object"),
-        ([*SFT, "--resume", "chat.parquet"], 2, "--resume takes a state as JSON"),
-        ([*SFT, "--resume", "nowhere.json"], 2, "No such file"),
+        ([*SFT, "--resume", "chat.parquet"], 1, "--resume takes a state as JSON"),
+        ([*SFT, "--resume", "nowhere.json"], 1, "No such file"),
+        ([*SFT, "--save-state", "/proc/x.json"], 1, "--save-state /proc/x.json cannot be written: No"),
+        ([*SFT, "--option", "files=texts.parquet"], 2, "files is given twice"),
+        ([*SFT, "--option", "tokenizer=gpt2"], 2, "tokenizer is given twice"),
+        ([*SFT, "--option", "batch-size=2", "--option", "batch_size=3"], 2, "batch_size is given twice"),
+        (["run", "train.yaml", "--set", "options.batch_size=2", "--set", "options['batch_size']=3"], 2,
+         "--set options['batch_size'] is given twice"),
+        (["run", "train.yaml", "--set", "=3"], 2, "a change is path=value"),
         ([*SFT, "--save-state", "nowhere/state.json"], 2, "there is no such folder"),
         ([*PRETRAIN, "--epochs", "1"], 1, "this pipeline has no end"),
         (["run", "train.yaml", "--files", "chat.parquet"], 2, "changed by --set"),
@@ -209,6 +216,7 @@ def test_what_is_wrong_is_said_in_a_sentence(arguments, code, said, capsys):
     assert (found, out) == (code, ""), err
     assert said in " ".join(err.split())
     assert "Traceback" not in err
+    assert ".unfinished" not in err
 
 
 def test_storage_options_are_never_shown(capsys):
@@ -268,8 +276,12 @@ def test_the_command_itself(folder):
     assert found.stderr == ""
 
 
-@pytest.mark.parametrize("how", [[], ["--num-workers", "2"]], ids=["here", "in workers"])
-def test_ctrl_c_gives_what_has_come(how, folder, no_processes_left):
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [([], signal.SIGINT), (["--num-workers", "2"], signal.SIGINT), ([], signal.SIGTERM)],
+    ids=["here", "in workers", "by SIGTERM"],
+)
+def test_a_signal_gives_what_has_come(how, number, folder, no_processes_left):
     (folder / "marker.py").write_text(
         "from pathlib import Path\n"
         "def touch(row):\n"
@@ -293,10 +305,10 @@ def test_ctrl_c_gives_what_has_come(how, folder, no_processes_left):
     while not (folder / "started").exists() and child.poll() is None:
         time.sleep(0.05)
     time.sleep(0.3)
-    os.killpg(child.pid, signal.SIGINT)
+    os.killpg(child.pid, number)
     out, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
-    assert "stopped by Ctrl-C" in out
+    assert child.returncode == 128 + number, err
+    assert ", stopped" in out
     assert "Traceback" not in err
     steps = int(re.search(r"steps +([\d,]+)", out)[1].replace(",", ""))
     assert steps >= 15

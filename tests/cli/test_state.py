@@ -277,3 +277,49 @@ def test_a_pipe_at_stdin_is_not_waited_for(folder):
     told = trainpipes("state", "/dev/stdin", stdin=subprocess.PIPE, cwd=folder)
     assert told.returncode == 1
     assert "is a pipe" in told.stderr
+
+
+def test_one_state_at_two_places_is_told_at_both(folder, capsys):
+    one = tp.Loader(tp.recipe("sft", "sums.parquet", tokenizer="bytes")).state_dict()
+    below = {"loader": one}
+    below["itself"] = below
+    torch.save({"c": one, "d": one, "run": [below, below]}, "two.pt")
+    _, out, _ = said(capsys, "two.pt")
+    places = [line for line in out.splitlines() if line.startswith("two.pt")]
+    assert places == [
+        'two.pt ["c"]', 'two.pt ["d"]', 'two.pt ["run"][0]["loader"]', 'two.pt ["run"][1]["loader"]'
+    ]  # fmt: skip
+    code, out, err = said(capsys, "check", "two.pt", *RECIPE)
+    assert (code, err) == (0, "")
+    assert out.count("loads on 1 rank") == 4
+
+
+@pytest.mark.parametrize("how", [[], ["--json"]], ids=["text", "json"])
+def test_what_cannot_be_told_is_an_error(how, folder, capsys):
+    state = tp.Loader(tp.recipe("sft", "sums.parquet", tokenizer="bytes")).state_dict()
+    Path("negative.json").write_text(json.dumps({**state, "m": -5}))
+    code, out, err = said(capsys, "negative.json", *how)
+    assert (code, "-5" in out) == (1, True)
+    assert err.startswith("error: negative.json: m: must be an integer of 0 or more, got -5")
+
+
+def test_files_that_hold_no_state_are_told_for_what_they_are(folder, capsys):
+    state = tp.Loader(tp.recipe("sft", "sums.parquet", tokenizer="bytes")).state_dict()
+    Path("without.json").write_text(json.dumps({k: v for k, v in state.items() if k != "m"}))
+    Path("deep.json").write_text("[" * 100_000 + "]" * 100_000)
+    Path("plain.pkl").write_bytes(pickle.dumps(state))
+    for name, text in (
+        ("without.json", "the key 'm' is missing"),
+        ("deep.json", "is JSON that is nested too deeply"),
+        ("plain.pkl", "is a pickle that torch.save has not written"),
+    ):
+        code, out, err = said(capsys, name)
+        assert (code, out) == (1, "")
+        assert text in err
+
+
+@pytest.mark.parametrize("given", ["files=x", "tokenizer=x"])
+def test_options_given_twice_are_refused(given, folder, capsys):
+    code, _, err = said(capsys, "check", "checkpoint.pt", *RECIPE, "--option", given)
+    assert code == 2
+    assert "is given twice" in err

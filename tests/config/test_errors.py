@@ -141,3 +141,20 @@ stages:
 """
     rows = tp.list_files("d").read_parquet(["x", "y"])
     assert loads(text) == tp.mix({"a": rows, "b": rows}).select("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (STAGES + "- batch: !set [[1], 2]\n",
+         "train.yaml:3: stages[1].batch_size[0]: batch(batch_size): a !set holds texts, numbers and tuples; "
+         "got [1]"),
+        ("recipe: sft\noptions:\n  tokenizer: bytes\n  files: [1, 2]\n",
+         "train.yaml:4: options.files: sft takes files (a path, folder, glob, URL, or a list of them)"),
+    ],
+    ids=["set", "files"],
+)  # fmt: skip
+def test_values_of_the_wrong_kind_are_named_at_their_place(text: str, said: str) -> None:
+    with pytest.raises(tp.ConfigError) as found:
+        loads(text, name="train.yaml")
+    assert str(found.value).startswith(said)

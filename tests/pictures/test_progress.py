@@ -286,3 +286,9 @@ def test_prints_of_a_loop_go_where_they_are_sent():
     assert found.returncode == 0, found.stderr
     assert len(found.stdout.splitlines()) == 4
     assert "100%" in found.stderr
+
+
+def test_it_says_what_it_is():
+    progress = tp.Loader(tp.from_tensors(range(8)).batch(4)).progress()
+    assert repr(progress).startswith("TrainingProgress(iterate it for the batches of a Loader")
+    assert "\n" not in repr(progress)

@@ -197,7 +197,7 @@ def _read_old(path: Path) -> Any:
             return load_torch(file)
         except StateError as error:
             told = str(error).replace("a part of it", str(path), 1)
-            if "agic number" in told or "not of torch.save" in told:
+            if any(one in told for one in ("agic number", "not of torch.save", "kinds, and")):
                 told = (
                     f"{path} is a pickle that torch.save has not written, or damaged, and reading it could "
                     f"run code, so nothing of it was read: {SAVE}"
@@ -215,7 +215,13 @@ def _read_json(path: Path) -> Any:
         )
     try:
         return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise StateError(
+            f"{path} is JSON that is nested too deeply to be read, and no state is: give the file that the "
+            "state was saved to",
+            path=str(path),
+        ) from None
+    except ValueError as error:
         raise StateError(
             f"{path} is no JSON, or is cut short ({cut(str(error))}): use another checkpoint",
             path=str(path),

@@ -108,7 +108,10 @@ def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
                 "this is the position of pipe.to_hf() with the stages of datasets above it: load it by "
                 "the trainer that saved it"
             )
-    states: list[Mapping[str, Any]] = [state for one in group for state in one.states]
+    several = {
+        id(state): state for one in group for state in one.states
+    }  # one may be at two places
+    states: list[Mapping[str, Any]] = list(several.values())
     if len(states) == 1:
         return dict(states[0])
     return merge_states(states)

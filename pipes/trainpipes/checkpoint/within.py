@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +19,8 @@ __all__ = ["FoundState", "states_in"]
 MOST_LOOKED_INTO = 200_000
 MOST_ENTRIES = 100_000
 MOST_DEEP = 40
+#: Places at which an object is told that is at several.
+MOST_PLACES = 8
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,22 @@ def states_in(value: Any, path: str) -> Iterator[FoundState]:
         value: what a file holds.
         path: the file.
     """
-    waiting: deque[tuple[str, int, Any]] = deque([("", 0, value)])
-    seen: set[int] = set()
-    while waiting and len(seen) < MOST_LOOKED_INTO:
-        keys, depth, one = waiting.popleft()
-        if id(one) in seen:
+    waiting: deque[tuple[str, tuple[int, ...], Any]] = deque([("", (), value)])
+    seen: Counter[int] = Counter()
+    looked = 0
+    while waiting and looked < MOST_LOOKED_INTO:
+        keys, above, one = waiting.popleft()
+        if id(one) in above or seen[id(one)] == MOST_PLACES:
             continue
-        seen.add(id(one))
+        seen[id(one)] += 1
+        looked += 1
         found = _found(one, path, keys)
         if found is not None:
             yield found
             continue
-        if depth < MOST_DEEP:
+        if len(above) < MOST_DEEP:
             waiting += [
-                (f"{keys}[{_key(key)}]", depth + 1, below)
+                (f"{keys}[{_key(key)}]", (*above, id(one)), below)
                 for key, below in _entries(one)
                 if isinstance(below, Mapping | list | tuple)
             ]

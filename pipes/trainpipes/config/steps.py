@@ -144,6 +144,8 @@ def placed(reader: Reader, step: Step, error: Exception) -> Exception:
         "tokenizer" in step.nodes and "tokenizer" in text and str(step.options["tokenizer"]) in text
     ):
         node, path = step.place("tokenizer")
+    elif "files" in step.nodes and text.startswith(f"{step.name} takes files"):
+        node, path = step.place("files")
     elif isinstance(error, MissingFilesError):
         quoted = [
             name for name, one in step.options.items() if name in step.nodes and repr(one) in text

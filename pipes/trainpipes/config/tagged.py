@@ -219,6 +219,20 @@ def _pipeline(reader: Reader, node: Node, wanted: Wanted) -> Any:
     return reader.build(reader, given, wanted.path)
 
 
+def _set(reader: Reader, node: Node, wanted: Wanted) -> Any:
+    items = _items(reader, node, wanted, "!set")
+    for number, one in enumerate(items):
+        try:
+            hash(one)
+        except TypeError:
+            raise reader.origin.error(
+                node,
+                f"{wanted.path}[{number}]",
+                f"{wanted.asker}: a !set holds texts, numbers and tuples; got {shown(one)}",
+            ) from None
+    return set(items)
+
+
 def _array(reader: Reader, node: Node, wanted: Wanted) -> Any:
     example = "!array {dtype: int64, values: [1, 2]}"
     parts = _parts(reader, node, wanted, example, {"dtype": True, "values": True})
@@ -266,7 +280,7 @@ READERS: dict[str, Callable[[Reader, Node, Wanted], Any]] = {
     "!pipeline": _pipeline,
     "!sampler": _sampler,
     "!schema": _schema,
-    "!set": lambda reader, node, wanted: set(_items(reader, node, wanted, "!set")),
+    "!set": _set,
     "!tensor": _tensor,
     "!tuple": lambda reader, node, wanted: tuple(_items(reader, node, wanted, "!tuple")),
     "!type": _type,

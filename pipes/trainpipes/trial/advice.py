@@ -64,7 +64,10 @@ def _waits(report: TrialReport, plan: Plan) -> Iterator[str]:
             + f"try more threads, --threads {max(2, 2 * report.threads)}, or leave --threads out"
         )
     else:
-        yield said + "every core is at work already; see below which stage takes most of it"
+        yield (
+            said
+            + "every core is at work already; the table of stages says which one takes most of it"
+        )
 
 
 def _stage(report: TrialReport, plan: Plan) -> Iterator[str]:
