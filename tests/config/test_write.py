@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import subprocess
 import sys
 from functools import partial
@@ -132,7 +133,8 @@ REFUSED = {
     "expression": (
         lambda: ROWS.filter(pc.starts_with(pc.field("x"), "a")),
         "filter(predicate): the expression 'starts_with(x, {pattern=\"a\", ignore_case=false})' has no form "
-        "as text: write it with columns, comparisons, in, and, or, not; or put it behind as a .map_batches() "
+        "as text, as it has a function, or a column's name, that text has no form for: "
+        "write it with columns, comparisons, in, and, or, not; or put it behind as a .map_batches() "
         "of a function",
     ),
 }
@@ -262,3 +264,42 @@ def test_pyyaml_is_imported_where_it_is_used() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert run.stdout == "False load\n"
+
+
+FIELD = pc.field
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        FIELD("name, with comma") == "a1", FIELD("a, b").isin([1, 2]), ~FIELD("a,b"),
+        FIELD("a, b").is_null() & (pc.utf8_length(FIELD("c, d")) > 3),
+        (FIELD("true") == 1) & (FIELD("y") == True),  # noqa: E712
+        FIELD("false") & FIELD("12"), FIELD("") == 1, FIELD("12") == 12.0,
+        (FIELD("nest", "a") == 1) | FIELD("nest", "b c, d").is_valid(),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_columns_of_any_name_are_written(expression: pc.Expression) -> None:
+    text = ROWS.filter(expression).to_yaml()
+    assert loads(text).stages[-1].predicate.equals(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "part"),
+    [
+        (FIELD("d") > datetime.date(2020, 1, 1), "a date or time"),
+        (FIELD("x") == b"ab", "a type that text does not tell, such as bytes"),
+        (FIELD("x") == pa.scalar(1, pa.int32()), "a type that text does not tell"),
+        (FIELD("x") < float("inf"), "NaN or infinity"),
+        (FIELD("x").isin(["nan", None]), "null as a value"),
+        (FIELD(0) == 1, "a column by its number"),
+        (FIELD("x").is_null(nan_is_null=True), "nan_is_null"),
+    ],
+    ids=str,
+)
+def test_the_part_of_an_expression_that_has_no_form_is_named(
+    expression: pc.Expression, part: str
+) -> None:
+    with pytest.raises(tp.ConfigError, match=part):
+        ROWS.filter(expression).to_yaml()

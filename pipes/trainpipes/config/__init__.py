@@ -8,7 +8,8 @@ compose             text to nodes
 declared            the types that options are declared with
 functions           functions and classes by name, and their import
 arrow_types         Arrow types as text
-expressions         filters as text
+expressions         text to filters
+printed_expressions filters to text
 stage_names         stages by name
 tagged              what our tags stand for
 read_values         nodes to values

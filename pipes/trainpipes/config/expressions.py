@@ -1,21 +1,16 @@
-"""Filters of pyarrow as text, both ways: ``x > 20 and lang in ["en", "de"] and not is_null(y)``.
+"""Filters of pyarrow as text: ``x > 20 and lang in ["en", "de"] and not is_null(y)``.
 
 The text is Python's grammar for comparisons, ``and``, ``or``, ``not``, ``in [...]`` and ``+ - * /``, of
 columns by name (``field("a b")`` for a name of several words), texts, numbers and bools. It is parsed and
 never run.
 
-pyarrow tells what an expression is only by printing it. So what it prints is parsed, written in that form,
-read again, and compared; an expression that does not come back equal is not written.
+See printed_expressions for the way back.
 """
 
 from __future__ import annotations
 
 import ast
-import itertools
-import json
-import keyword
 import operator
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +19,7 @@ import pyarrow.compute as pc
 
 from trainpipes.shown import shown
 
-__all__ = ["expression_text", "parse_expression"]
+__all__ = ["ASKED", "LONGEST", "OF_ONE", "parse_expression"]
 
 #: Characters of an expression, at most.
 LONGEST = 8192
@@ -37,9 +32,9 @@ _REACHED: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
 }  # fmt: skip
-_ASKED = ("is_null", "is_valid", "is_nan")
+ASKED = ("is_null", "is_valid", "is_nan")
 #: Functions of pyarrow.compute of one column, without options.
-_OF_ONE = ("abs", "binary_length", "list_value_length", "utf8_length", "utf8_lower", "utf8_upper")
+OF_ONE = ("abs", "binary_length", "list_value_length", "utf8_length", "utf8_lower", "utf8_upper")
 _RULE = "an expression compares columns, such as x > 20 and lang in ['en', 'de']"
 
 
@@ -119,178 +114,10 @@ def _call(name: str, given: list[ast.expr]) -> pc.Expression:
         if parts and len(parts) == len(given) and all(isinstance(one, str) for one in parts):
             return pc.field(*parts)
         raise ValueError("field('a b') takes the name of a column")
-    if name in _ASKED and len(given) == 1:
+    if name in ASKED and len(given) == 1:
         return getattr(_expression(given[0]), name)()
-    if name in _OF_ONE and len(given) == 1:
+    if name in OF_ONE and len(given) == 1:
         return getattr(pc, name)(_expression(given[0]))
     raise ValueError(
-        f"an expression has no function {name!r}; it has {', '.join((*_ASKED, *_OF_ONE))} and field"
+        f"an expression has no function {name!r}; it has {', '.join((*ASKED, *OF_ONE))} and field"
     )
-
-
-def expression_text(expression: pc.Expression) -> str:
-    """The text that ``parse_expression`` reads as that expression.
-
-    Raises:
-        ValueError: there is none.
-
-    >>> expression_text((pc.field("x") > 20) & pc.field("lang").isin(["en", "de"]))
-    "x > 20 and lang in ['en', 'de']"
-    """
-    printed = str(expression)
-    refused = ValueError(
-        f"the expression {shown(printed)} has no form as text: write it with columns, comparisons, in, and, "
-        "or, not; or put it behind as a .map_batches() of a function"
-    )
-    if len(printed) > LONGEST:
-        raise refused
-    try:
-        parser = _Printed(printed)
-        tree = parser.whole()
-    except (ValueError, RecursionError):
-        raise refused from None
-    for kinds in _kinds(len(parser.numbers)):
-        for number, kind in zip(parser.numbers, kinds, strict=True):
-            number.value = kind(number.value)
-        text = ast.unparse(tree)
-        try:
-            if parse_expression(text).equals(expression):
-                return text
-        except ValueError:
-            continue
-    raise refused
-
-
-def _kinds(count: int) -> list[tuple[type, ...]]:
-    """Which of so many numbers without a point may be floats; they print alike."""
-    if count > 6:
-        return [(int,) * count, (float,) * count]
-    return list(itertools.product((int, float), repeat=count))
-
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<operator>==|!=|<=|>=|<|>)|(?P<mark>[()\[\]{},])|"
-    r"(?P<word>[^\s()\[\]{},\"]+))",
-    re.DOTALL,
-)
-_OPERATORS = {"==": ast.Eq, "!=": ast.NotEq, "<": ast.Lt, "<=": ast.LtE, ">": ast.Gt, ">=": ast.GtE}
-_FUNCTIONS = {
-    "add_checked": ast.Add, "subtract_checked": ast.Sub, "multiply_checked": ast.Mult,
-    "divide_checked": ast.Div,
-}  # fmt: skip
-
-
-class _Printed:
-    """The syntax tree of what pyarrow prints.
-
-    Attributes:
-        numbers: constants that may be ints or floats.
-    """
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens: list[tuple[str, str]] = []
-        self._ends: list[tuple[int, int]] = []  # of each token in the text
-        self.numbers: list[ast.Constant] = []
-        at = 0
-        while text[at:].strip():
-            token = _TOKEN.match(text, at)
-            if token is None:
-                raise ValueError
-            self._tokens.append((str(token.lastgroup), token[str(token.lastgroup)]))
-            self._ends.append(token.span(str(token.lastgroup)))
-            at = token.end()
-        self._at = 0
-
-    def whole(self) -> ast.expr:
-        found = self._one()
-        if self._at != len(self._tokens):
-            raise ValueError
-        return found
-
-    def _next(self) -> tuple[str, str]:
-        if self._at == len(self._tokens):
-            raise ValueError
-        self._at += 1
-        return self._tokens[self._at - 1]
-
-    def _need(self, text: str) -> None:
-        if self._next()[1] != text:
-            raise ValueError
-
-    def _sees(self, text: str) -> bool:
-        return self._at < len(self._tokens) and self._tokens[self._at][1] == text
-
-    def _one(self) -> ast.expr:
-        kind, text = self._next()
-        if text == "(":
-            left = self._one()
-            name = self._next()[1]
-            right = self._one()
-            self._need(")")
-            if name in ("and", "or"):
-                return ast.BoolOp(ast.And() if name == "and" else ast.Or(), [left, right])
-            if name not in _OPERATORS:
-                raise ValueError
-            return ast.Compare(left, [_OPERATORS[name]()], [right])
-        if kind == "string":
-            return ast.Constant(json.loads(text, strict=False))
-        if kind != "word":
-            raise ValueError
-        return self._called(text) if self._sees("(") else self._word(self._whole_name())
-
-    def _whole_name(self) -> str:
-        """The word before, with those that follow it: a name may have spaces."""
-        first = self._at - 1
-        while self._at < len(self._tokens):
-            kind, text = self._tokens[self._at]
-            if kind != "word" or text in ("and", "or"):
-                break
-            self._at += 1
-        return self._text[self._ends[first][0] : self._ends[self._at - 1][1]]
-
-    def _word(self, text: str) -> ast.expr:
-        if text in ("true", "false"):
-            return ast.Constant(text == "true")
-        if re.fullmatch(r"-?\d+", text):
-            found = ast.Constant(int(text))
-            self.numbers.append(found)
-            return found
-        if re.fullmatch(r"-?\d+\.?\d*(e[-+]\d+)?", text):
-            return ast.Constant(float(text))
-        if text.isidentifier() and not keyword.iskeyword(text):
-            return ast.Name(text)
-        return ast.Call(ast.Name("field"), [ast.Constant(text)], [])
-
-    def _called(self, name: str) -> ast.expr:
-        self._need("(")
-        first = self._one()
-        if name in _FUNCTIONS:
-            self._need(",")
-            second = self._one()
-            self._need(")")
-            return ast.BinOp(first, _FUNCTIONS[name](), second)
-        if name == "invert":
-            self._need(")")
-            return ast.UnaryOp(ast.Not(), first)
-        if name == "is_in":
-            return self._is_in(first)
-        if name not in (*_ASKED, *_OF_ONE):
-            raise ValueError
-        while self._next()[1] != ")":  # options, at their defaults or not: compared at the end
-            pass
-        return ast.Call(ast.Name(name), [first], [])
-
-    def _is_in(self, first: ast.expr) -> ast.expr:
-        self._need(",")
-        self._need("{")
-        self._next()  # value_set=int64:
-        self._need("[")
-        values: list[ast.expr] = []
-        while not self._sees("]"):
-            if values:
-                self._need(",")
-            values.append(self._one())
-        while self._next()[1] != ")":
-            pass
-        return ast.Compare(first, [ast.In()], [ast.List(values)])

@@ -18,9 +18,9 @@ import torch
 from trainpipes import samplers
 from trainpipes.config.arrow_types import type_text
 from trainpipes.config.environment import escaped
-from trainpipes.config.expressions import expression_text
 from trainpipes.config.functions import name_of
 from trainpipes.config.nodes import Items, Keyed, Node, Text
+from trainpipes.config.printed_expressions import expression_text
 from trainpipes.config.scalars import as_plain
 from trainpipes.config.secret_values import secret_in
 from trainpipes.pipeline import Pipeline
