@@ -88,7 +88,10 @@ def command(
 def _failed(found: Inspection, strict: bool) -> str:
     """Why the exit code is 1; "" if it is 0."""
     if bad := len(found.unreadable):
-        return f"{bad:,} file{'s' * (bad > 1)} cannot be read, such as {found.unreadable[0].path}"
+        from trainpipes.inspection.as_text import near
+
+        more = f" and {bad - 1:,} more" if bad > 1 else ""
+        return f"cannot be read: {near(found.unreadable[0].path)}{more}"
     if not found.readable:
         return "there are no rows in these files"
     if strict and (count := len(found.warnings)):
