@@ -13,6 +13,7 @@ from trainpipes_cli.console import note, out, print_json
 from trainpipes_cli.progress import progress
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 from trainpipes_cli.storage_options import storage_options as parsed
+from trainpipes_cli.typed_options import options_as_typed
 
 if TYPE_CHECKING:
     from trainpipes.prepare import Repacked
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
+#: Bytes of memory that can do: the library's, which is not imported to refuse a command line.
+LEAST_MEMORY = 16 << 20
+#: A column's name, which may stand in quotes as in CSV, and what ends it.
+NAME = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^,]*?))\s*(,|$)')
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -28,7 +33,10 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", given.strip().lower())
     if found is None:
         raise click.UsageError(f"--memory is a number of bytes, as 512M or 4G, got {given!r}")
-    return int(float(found[1]) * UNITS[found[2]])
+    size = int(float(found[1]) * UNITS[found[2]])
+    if size < LEAST_MEMORY:
+        raise click.UsageError(f"--memory is 16M or more, got {given!r}")
+    return size
 
 
 @click.command("repack", cls=Command)
@@ -36,14 +44,19 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
 @click.argument("folder", metavar="OUT")
 @click.option("--shuffle", is_flag=True, help="Put all rows into a random order.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random order.")
-@click.option("--sort", metavar="COLUMNS", help="Sort by these columns, as a,b.")
+@click.option(
+    "--sort", multiple=True, metavar="COLUMNS",
+    help="Sort by these columns, as a,b. Repeatable, and a name with a comma stands in quotes as in CSV.",
+)  # fmt: skip
 @click.option("--descending", is_flag=True, help="Sort the largest first.")
 @click.option("--drop-duplicates", is_flag=True, help="Keep the first of rows that are the same.")
 @click.option(
-    "--drop-duplicates-by", metavar="COLUMNS",
-    help="Keep the first of rows that are the same in these columns.",
+    "--drop-duplicates-by", multiple=True, metavar="COLUMNS",
+    help="Keep the first of rows that are the same in these columns. As --sort.",
 )  # fmt: skip
-@click.option("--columns", metavar="COLUMNS", help="Keep these columns only, as a,b.")
+@click.option(
+    "--columns", multiple=True, metavar="COLUMNS", help="Keep these columns only. As --sort."
+)
 @click.option(
     "--row-group-size", type=click.IntRange(1), metavar="ROWS",
     help="Rows in a row group. [default: 8 MiB of them, 16,384 at most]",
@@ -61,7 +74,7 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
 )  # fmt: skip
 @click.option("--temporary-folder", metavar="FOLDER", help="For temporary files. [default: OUT]")
 @click.option("--threads", type=click.IntRange(1), help="[default: one a core, 4 at most]")
-@click.option("--verify", is_flag=True, help="Read each file back once it is written.")
+@click.option("--verify", is_flag=True, help="Read each file back and compare it.")
 @click.option("--overwrite", is_flag=True, help="Remove what was written to OUT before.")
 @STORAGE_OPTIONS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -70,11 +83,11 @@ def command(
     folder: str,
     shuffle: bool,
     seed: int,
-    sort: str | None,
+    sort: tuple[str, ...],
     descending: bool,
     drop_duplicates: bool,
-    drop_duplicates_by: str | None,
-    columns: str | None,
+    drop_duplicates_by: tuple[str, ...],
+    columns: tuple[str, ...],
     row_group_size: int | None,
     rows_per_file: int | None,
     number: int | None,
@@ -98,18 +111,24 @@ def command(
       trainpipes repack chat.jsonl packed --shuffle --seed 1
       trainpipes repack data once --drop-duplicates-by text --memory 4G
     """
-    if drop_duplicates and drop_duplicates_by is not None:
-        raise click.UsageError("give --drop-duplicates or --drop-duplicates-by, not both")
+    for one, other, both in (
+        ("--drop-duplicates", "--drop-duplicates-by", drop_duplicates and drop_duplicates_by),
+        ("--shuffle", "--sort", shuffle and sort),
+        ("--files", "--rows-per-file", number and rows_per_file),
+    ):
+        if both:
+            raise click.UsageError(f"give {one} or {other}, not both")
+    names = [_names(given) for given in (sort, drop_duplicates_by, columns)]
     from trainpipes.prepare import repack
 
     options = parsed(storage_options)
     try:
-        with progress("rows") as report:
+        with options_as_typed(), progress("rows") as report:
             done = repack(
                 files if len(files) > 1 else files[0], folder,
-                shuffle=shuffle, seed=seed, sort=_names(sort), descending=descending,
-                drop_duplicates=_names(drop_duplicates_by) or drop_duplicates,
-                columns=_names(columns), row_group_size=row_group_size, rows_per_file=rows_per_file,
+                shuffle=shuffle, seed=seed, sort=names[0], descending=descending,
+                drop_duplicates=names[1] or drop_duplicates,
+                columns=names[2], row_group_size=row_group_size, rows_per_file=rows_per_file,
                 files=number, compression=None if compression == "none" else compression,
                 compression_level=compression_level, memory=memory,
                 temporary_folder=temporary_folder, overwrite=overwrite, verify=verify,
@@ -121,21 +140,29 @@ def command(
     _say(done, as_json)
 
 
-def _names(given: str | None) -> list[str] | None:
-    """The names of columns in a text; None of none."""
-    if given is None:
-        return None
-    names = [name.strip() for name in given.split(",")]
-    if "" in names:
-        raise click.UsageError(f"columns are names with commas between them, as a,b, got {given!r}")
-    return names
+def _names(given: tuple[str, ...]) -> list[str] | None:
+    """The names of columns in some texts; None of none."""
+    names = []
+    for text in given:
+        at, comma = 0, ","
+        while comma:
+            found = NAME.match(text, at)
+            assert found is not None
+            at, comma = found.end(), found[3]
+            names.append(found[2] if found[1] is None else found[1].replace('""', '"'))
+        if "" in names:
+            raise click.UsageError(
+                f"columns are names with commas between them, as a,b, got {text!r}"
+            )
+    return names or None
 
 
 def _say(done: Repacked, as_json: bool) -> None:
+    made = len(done.files) - done.kept
     if as_json:
         print_json(
             {
-                "folder": done.folder, "files": list(done.files), "rows": done.rows,
+                "folder": done.folder, "files": list(done.files), "files_made": made, "rows": done.rows,
                 "rows_in": done.rows_in, "duplicates": done.duplicates,
                 "row_groups": done.row_groups, "bytes_in": done.bytes_in,
                 "bytes_out": done.bytes_out, "seconds": round(done.seconds, 3),
@@ -148,11 +175,16 @@ def _say(done: Repacked, as_json: bool) -> None:
     files = f"{len(done.files):,} file{'s' * (len(done.files) > 1)}"
     dropped = f" of {done.rows_in:,}; {done.duplicates:,} were there before"
     size = "" if done.bytes_in is None else f", read {amount(done.bytes_in)}"
-    for label, text in (
-        ("wrote", f"{files}, {groups}, {amount(done.bytes_out)}{size}"),
+    there = f", {done.kept:,} of them there already" if done.kept else ""
+    lines = [
+        ("wrote", f"{files}, {groups}, {amount(done.bytes_out)}{size}{there}"),
         ("rows", f"{done.rows:,}{dropped if done.duplicates else ''}"),
         ("took", f"{done.seconds:,.1f} s"),
-    ):
+    ]
+    if not made:
+        lines[0] = ("there", f"{files}, {groups}, {amount(done.bytes_out)}, all written before")
+        del lines[2]
+    for label, text in lines:
         out().print(f"{label:<8}{text}", soft_wrap=True)
     note("look at it:")
     out().print(f"trainpipes inspect {shlex.quote(done.folder)}", soft_wrap=True)

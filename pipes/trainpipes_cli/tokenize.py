@@ -14,6 +14,7 @@ from trainpipes_cli.console import note, out, print_json
 from trainpipes_cli.pipelines import of_config, of_recipe, recipe_option
 from trainpipes_cli.progress import progress
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
+from trainpipes_cli.typed_options import options_as_typed
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
@@ -56,6 +57,7 @@ CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
     help="Larger input files become several. [default: 256 MiB]",
 )  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), help="[default: cores that there is work for]")
+@click.option("--verify", is_flag=True, help="Read each file back and compare it.")
 @click.option("--overwrite", is_flag=True, help="Remove what was written to OUT before.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -72,6 +74,7 @@ def command(
     compression: str,
     bytes_per_file: int | None,
     processes: int | None,
+    verify: bool,
     overwrite: bool,
     as_json: bool,
 ) -> None:
@@ -107,19 +110,29 @@ def command(
         given = dict(map(recipe_option, options))
         if tokenizer is not None:
             given["tokenizer"] = tokenizer
+        _need_tokenizer(recipe, given)
         pipe = of_recipe(recipe, files, given, storage_options)
     from trainpipes.prepare import tokenize
     from trainpipes.prepare.tokenize.run import FILE_BYTES
 
     started = time.monotonic()
-    with progress("rows") as report:
+    with options_as_typed(), progress("rows") as report:
         done = tokenize(
             pipe, folder, format=form, dtype=dtype,  # type: ignore[arg-type]
             compression=None if compression == "none" else compression,
             bytes_per_file=bytes_per_file or FILE_BYTES, processes=processes, overwrite=overwrite,
-            progress=report,
+            verify=verify, progress=report,
         )  # fmt: skip
     _say(done, _train(done, folder, recipe, given), time.monotonic() - started, as_json)
+
+
+def _need_tokenizer(recipe: str, given: Mapping[str, Any]) -> None:
+    """Raise unless a recipe has the tokenizer that it cannot do without."""
+    from trainpipes import recipes
+
+    needing = [found.name for found in recipes() if "tokenizer" in found.options]
+    if recipe in needing and "tokenizer" not in given:
+        raise click.UsageError(f"the recipe {recipe} needs --tokenizer: a path, or bytes")
 
 
 def _say(done: Tokenized, train: str, seconds: float, as_json: bool) -> None:
@@ -147,6 +160,8 @@ def _say(done: Tokenized, train: str, seconds: float, as_json: bool) -> None:
         lines[1] = ("rows", f"{done.rows:,} of {done.read:,}; the pipeline leaves the others out")
     if done.dtype is not None:
         lines.append(("ids", done.dtype))
+    if not made:
+        lines[0] = ("there", f"{count}, {amount(size)}, all written before")
     if made == len(done.files):
         lines.append(("took", f"{seconds:,.1f} s"))
     for label, text in lines:

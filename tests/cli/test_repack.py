@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -54,7 +55,7 @@ def test_json_lines_become_parquet() -> None:
 def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     lines("a.jsonl")
     options = ["--drop-duplicates-by", "text", "--sort", "n", "--descending", "--json"]
-    for _ in range(2):  # the second time nothing is left to do
+    for made in (1, 0):  # the second time nothing is left to do
         assert run(["repack", "a.jsonl", "out", *options]) == 0
         shown = capsys.readouterr()
         found = json.loads(shown.out)
@@ -63,7 +64,7 @@ def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
         assert found == {
             "folder": str(Path("out").absolute()),
             "files": [str(Path("out/part-00000.parquet").absolute())],
-            "rows": 20, "rows_in": 30, "duplicates": 10, "row_groups": 1,
+            "files_made": made, "rows": 20, "rows_in": 30, "duplicates": 10, "row_groups": 1,
             "bytes_in": os.path.getsize("a.jsonl"),
             "bytes_out": os.path.getsize("out/part-00000.parquet"),
         }  # fmt: skip
@@ -86,6 +87,45 @@ def test_the_layout_can_be_chosen() -> None:
     assert meta.row_group(0).column(0).compression == "UNCOMPRESSED"
 
 
+def test_what_is_there_already_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    lines("a.jsonl")
+    assert run(["repack", "a.jsonl", "out"]) == 0
+    assert "took" in capsys.readouterr().out
+    assert run(["repack", "a.jsonl", "out"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("there   1 file")
+    assert "took" not in shown
+
+
+def test_errors_name_options_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines("a.jsonl")
+    assert run(["repack", "a.jsonl", "out"]) == 0
+    os.utime("a.jsonl", (1, 1))
+    capsys.readouterr()
+    assert run(["repack", "a.jsonl", "out"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: repack: the input was changed")
+    assert said.endswith("begin anew with --overwrite\n")
+    assert run(["repack", "a.jsonl", "out", "--overwrite"]) == 0
+
+
+def test_any_columns_can_be_named() -> None:
+    rows = [{"a,b": n % 2, 'say "x"': -n, " n": n, "n": n} for n in range(6)]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--columns", '"a,b", n', "--columns", '"say ""x""", " n"']
+    options += ["--sort", '"a,b"', "--sort", 'say "x"']
+    assert run(["repack", "a.jsonl", "out", *options]) == 0
+    assert numbers("out") == [4, 2, 0, 5, 3, 1]
+    assert pq.read_schema("out/part-00000.parquet").names == ["a,b", "n", 'say "x"', " n"]
+    assert run(["repack", "a.jsonl", "once", "--drop-duplicates-by", '"a,b"']) == 0
+    assert numbers("once") == [0, 1]
+
+
+def test_the_command_knows_how_little_memory_will_do() -> None:
+    library = importlib.import_module("trainpipes.prepare.repack.repack")
+    assert importlib.import_module("trainpipes_cli.repack").LEAST_MEMORY == library.LEAST_MEMORY
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -98,7 +138,11 @@ def test_the_layout_can_be_chosen() -> None:
         (["a.jsonl", "b.csv", "out"], 1, "read_csv for b.csv, read_json for a.jsonl"),
         (["a.jsonl", "."], 1, "which is read"),
         (["a.jsonl", "out", "--sort", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
-        (["a.jsonl", "out", "--shuffle", "--sort", "n"], 1, "give one of the two"),
+        (["a.jsonl", "out", "--shuffle", "--sort", "n"], 2, "give --shuffle or --sort, not both"),
+        (["a.jsonl", "out", "--files", "2", "--rows-per-file", "3"], 2, "not both"),
+        (["a.jsonl", "out", "--memory", "0"], 2, "--memory is 16M or more, got '0'"),
+        (["a.jsonl", "out", "--files", "99"], 1, "error: --files 99: each file has a row"),
+        (["lists.jsonl", "out", "--sort", "n"], 1, "error: --sort: column 'n' holds"),
         (["empty.jsonl", "out"], 1, "the input has no rows"),
         (["bad.jsonl", "out"], 1, "bad.jsonl"),
         (["bad.parquet", "out"], 1, "bad.parquet"),
@@ -111,6 +155,7 @@ def test_errors_are_one_sentence(
     lines("a.jsonl")
     Path("b.csv").write_text("n\n1\n")
     Path("empty.jsonl").write_text("")
+    Path("lists.jsonl").write_text('{"n": {"a": 1}}\n')
     Path("bad.jsonl").write_text('{"n": 1}\n{"n": \n')
     Path("bad.parquet").write_bytes(b"PAR1 no PAR1")
     assert run(["repack", *arguments]) == code
@@ -118,7 +163,7 @@ def test_errors_are_one_sentence(
     assert said in shown.err
     assert shown.out == ""
     assert "Traceback" not in shown.err
-    assert not list(Path("out").glob("part-*"))
+    assert not Path("out").exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -61,6 +61,20 @@ def test_json_says_all_and_nothing_besides(texts: str, capsys: pytest.CaptureFix
     assert {**again, "files_made": 3, "seconds": 0} == {**first, "seconds": 0}
 
 
+def test_the_same_call_says_what_is_there_and_can_verify_it(
+    texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["tokenize", texts, "ids", "--recipe", "sft", "--tokenizer", "bytes"]
+    assert run(asked) == 0
+    capsys.readouterr()
+    assert run([*asked, "--verify"]) == 0
+    assert capsys.readouterr().out.startswith("there   3 files")
+    path = Path("ids/part-00000.parquet")
+    path.write_bytes(path.read_bytes()[:60] + b"?" + path.read_bytes()[61:])
+    assert run([*asked, "--verify"]) == 1
+    assert capsys.readouterr().err.endswith("write it anew with --overwrite\n")
+
+
 def test_bare_ids_are_read_by_the_line_that_is_printed(
     texts: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,7 +107,8 @@ def test_options_that_name_columns_of_texts_are_not_in_the_line(
         (["t*", "ids", "--recipe", "sft", "--option", "x=[1"], "is no YAML value"),
         (["t*", "ids", "--recipe", "sft", "--processes", "0"], "--processes"),
         (["t*", "ids", "--recipe", "sft", "--format", "csv"], "--format"),
-        (["t*", "ids", "--recipe", "sft", "--storage-options", "x"], "takes a JSON object"),
+        (["t*", "ids", "--recipe", "tokens", "--storage-options", "x"], "takes a JSON object"),
+        (["t*", "ids", "--recipe", "pretrain"], "pretrain needs --tokenizer"),
         ([], "Missing argument"),
     ],
 )  # fmt: skip
@@ -108,9 +123,9 @@ def test_a_wrong_command_line_is_told_so(
     ("arguments", "message"),
     [
         (["nothing", "ids", "--recipe", "pretrain", "--tokenizer", "bytes"], "nothing"),
-        (["{texts}", "ids", "--recipe", "pretrain"], "needs tokenizer"),
         (["{texts}", "ids", "--recipe", "pretrain", "--tokenizer", "none.json"], "none.json"),
         (["{texts}", "ids", "--recipe", "pretran", "--tokenizer", "bytes"], "did you mean 'pretrain'"),
+        (["{texts}", "ids", "--recipe", "masked_lm", "--tokenizer", "bytes"], "needs the mask token"),
         (["{texts}", ".", "--recipe", "pretrain", "--tokenizer", "bytes"], "no writer has written"),
         (["{texts}", "t 0.parquet", "--recipe", "pretrain", "--tokenizer", "bytes"], "cannot be written"),
     ],

@@ -174,6 +174,59 @@ def test_an_input_that_was_changed_is_refused(
     assert done.rows == 1000
 
 
+@pytest.mark.parametrize("kind", ["file", "mix", "concat"])
+def test_an_input_that_was_changed_since_all_was_written_is_refused(
+    kind: str, tmp_path: Path
+) -> None:
+    path, other = tmp_path / "rows.txt", tmp_path / "other.txt"
+    for each in (path, other):
+        each.write_text("aaa\n" * 50)
+
+    def data() -> Any:
+        one, two = (tp.list_files(str(p)).read_text() for p in (path, other))
+        kinds = {"mix": lambda: tp.mix({"a": one, "b": two}), "concat": lambda: one + two}
+        return kinds[kind]() if kind in kinds else str(path)
+
+    first = repack(data(), tmp_path / "out")
+    manifest = (tmp_path / "out" / "_manifest.json").read_bytes()
+    assert (first.kept, repack(data(), tmp_path / "out").kept) == (0, len(first.files))
+    path.write_text("bbb\n" * 50)
+    os.utime(path, (1, 1))
+    with pytest.raises(tp.DataError, match=r"the input was changed.*overwrite=True"):
+        repack(data(), tmp_path / "out")
+    assert (tmp_path / "out" / "_manifest.json").read_bytes() == manifest
+    assert repack(data(), tmp_path / "out", overwrite=True).rows == first.rows
+
+
+def test_a_finished_folder_can_be_verified(tmp_path: Path) -> None:
+    done = repack(some(), tmp_path / "out", verify=True)
+    content = bytearray(Path(done.files[0]).read_bytes())
+    content[60] ^= 1
+    Path(done.files[0]).write_bytes(content)
+    assert repack(some(), tmp_path / "out").rows == 1000
+    with pytest.raises(tp.DataChangedError, match="its bytes are not those"):
+        repack(some(), tmp_path / "out", verify=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"files": 10_000},
+        {"files": 10_000, "shuffle": True},
+        {"files": 900, "drop_duplicates": ["text"]},
+        {},
+    ],
+)
+def test_nothing_is_left_where_nothing_was_written(options: Any, tmp_path: Path) -> None:
+    rows = some() if options else some().filter(lambda row: False)
+    (tmp_path / "there").mkdir()
+    for folder in (tmp_path / "new" / "out", tmp_path / "there"):
+        with pytest.raises(tp.ConfigError):
+            repack(rows, folder, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert not list((tmp_path / "there").iterdir())
+
+
 @pytest.mark.usefixtures("little_memory")
 def test_damaged_temporary_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:

@@ -273,7 +273,7 @@ def test_bare_ids_are_as_wide_as_the_vocabulary(tmp_path: Path) -> None:
     assert tokenize(pipe, tmp_path / "wide", format="bin", processes=1).dtype == "uint32"
     with pytest.raises(tp.DataError, match=r"a token 70,?0\d\d, which that type cannot hold"):
         tokenize(pipe, tmp_path / "out", format="bin", dtype="uint16", processes=1)
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["_unfinished.json"]
+    assert not (tmp_path / "out").exists()
 
 
 # Refused
@@ -428,6 +428,58 @@ def test_a_file_that_was_changed_since_is_noticed(tmp_path: Path) -> None:
     Path(done.files[0]).write_bytes(content[:-9])
     with pytest.raises(tp.DataChangedError, match="overwrite=True"):
         tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_texts_that_were_changed_since_are_noticed(finished: bool, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("aaa\n" * 9)
+    pipe = tp.list_files(str(tmp_path / "*.txt")).read_text().tokenize("bytes")
+    tokenize(pipe, tmp_path / "out", processes=1)
+    if not finished:
+        state = json.loads((tmp_path / "out" / "_manifest.json").read_text())
+        state |= {"files": state["files"][:1], "next": None, "notes": {}}
+        (tmp_path / "out" / "_unfinished.json").write_text(json.dumps(state))
+        (tmp_path / "out" / "_manifest.json").unlink()
+    (tmp_path / "a.txt").write_text("bbb\n" * 9)
+    os.utime(tmp_path / "a.txt", (1, 1))
+    pipe = tp.list_files(str(tmp_path / "*.txt")).read_text().tokenize("bytes")
+    with pytest.raises(tp.DataChangedError, match=r"the input was changed.*overwrite=True"):
+        tokenize(pipe, tmp_path / "out", processes=1)
+    done = tokenize(pipe, tmp_path / "out", processes=1, overwrite=True)
+    assert next(iter(done.pipeline))["input_ids"][:3] == [*b"bbb"]
+
+
+def test_a_folder_that_does_not_say_what_it_was_made_of_is_trusted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("aaa\n" * 9)
+    pipe = tp.list_files(str(tmp_path / "a.txt")).read_text().tokenize("bytes")
+    tokenize(pipe, tmp_path / "out", processes=1)
+    manifest = tmp_path / "out" / "_manifest.json"
+    about = json.loads(manifest.read_text())
+    del about["inputs"]
+    manifest.write_text(json.dumps(about))
+    os.utime(tmp_path / "a.txt", (1, 1))
+    pipe = tp.list_files(str(tmp_path / "a.txt")).read_text().tokenize("bytes")
+    assert tokenize(pipe, tmp_path / "out", processes=1).kept == 1
+
+
+def test_files_that_are_there_can_be_verified(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+    done = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1, verify=True)
+    content = bytearray(Path(done.files[0]).read_bytes())
+    content[40] ^= 1
+    Path(done.files[0]).write_bytes(content)
+    assert tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1).kept == 4
+    with pytest.raises(tp.DataChangedError, match="its bytes are not those"):
+        tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1, verify=True)
+
+
+def test_what_cannot_train_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    files = parquet(tmp_path / "in")
+    pipe = tp.list_files(files).read_parquet(columns=["text"]).tokenize("bytes").mask_tokens()
+    with pytest.raises(tp.ConfigError, match="needs the mask token"):
+        tokenize(pipe.batch(2).pad_collate(), tmp_path / "deep" / "out", processes=1)
+    assert not (tmp_path / "deep").exists()
 
 
 def test_files_are_not_written_among_those_that_are_read(tmp_path: Path) -> None:

@@ -310,6 +310,17 @@ def test_columns_that_change_are_refused(tmp_path: Path) -> None:
         pipe.write_arrow(tmp_path / "out")
 
 
+def test_files_that_were_changed_since_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("aaa\n" * 9)
+    tp.list_files(str(path)).read_text().write_json(tmp_path / "out")
+    tp.list_files(str(path)).read_text().write_json(tmp_path / "out")
+    path.write_text("bbb\n" * 9)
+    os.utime(path, (1, 1))
+    with pytest.raises(tp.DataChangedError, match=r"the input was changed.*overwrite=True"):
+        tp.list_files(str(path)).read_text().write_json(tmp_path / "out")
+
+
 def test_an_error_of_a_function_names_its_row_and_leaves_whole_files(tmp_path: Path) -> None:
     fail = True
 

@@ -183,8 +183,8 @@ class MaskTokens(RunStage):
         found = [i for i in map(self._engine.token_id, MASKS) if i is not None]
         if not found:
             raise ConfigError(
-                f"{self} needs the mask token, and {self._engine} has none of {', '.join(MASKS)}: pass "
-                "mask_id=..."
+                f"{self} needs the mask token, and {self._engine} has none of {', '.join(MASKS)}: take "
+                "a tokenizer that has one, or pass mask_id=..."
             )
         return found[0]
 

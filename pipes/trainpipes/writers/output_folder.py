@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from trainpipes.errors import ConfigError, DataChangedError, StateError, Unreada
 from trainpipes.identity import check_identity, first_difference, said
 from trainpipes.writers.output_file import OutputFile, writing
 
-__all__ = ["MANIFEST", "PART", "UNFINISHED", "Opened", "OutputFolder", "Written"]
+__all__ = ["MANIFEST", "PART", "UNFINISHED", "Opened", "OutputFolder", "Written", "check_bytes"]
 
 MANIFEST, UNFINISHED = "_manifest.json", "_unfinished.json"
 #: The number of the manifest's form.
@@ -51,14 +51,7 @@ class Written:
         Raises:
             DataChangedError: one has changed since it was written.
         """
-        for entry in _read(Path(self.folder) / MANIFEST)["files"]:
-            path = Path(self.folder) / entry["file"]
-            check = 0
-            with _reading(path), open(path, "rb") as file:
-                while block := file.read(1 << 20):
-                    check = crc32(block, check)
-            if f"{check:08x}" != entry["crc32"]:
-                raise _changed(path, "its bytes are not those that were written")
+        check_bytes(Path(self.folder), _read(Path(self.folder) / MANIFEST)["files"])
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,8 @@ class OutputFolder:
     Args:
         path: of this machine; made if it is not there.
         asker: who writes.
-        about: what is written, of JSON types: its entry "pipeline" as states have it, and "options".
+        about: what is written, of JSON types: its entry "pipeline" as states have it, "options", and
+            "inputs" as ``about_inputs`` has them, where there are files.
         overwrite: whether what was written there before, of whatever pipeline, is removed.
 
     Raises:
@@ -102,9 +96,13 @@ class OutputFolder:
         self._about = about
         self._overwrite = overwrite
         self._handle: int | None = None
+        self._new: list[Path] = []  # folders that were made
+        self._nothing = False  # whether nothing is there but the note that it was begun
 
     def __enter__(self) -> OutputFolder:
         with writing(self.path, self._asker):
+            missing = (place for place in (self.path, *self.path.parents) if not place.exists())
+            self._new = list(missing)
             self.path.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(self.path, os.O_RDONLY)
         try:
@@ -123,6 +121,13 @@ class OutputFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._nothing:
+            with suppress(OSError):
+                if os.listdir(self.path) == [UNFINISHED]:
+                    os.unlink(self.path / UNFINISHED)
+        with suppress(OSError):  # they hold something
+            for folder in self._new:
+                folder.rmdir()
         if self._handle is not None:
             os.close(self._handle)
 
@@ -199,6 +204,13 @@ class OutputFolder:
                 f"{self.path} holds the rows of another pipeline, {str(error).split('; ')[0]}; {way_out}",
                 path=str(self.path),
             ) from error
+        before, now = state.get("inputs"), mine.get("inputs")
+        if before is not None and now is not None and before != now:  # earlier versions kept none
+            raise DataChangedError(
+                f"{self._asker}(): the input was changed, as its files' times or etags say, since "
+                f"{self.path} was begun (a copy counts as changed, too): begin anew with overwrite=True",
+                path=str(self.path),
+            )
 
     def _check_there(self, entry: dict[str, Any]) -> None:
         path = self.path / entry["file"]
@@ -232,6 +244,7 @@ class OutputFolder:
     def save(self, state: Opened) -> None:
         """Record what has been written so far."""
         self._put(UNFINISHED, state)
+        self._nothing = not state.files and not state.notes
 
     def finish(
         self,
@@ -241,6 +254,7 @@ class OutputFolder:
     ) -> Written:
         """Record that everything has been written, and what is to be known of it."""
         rows = self._put(MANIFEST, Opened(None, files, None, notes or {}, columns))
+        self._nothing = False
         self._remove_unfinished()
         return Written(str(self.path), tuple(str(self.path / e["file"]) for e in files), rows)
 
@@ -265,6 +279,26 @@ class OutputFolder:
         assert self._handle is not None
         with suppress(OSError):  # some file systems cannot for folders
             os.fsync(self._handle)
+
+
+def check_bytes(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
+    """Compare files with their checksums.
+
+    Args:
+        folder: that they are in.
+        files: as the manifest has them.
+
+    Raises:
+        DataChangedError: one has changed since it was written.
+    """
+    for entry in files:
+        path = folder / entry["file"]
+        check = 0
+        with _reading(path), open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                check = crc32(block, check)
+        if f"{check:08x}" != entry["crc32"]:
+            raise _changed(path, "its bytes are not those that were written")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from trainpipes.progress import Progress
 from trainpipes.runtime.options import either
 from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
+from trainpipes.writers.inputs import about_inputs
 from trainpipes.writers.output_file import OutputFile
 from trainpipes.writers.output_folder import Opened, OutputFolder, Written
 
@@ -86,6 +87,7 @@ def write(
     options = {"format": form.asker.removeprefix("write_"), **form.options}
     options |= {"files": files, "rows_per_file": rows_per_file}
     about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
+    about |= about_inputs(rows.plan.inputs.source)
     with OutputFolder(folder, form.asker, about, overwrite) as out, closing(rows):
         opened = out.open()
         return opened.written or _write(rows, out, opened, form, lengths)

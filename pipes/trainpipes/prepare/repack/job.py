@@ -25,7 +25,7 @@ from trainpipes.prepare.repack.placing import sorted_parts
 from trainpipes.prepare.repack.reading import InputReader, check_rows
 from trainpipes.prepare.repack.row_groups import check_file, write_file
 from trainpipes.prepare.repack.sorted_runs import RunReader
-from trainpipes.prepare.repack.work import FILE_BYTES, Options, Report, Work
+from trainpipes.prepare.repack.work import FILE_BYTES, Options, Report, Work, remove_folder
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.output_folder import Opened, OutputFolder
 
@@ -77,6 +77,8 @@ class Job:
         """
         if self._count == 0:
             raise self._no_rows()
+        if self._count is not None:
+            self._check_files(self._count)
         if self._in_order:
             assert self._count is not None
             return self._write(self._count, self._size, self._count, None)
@@ -87,6 +89,7 @@ class Job:
         pa.default_memory_pool().release_unused()
         rows = kept = sum(part.rows for part in parts)
         if not rows:
+            remove_folder(self._work.temporary)
             raise self._no_rows()
         if self._count is None or self._options.needs_all:
             parts, kept = sorted_parts(self._work, parts)
@@ -171,17 +174,23 @@ class Job:
 
     def _starts(self, rows: int, size: int) -> IntArray:
         """The first row of each file, and how many there are."""
+        self._check_files(rows)
         files, each = self._options.files, self._options.rows_per_file
-        if files is not None and files > rows:
-            raise ConfigError(
-                f"{self._asker}(files={files}): each file has a row at least, and there are {rows:,} rows: "
-                "give fewer files"
-            )
         if each is not None:
             return np.append(np.arange(0, rows, each), rows)
         count = files or min(rows, max(1, round(size / FILE_BYTES)))
         numbers = np.arange(count + 1)
         return numbers * (rows // count) + np.minimum(numbers, rows % count)
+
+    def _check_files(self, rows: int) -> None:
+        """Raise ConfigError where there are fewer rows than files."""
+        files = self._options.files
+        if files is not None and files > rows:
+            remove_folder(self._work.temporary)  # nothing could go on with what was read
+            raise ConfigError(
+                f"{self._asker}(files={files}): each file has a row at least, and there are {rows:,} rows: "
+                "give fewer files"
+            )
 
     def _from_runs(self, first: int, stop: int) -> Generator[pa.Table, None, None]:
         """Rows by their places, of temporary files."""

@@ -15,7 +15,7 @@ from typing import Any
 from trainpipes.amount import amount
 from trainpipes.checks import column_names, flag, local_path, whole_number
 from trainpipes.checksum import checksum
-from trainpipes.errors import ConfigError, DataChangedError, TrainpipesError
+from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.given import files_of, given_rows, kept_metadata, refuse_inside
 from trainpipes.prepare.repack.job import ROW_BYTES, Job
@@ -25,7 +25,8 @@ from trainpipes.prepare.repack.work import Options, Report, remove_folder
 from trainpipes.progress import Progress
 from trainpipes.runtime.pool import default_threads
 from trainpipes.writers.epoch_rows import EpochRows
-from trainpipes.writers.output_folder import Opened, OutputFolder, Written
+from trainpipes.writers.inputs import about_inputs
+from trainpipes.writers.output_folder import Opened, OutputFolder, Written, check_bytes
 from trainpipes.writers.parquet import CODECS, GROUP_BYTES, GROUP_ROWS
 from trainpipes.writers.write import check_codec
 
@@ -58,6 +59,7 @@ class Repacked(Written):
             not say.
         bytes_out: size of the files that were written.
         seconds: that this call took.
+        kept: files that were there already.
     """
 
     rows_in: int
@@ -66,6 +68,7 @@ class Repacked(Written):
     bytes_in: int | None
     bytes_out: int
     seconds: float
+    kept: int
 
 
 def repack(
@@ -122,7 +125,7 @@ def repack(
         temporary_folder: for temporary files, about half of the rows' bytes in memory, and more where
             there is ``sort`` or ``drop_duplicates``; if left out, in ``folder``. They are gone at the end.
         overwrite: whether to remove what was written there before, and write everything anew.
-        verify: whether to read each file back once it is written.
+        verify: whether to read each file back once it is written; those that are there already, first.
         threads: how many; if left out, one a core, and 4 at most.
         storage_options: for the file system of ``data``, as fsspec takes them.
         progress: called with what is done ("reading", "writing", ...), rows done, and rows in all, or
@@ -132,7 +135,8 @@ def repack(
         ConfigError: an option is invalid; the folder holds other files, is part of the input, or was begun
             with other options; there are no rows; the disk is full.
         SchemaError: a column is not there, has no order, or cannot be written to Parquet.
-        DataChangedError: the input has changed since the work was begun, or a file since it was written.
+        DataChangedError: the input has changed since the work was begun, also where all was finished, or a
+            file since it was written.
 
     >>> import tempfile, pyarrow as pa, trainpipes as tp
     >>> from trainpipes.prepare import repack
@@ -158,11 +162,15 @@ def repack(
     form = replace(options.form, metadata=kept_metadata(pipeline, source))
     options = replace(options, form=form)
     about = {"options": _about(options), "pipeline": json.loads(rows.plan.identity)}
+    about |= about_inputs(source)
     with OutputFolder(out_path, ASKER, about, overwrite) as out:
         if overwrite:
             _remove_temporary(out_path)
         opened = out.open()
+        if verify:
+            check_bytes(out_path, opened.files)
         made = opened.notes
+        kept = len(opened.files)
         if opened.written is None:
             opened = _planned(opened, rows, options, out, temporary_folder)
             temporary = Path(opened.notes["temporary"])
@@ -184,6 +192,7 @@ def repack(
         int(given.sizes.sum()) if given is not None and known else None,
         sum(entry["bytes"] for entry in opened.files),
         time.monotonic() - began,
+        kept,
     )
 
 
@@ -282,26 +291,18 @@ def _planned(
             Path(local_path(temporary, f"{ASKER}(temporary_folder)")).expanduser().absolute() / name
         )
     source = rows.plan.inputs.source
-    given = files_of(source)
-    stamps = None if given is None else checksum(*given.stamps)
     notes = opened.notes
     if not notes:
         count = rows.count if rows.plan.counted else None
         row_bytes = getattr(source, "row_bytes", None) or ROW_BYTES
         unit = max(1, options.memory // 12)
         notes = {
-            "stamps": stamps,
             "part_rows": max(1, int(unit // (row_bytes + ROW_COST))),
             "temporary": str(folder),
         }
         if count:
             size = count * row_bytes
             _check_space(size, options, out.path, folder)
-    elif notes["stamps"] != stamps:
-        raise DataChangedError(
-            f"{ASKER}(): the input was changed, as its files' times or etags say, since {out.path} was "
-            "begun: begin anew with overwrite=True"
-        )
     elif notes["temporary"] != str(folder):
         remove_folder(Path(notes["temporary"]))
         notes = {**notes, "temporary": str(folder)}

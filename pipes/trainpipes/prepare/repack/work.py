@@ -101,7 +101,7 @@ class Work:
         self.unit = max(1, min(options.memory // (6 * max(2, threads)), FILE_BYTES))
         self.order: SortOrder | None = None
         if options.sort:
-            self.order = SortOrder(options.sort, options.descending, f"{self.asker}()")
+            self.order = SortOrder(options.sort, options.descending, self.asker)
 
     def report(self, job: str, done: int, total: int | None) -> None:
         """Say how far it is; called by any thread."""

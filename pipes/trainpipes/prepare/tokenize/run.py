@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes.checks import local_path, whole_number
+from trainpipes.checks import flag, local_path, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
@@ -23,10 +23,18 @@ from trainpipes.prepare.tokenize.make import Made, Maker, first_rows
 from trainpipes.prepare.tokenize.tasks import Task, tasks_of
 from trainpipes.prepare.tokenize.workers import Tell, made_by_processes, made_here
 from trainpipes.runtime.options import either
+from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
-from trainpipes.writers.output_folder import PART, Opened, OutputFolder, Written
+from trainpipes.writers.inputs import about_inputs
+from trainpipes.writers.output_folder import (
+    PART,
+    Opened,
+    OutputFolder,
+    Written,
+    check_bytes,
+)
 from trainpipes.writers.parquet import CODECS
 from trainpipes.writers.write import check_codec
 
@@ -89,6 +97,7 @@ def tokenize(
     bytes_per_file: int = FILE_BYTES,
     processes: int | None = None,
     overwrite: bool = False,
+    verify: bool = False,
     progress: Report | None = None,
 ) -> Tokenized:
     """Do ahead what a pipeline does with each row up to its token ids, and write that, so that training reads
@@ -116,11 +125,14 @@ def tokenize(
         processes: how many work at once; with 1 this one does. Left out, as many as there are cores and work
             for. A script calls it below ``if __name__ == "__main__":``.
         overwrite: whether to remove what was written there before, and write everything anew.
+        verify: whether to read all files back at the end and compare them, those that are there already, too.
         progress: is called with "tokenizing", the rows done, and all there are.
 
     Raises:
         ConfigError: the pipeline makes no ids, or not of files; the folder holds other files, or those of
-            another pipeline, other options or changed inputs; or it cannot be written.
+            another pipeline or other options; or it cannot be written.
+        DataChangedError: the input has changed since the work was begun, also where all was finished, or a
+            file since it was written.
         DataError: a row cannot be tokenized; says which file and row.
         WorkerError: a process was killed; says which file it was at.
 
@@ -134,6 +146,7 @@ def tokenize(
     >>> list(done.pipeline) == list(pipe)
     True
     """
+    flag(verify, "tokenize(verify)")
     whole_number(bytes_per_file, 1, "tokenize(bytes_per_file)", "bytes of an input file")
     if processes is not None:
         whole_number(processes, 1, "tokenize(processes)", "how many work at once")
@@ -141,6 +154,8 @@ def tokenize(
         raise ConfigError(f"tokenize(pipeline) is a trainpipes Pipeline, got {shown(pipeline)}")
     parts = cut(pipeline)
     form = _form(format, dtype, compression, parts)
+    if format == "parquet":
+        _check_training(pipeline, parts)
     plan = open_plan([stage.fresh() for stage in parts.ahead])
     _apart(folder, plan)
     first = first_rows(plan)
@@ -159,6 +174,8 @@ def tokenize(
             columns = {field.name: str(field.type) for field in first.schema}
             out.finish(job.entries, columns)
         entries = job.entries
+        if verify:
+            check_bytes(out.path, entries)
     return Tokenized(
         str(out.path),
         tuple(str(out.path / entry["file"]) for entry in entries),
@@ -285,6 +302,13 @@ def _apart(folder: str | os.PathLike[str], plan: Plan) -> None:
             )
 
 
+def _check_training(pipeline: Pipeline, parts: Parts) -> None:
+    """Raise unless what is left to training gets what it needs of the tokenizer."""
+    for stage in arrange([stage.fresh() for stage in pipeline.stages]).stages:
+        if any(type(stage) is type(left) for left in parts.training):
+            stage.identity()
+
+
 def _form(format: str, dtype: str | None, compression: str | None, parts: Parts) -> Form:
     if format not in ("parquet", "bin"):
         raise ConfigError(f'tokenize(format) is "parquet" or "bin", got {shown(format)}')
@@ -310,6 +334,7 @@ def _about(
         "options": {**form.options, "bytes_per_file": bytes_per_file},
         "pipeline": json.loads(plan.identity),
         "tokenized": {"ids": ids},
+        **about_inputs(plan.inputs.source),
     }
 
 
