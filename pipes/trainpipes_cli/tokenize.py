@@ -11,7 +11,7 @@ import click
 
 from trainpipes_cli.app import Command
 from trainpipes_cli.console import note, out, print_json
-from trainpipes_cli.pipelines import of_config, of_recipe, recipe_option
+from trainpipes_cli.pipelines import of_config, of_recipe, recipe_options
 from trainpipes_cli.progress import progress
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 from trainpipes_cli.typed_options import options_as_typed
@@ -107,9 +107,7 @@ def command(
             )
         if not files:
             raise click.UsageError(f"give files and a folder to write to: IN... OUT, got {folder}")
-        given = dict(map(recipe_option, options))
-        if tokenizer is not None:
-            given["tokenizer"] = tokenizer
+        given = recipe_options(options, tokenizer)
         _need_tokenizer(recipe, given)
         pipe = of_recipe(recipe, files, given, storage_options)
     from trainpipes.prepare import tokenize
