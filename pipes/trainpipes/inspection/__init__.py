@@ -8,7 +8,6 @@ text_head       the beginning of a large file of text
 other_files     what files of other formats say
 texts           texts and bytes in columns of any type
 sample          some rows of all files
-row_hashes      rows by their content, as numbers
 duplicates      how many rows are equal to another one
 row_order       whether rows of one label stand together
 cells           values in short, for people

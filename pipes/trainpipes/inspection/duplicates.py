@@ -10,8 +10,7 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.inspection.row_hashes import row_hashes
-from trainpipes.stages.row_hash import HashArray
+from trainpipes.values.content_hash import HashArray, row_hashes
 
 __all__ = ["Repeats", "repeats_of"]
 

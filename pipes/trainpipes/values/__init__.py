@@ -5,5 +5,6 @@ row_types     the Arrow types of Python values
 value_column  Python values as an Arrow array of a type
 row_schema    rows of Python objects as columns of one schema
 content       digests of tables and tensors
+content_hash  rows by their content, as numbers
 utf8          text that is not UTF-8
 """

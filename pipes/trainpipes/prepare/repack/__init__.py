@@ -13,6 +13,5 @@ duplicates    which rows are there before
 sorted_keys   where rows go in the order of their values
 sorted_runs   rows on disk in the order of their places
 row_groups    one Parquet file
-content_hash  hashes of rows
 row_bytes     how many bytes each row takes
 """

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.order import IntArray
-from trainpipes.prepare.repack.content_hash import HashArray, row_hashes
 from trainpipes.prepare.repack.sorted_runs import save_array
+from trainpipes.values.content_hash import HashArray, row_hashes
 
 __all__ = ["DroppedRows", "find_dropped", "hash_rows", "num_ranges", "save_hashes"]
 

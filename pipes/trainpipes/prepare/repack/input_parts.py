@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.order import IntArray
-from trainpipes.prepare.repack.content_hash import checksum, row_hashes
 from trainpipes.prepare.repack.duplicates import hash_rows, save_hashes
 from trainpipes.prepare.repack.row_bytes import ROW_COST, row_bytes
 from trainpipes.prepare.repack.sorted_keys import SortOrder, save_keys
@@ -30,6 +29,7 @@ from trainpipes.prepare.repack.sorted_runs import (
     damaged,
     write_run,
 )
+from trainpipes.values.content_hash import checksum, row_hashes
 from trainpipes.writers.output_file import writing
 
 __all__ = ["Keeping", "Part", "SortedPart", "order_places", "read_kept", "save_json"]

@@ -20,12 +20,12 @@ import pyarrow as pa
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.order import IntArray
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.repack.content_hash import checksum, row_hashes
 from trainpipes.prepare.repack.placing import sorted_parts
 from trainpipes.prepare.repack.reading import InputReader, check_rows
 from trainpipes.prepare.repack.row_groups import check_file, write_file
 from trainpipes.prepare.repack.sorted_runs import RunReader
 from trainpipes.prepare.repack.work import FILE_BYTES, Options, Report, Work, remove_folder
+from trainpipes.values.content_hash import checksum, row_hashes
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.output_folder import Opened, OutputFolder
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes.errors import DataChangedError, SchemaError
-from trainpipes.prepare.repack.content_hash import checksum, row_hashes
 from trainpipes.prepare.repack.row_bytes import row_bytes
+from trainpipes.values.content_hash import checksum, row_hashes
 from trainpipes.writers.output_file import OutputFile
 
 __all__ = ["Form", "check_file", "check_schema", "row_groups", "write_file"]

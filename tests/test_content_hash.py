@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainpipes.inspection import duplicates
 from trainpipes.inspection.duplicates import repeats_of
-from trainpipes.inspection.row_hashes import row_hashes
+from trainpipes.values.content_hash import row_hashes
 
 VALUES: dict[str, tuple[Any, Any]] = {
     "text": (pa.string(), st.text(max_size=3)),
