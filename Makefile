@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 FRAMEWORKS ?= $(VENV)-frameworks
+RAY ?= $(VENV)-ray
 PACKAGE ?= --editable .
 JOBS ?= 2
 PYTEST ?=
@@ -17,20 +18,21 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
 
-.PHONY: help demo test test-frameworks bench lint format docs dist clean
+.PHONY: help demo test test-frameworks test-ray bench lint format docs dist clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train, kill, resume, and compare every batch; about 2 minutes, then a picture"
 	@echo "make test    all tests; PYTEST='-k name' for some of them"
-	@echo "make test-frameworks  with Trainer, Accelerate, TRL and Lightning, in an environment of their own"
+	@echo "make test-frameworks  with Trainer, Accelerate, TRL, Lightning, Keras and torchft, in an environment of their own"
+	@echo "make test-ray  on a Ray cluster of several processes, in an environment of its own"
 	@echo "make bench   side by side with other libraries, which it installs; BENCH=--full for an hour;"
 	@echo "             BENCH=--check for what README and docs promise, in a few minutes, with two of them"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
 	@echo "make docs    the documentation as a site: build/site/index.html"
 	@echo "make dist    an sdist and a wheel in dist/"
-	@echo "make clean   remove .venv, .venv-frameworks, caches and what the demo wrote"
+	@echo "make clean   remove .venv, .venv-frameworks, .venv-ray, caches and what the demo wrote"
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m trainpipes_recipes.demo
@@ -42,6 +44,11 @@ test: $(VENV)/.test
 test-frameworks:
 	$(MAKE) $(FRAMEWORKS)/.frameworks VENV=$(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/frameworks $(PYTEST)
+
+# Ray starts processes of its own for each cluster: one test process at a time.
+test-ray:
+	$(MAKE) $(RAY)/.ray VENV=$(RAY)
+	$(RAY)/bin/python -m pytest tests/on_ray $(PYTEST)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks --install $(BENCH)
@@ -76,7 +83,7 @@ $(VENV)/.package: $(VENV)/.pip pyproject.toml
 	$(INSTALL) $(PACKAGE)
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.lint $(VENV)/.bench $(VENV)/.frameworks $(VENV)/.docs: $(VENV)/.%: $(VENV)/.package
+$(VENV)/.demo $(VENV)/.lint $(VENV)/.bench $(VENV)/.frameworks $(VENV)/.ray $(VENV)/.docs: $(VENV)/.%: $(VENV)/.package
 	@echo "installing what make $* needs"
 	$(INSTALL) --quiet --group $*
 	@touch $@
@@ -87,5 +94,5 @@ $(VENV)/.test: $(VENV)/.demo
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(RAY) build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
