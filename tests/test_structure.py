@@ -216,7 +216,16 @@ def test_the_library_imports_no_optional_package_at_its_top():
 
     known = required | set(sys.stdlib_module_names)
     # Those of a framework say in one sentence what is missing.
-    frameworks = {"accelerate", "datasets", "keras", "lightning", "ray", "torchft", "transformers", "trl"}
+    frameworks = {
+        "accelerate",
+        "datasets",
+        "keras",
+        "lightning",
+        "ray",
+        "torchft",
+        "transformers",
+        "trl",
+    }
     for path in SOURCES:
         there = known | frameworks if "integrations" in path.parts else known
         for module, top in imports_of(path):

@@ -121,3 +121,13 @@ def test_digests_tell_types_shapes_and_bytes_apart():
     ]  # fmt: skip
     assert len({digest(item) for item in items}) == len(items)
     assert digest({"a": torch.zeros(3)}) == digest({"a": torch.zeros(3)})
+
+
+def test_an_epoch_in_the_middle_may_give_nothing():
+    def sums_above(least, seed):
+        rows = tp.from_dataset(range(5)).shuffle(5, seed=seed)
+        return rows.batch(2).filter(lambda batch: sum(batch) > least)
+
+    for seed, items in ((0, (0, 0, 1, 0)), (3, (1, 0, 0, 0)), (2, (0, 1, 0, 0))):
+        report = check_resume(lambda seed=seed: sums_above(6, seed), epochs=4, processes=0)
+        assert report.items == items

@@ -246,11 +246,20 @@ def _compare(
     reference: list[_Epoch], epoch: int, k: int, found: list[list[str]], part: bool = False
 ) -> None:
     """What a resumed run gave (or ``part`` of it), against the rest. A state at an epoch's end may go on
-    with the next."""
+    with the next. Before an epoch's first item the state is that of the end of the epoch before, of which,
+    where it gave nothing, nothing comes once more."""
     expected = [reference[epoch].items[k:], *(e.items for e in reference[epoch + 1 :])]
     if not expected[0] and (not found or found[0]):
         expected = expected[1:]
         found = found[: len(expected)]
+    elif (
+        k == 0
+        and epoch
+        and not reference[epoch - 1].items
+        and expected[0]
+        and found == [[], *found[1:]]
+    ):
+        found = found[1:]
     for number, (right, given) in enumerate(zip(expected, found, strict=False)):
         if right == given or (part and right[: len(given)] == given):
             continue

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
+import trainpipes as tp
 from trainpipes.errors import (
     ConfigError,
     MissingExtraError,
@@ -367,3 +370,20 @@ def test_a_filter_on_paths_needs_a_function_and_leaves_some(tmp_path: Path) -> N
         ReadParquet().open_files([files, Filter(predicate=pc.field("x") > 1)])
     with pytest.raises(ConfigError, match=r"put it after list_files"):
         ReadParquet().open_files([])
+
+
+def test_a_file_whose_name_is_no_text_is_refused_by_its_name(tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.parquet")
+    try:
+        Path(odd).touch()
+    except OSError:
+        pytest.skip("this file system has no such names")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "b.parquet")
+    listed = tp.list_files(tmp_path)
+    assert odd in list(listed)
+    with pytest.raises(
+        tp.ConfigError, match=r"read_parquet\(\): the name of the file .*is not UTF-8"
+    ):
+        next(iter(listed.read_parquet()))
+    left = listed.filter(lambda path: not path.endswith(odd[-9:])).read_parquet()
+    assert [row["x"] for row in left] == [1]

@@ -62,7 +62,20 @@ class FileReader(Source):
         for stage in stages[1:]:
             if hasattr(stage, "predicate"):
                 found = self._kept(found, stage)
+        self._check_names(found)
         return found
+
+    def _check_names(self, files: FileList) -> None:
+        """Raise where a name is no text: Arrow opens no such file, and no index can keep its name."""
+        odd = next(
+            (name for name in files.names if not name.isascii() and not _is_text(name)), None
+        )
+        if odd is not None:
+            raise ConfigError(
+                f"{self}: the name of the file {odd!r} is not UTF-8; rename it, or leave it out with "
+                ".filter(lambda path: ...) after list_files",
+                path=odd,
+            )
 
     def _kept(self, files: FileList, stage: Any) -> FileList:
         if isinstance(stage.predicate, pc.Expression):
@@ -78,6 +91,14 @@ class FileReader(Source):
                 stage=str(stage),
             )
         return files.pick(kept.astype(np.int64))
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _rows(value: Any, option: str) -> int:
