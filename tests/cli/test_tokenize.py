@@ -31,14 +31,15 @@ def test_the_line_that_is_printed_trains_on_the_files(
     texts: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["--recipe", "pretrain", "--tokenizer", "bytes", "--option", "max_length=64"]
+    asked += ["--option", "num_shards=2"]
     assert run(["tokenize", texts, "ids", *asked, "--option", "text=text"]) == 0
     said = capsys.readouterr()
     assert said.err == "train with:\n"
     assert "wrote   3 files" in said.out
     assert "rows    150\n" in said.out
     line = said.out.splitlines()[-1]
-    assert line == "tp.recipe('pretrain', 'ids', max_length=64, tokenizer='bytes')"
-    pipe, online = eval(line), tp.recipe("pretrain", texts, "bytes", max_length=64)
+    assert line == "tp.recipe('pretrain', 'ids', max_length=64, num_shards=2, tokenizer='bytes')"
+    pipe, online = eval(line), tp.recipe("pretrain", texts, "bytes", max_length=64, num_shards=2)
     for _, one, other in zip(range(20), pipe, online, strict=False):
         assert {k: np.asarray(v).tolist() for k, v in one.items()} == {
             k: np.asarray(v).tolist() for k, v in other.items()

@@ -81,7 +81,9 @@ def check_same(one: tp.Pipeline, other: tp.Pipeline) -> None:
 
 
 RECIPES: dict[str, Make] = {
-    "pretrain": lambda f: tp.recipe("pretrain", f, "bytes", max_length=64, **SMALL),
+    "pretrain": lambda f: tp.recipe(
+        "pretrain", f, "bytes", max_length=64, **{**SMALL, "num_shards": 2}
+    ),
     "pretrain / concat": lambda f: tp.recipe(
         "pretrain", f, "bytes", max_length=32, method="concat", eos=257, **SMALL
     ),

@@ -126,10 +126,18 @@ def _new_file(path: Path, flags: int, own: bool) -> int:
             else:
                 os.makedirs(path.parent, 0o700, exist_ok=True)
             return open_file(path, own=own, flags=flags | os.O_RDWR | os.O_CREAT)
-        except (FileNotFoundError, FileExistsError):  # gone between two steps of it
-            if not again:
+        except (FileNotFoundError, FileExistsError) as error:  # gone between two steps of it
+            if not again or _stands_in_the_way(error):
                 raise
     raise AssertionError
+
+
+def _stands_in_the_way(error: OSError) -> bool:
+    """Whether something that is no folder is where one should be made: waiting does not help."""
+    there = error.filename
+    return (
+        isinstance(error, FileExistsError) and os.path.lexists(there) and not os.path.isdir(there)
+    )
 
 
 def _attempts() -> Iterator[bool]:
