@@ -61,7 +61,7 @@ def epoch() -> str:
         """Frames of so many rows each, with a name above each of them."""
         for n, name in enumerate(names):
             x = LEFT + n * rows * CELL
-            drawn.box(x, y, rows * CELL, h, f"{kind}")
+            drawn.box(x, y, rows * CELL, h, kind)
             drawn.text(x + 4, y - 5, name, "tp-flow")
 
     def label(y: float, *lines: str) -> None:
