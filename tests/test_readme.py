@@ -95,8 +95,8 @@ def test_scripts_are_shown_somewhere() -> None:
 
 
 def test_every_stage_has_an_example() -> None:
-    page = (ROOT / "docs" / "stages.md").read_text()
-    text = "".join(re.findall(r"^```python.*?^```$", page, re.DOTALL | re.MULTILINE))
+    pages = "".join((ROOT / "docs" / name).read_text() for name in ("stages.md", "compose.md"))
+    text = "".join(re.findall(r"^```python.*?^```$", pages, re.DOTALL | re.MULTILINE))
     stages = [
         name
         for name in vars(Pipeline)
@@ -110,11 +110,11 @@ def test_every_stage_has_an_example() -> None:
 def test_every_source_and_stage_has_an_entry() -> None:
     text = (ROOT / "docs" / "stages.md").read_text()
     entries = {
-        name for line in re.findall(r"^### (.+)$", text, re.MULTILINE) for name in WORD.findall(line)
+        name
+        for line in re.findall(r"^### (.+)$", text, re.MULTILINE)
+        for name in WORD.findall(line)
     }
-    stages = {
-        name for name, method in vars(Pipeline).items() if type(method).__name__ == "Method"
-    }
+    stages = {name for name, method in vars(Pipeline).items() if type(method).__name__ == "Method"}
     sources = {*start.__all__, *(name for name in dir(Pipeline) if name.startswith("read_"))}
     assert len(stages) > 30
     assert len(sources) > 15
