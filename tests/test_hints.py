@@ -31,6 +31,8 @@ def rows(count: int = 100) -> tp.Pipeline:
         (lambda: tp.load_dataset("imdb"), "from_hf(datasets.load_dataset(...))"),
         (lambda: rows()[0], "got pipe[0]: peek() is the next item"),
         (lambda: rows().head(), "write take(n)"),
+        (lambda: rows().set_length(9), "write take(n)"),
+        (lambda: rows().groupby(len), "write bucket_by_length(batch_size)"),
         (lambda: rows().shufle(), "did you mean 'shuffle'?"),
         (lambda: rows().with_format("torch"), "write collate()"),
         (lambda: tp.mix([rows(), rows()], [0.7, 0.3]), 'such as mix({"a": a, "b": b}, weights='),
