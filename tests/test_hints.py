@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +31,8 @@ def rows(count: int = 100) -> tp.Pipeline:
         (lambda: tp.load_dataset("imdb"), "from_hf(datasets.load_dataset(...))"),
         (lambda: rows()[0], "got pipe[0]: peek() is the next item"),
         (lambda: rows().head(), "write take(n)"),
+        (lambda: rows().set_length(9), "write take(n)"),
+        (lambda: rows().groupby(len), "write bucket_by_length(batch_size)"),
         (lambda: rows().shufle(), "did you mean 'shuffle'?"),
         (lambda: rows().with_format("torch"), "write collate()"),
         (lambda: tp.mix([rows(), rows()], [0.7, 0.3]), 'such as mix({"a": a, "b": b}, weights='),
@@ -138,12 +139,3 @@ def test_an_epoch_that_was_counted_to_its_end_was_not_left() -> None:
         next(batches)
     del batches
     leave(loader)
-
-
-def test_what_the_page_on_other_libraries_says_is_there() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "migrating.md").read_text()
-    here = "\n".join(line.rsplit("|", 2)[1] for line in text.splitlines() if line.startswith("| `"))
-    named = re.findall(r"(?:`|tp\.|`\.|[\")]\.)(\w+)\(", here)
-    there = {name for name in dir(tp.Pipeline) if not name.startswith("_")} | {*tp.__all__}
-    assert len(named) > 50
-    assert {*named} - there == {"iter"}  # Python's

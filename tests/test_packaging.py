@@ -19,7 +19,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 SOURCES = [
     path for place in ("pipes", "recipes", ".ci") for path in sorted((ROOT / place).rglob("*.py"))
 ]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 WITH_EXTRAS = re.compile(r"\[([a-z0-9_, -]+)\]")
 INSTALLS = re.compile(r"pip install ([^`#\n]+)")

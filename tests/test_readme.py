@@ -1,4 +1,4 @@
-"""What README.md and docs/ show is what happens.
+"""What README.md, CONTRIBUTING.md and docs/ show is what happens.
 
 Each file's ```python blocks are run from top to bottom in one process and one empty folder. A ```text
 block right after one is what it prints. A block marked ```python no-run needs what is not here; after a line
@@ -16,10 +16,14 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from trainpipes import Pipeline
+from trainpipes import Pipeline, start
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 #: A link to a script at a line's end, and what stands in the block after it, if one does.
@@ -29,6 +33,7 @@ SCRIPT = re.compile(
 )
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
+WORD = re.compile(r"\w+")
 #: Methods of a Pipeline that are no stages.
 NOT_STAGES = {
     *("state_dict", "load_state_dict", "state_at", "set_epoch", "describe", "to_hf", "to_yaml"),
@@ -90,8 +95,8 @@ def test_scripts_are_shown_somewhere() -> None:
 
 
 def test_every_stage_has_an_example() -> None:
-    page = (ROOT / "docs" / "compose.md").read_text()
-    text = "".join(re.findall(r"^```python.*?^```$", page, re.DOTALL | re.MULTILINE))
+    pages = "".join((ROOT / "docs" / name).read_text() for name in ("stages.md", "compose.md"))
+    text = "".join(re.findall(r"^```python.*?^```$", pages, re.DOTALL | re.MULTILINE))
     stages = [
         name
         for name in vars(Pipeline)
@@ -100,6 +105,20 @@ def test_every_stage_has_an_example() -> None:
     missing = [name for name in stages if f".{name}(" not in text]
     assert len(stages) > 10
     assert not missing
+
+
+def test_every_source_and_stage_has_an_entry() -> None:
+    text = (ROOT / "docs" / "stages.md").read_text()
+    entries = {
+        name
+        for line in re.findall(r"^### (.+)$", text, re.MULTILINE)
+        for name in WORD.findall(line)
+    }
+    stages = {name for name, method in vars(Pipeline).items() if type(method).__name__ == "Method"}
+    sources = {*start.__all__, *(name for name in dir(Pipeline) if name.startswith("read_"))}
+    assert len(stages) > 30
+    assert len(sources) > 15
+    assert stages | sources <= entries
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,7 +1,6 @@
-"""Makes the pictures of these pages that are drawn by the library: ``python docs/pictures/make.py``.
+"""Makes the pictures of these pages: ``python docs/pictures/make.py``. A test tells which is out of date.
 
-Each holds a digest of what it shows, so that a test can tell whether it is up to date, whatever version of
-Matplotlib draws it.
+Figures hold a digest of what they show, so that it can be told whatever version of Matplotlib draws them.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import hashlib
 import json
 import random
 import re
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -23,7 +23,11 @@ from matplotlib.figure import Figure
 import trainpipes as tp
 from trainpipes.testing import shuffle_quality
 
-__all__ = ["GRAPHS", "PICTURES", "content"]
+sys.path.insert(0, str(Path(__file__).parent))
+import concept_drawings
+import engine_drawings
+
+__all__ = ["DRAWINGS", "GRAPHS", "PICTURES", "content"]
 
 FOLDER = Path(__file__).parent
 
@@ -91,6 +95,15 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "shuffle": shuffle,
 }
 GRAPHS: dict[str, Callable[[], tp.Pipeline]] = {"graph": graph, "graph-mix": graph_mix}
+#: Drawn box by box.
+DRAWINGS: dict[str, Callable[[], str]] = {
+    "elastic": concept_drawings.elastic,
+    "epoch": concept_drawings.epoch,
+    "order": concept_drawings.order,
+    "row-path": engine_drawings.row_path,
+    "state": concept_drawings.state,
+    "state-path": engine_drawings.state_path,
+}
 
 
 def content(figure: Figure) -> str:
@@ -116,6 +129,8 @@ def content(figure: Figure) -> str:
 def main() -> None:
     for name, make in GRAPHS.items():
         make().graph().save(FOLDER / f"{name}.svg")
+    for name, drawn in DRAWINGS.items():
+        (FOLDER / f"{name}.svg").write_text(drawn())
     for name, draw in PICTURES.items():
         with mpl.rc_context({"svg.hashsalt": "trainpipes", "svg.fonttype": "none"}):
             figure = draw()

@@ -21,9 +21,15 @@ DOCS = ROOT / "docs"
 ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
 }
+#: Names of stages and sources above their entries.
+ENTRY = re.compile(r"^### (.+)$", re.MULTILINE)
+NAME = re.compile(r"\w+")
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
+#: Names of stages and sources, and where the reference tells of them: filled when the site is built.
+REFERENCE: dict[str, str] = {}
 FENCE = re.compile(r"^( *```\w+) .+$", re.MULTILINE)
 
 
@@ -33,7 +39,9 @@ def on_files(files: Files, config: Any) -> Files:
         name: _linked((ROOT / place).read_text(), (ROOT / place).parent)
         for place, name in ELSEWHERE.items()
     }
-    added |= {f"reference/{name}.md": f"# {title}\n\n{text}" for name, title, text in pages()}
+    made = list(pages())
+    added |= {f"reference/{name}.md": f"# {title}\n\n{text}" for name, title, text in made}
+    REFERENCE.update(_places(made))
     for page in [*DOCS.glob("*.md"), *(ROOT / place for place in ELSEWHERE)]:
         for path in map(_path_of(page.parent), LINK.finditer(page.read_text())):
             if path and not path.startswith("docs/") and path not in ELSEWHERE:
@@ -47,7 +55,27 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Links out of ``docs/`` lead to where things are here; marks for the tests go."""
     if page.file.generated_by is None:
         markdown = _linked(markdown, DOCS)
+    if page.file.src_uri == "stages.md":
+        markdown = ENTRY.sub(_with_reference, markdown)
     return FENCE.sub(r"\1", markdown)
+
+
+def _places(made: list[tuple[str, str, str]]) -> dict[str, str]:
+    """Where the reference tells of each stage and source."""
+    return {
+        heading[1]: f"reference/{name}.md#{heading[1].lower()}"
+        for name, _, text in made
+        if name in ("sources", "stages", "pipeline")
+        for heading in re.finditer(r"^## (?:tp\.)?(\w+) \{", text, re.MULTILINE)
+    }
+
+
+def _with_reference(entry: re.Match[str]) -> str:
+    """The heading of an entry, and below it links to what it names in the reference."""
+    found = [
+        f"[`{name}`]({REFERENCE[name]})" for name in NAME.findall(entry[1]) if name in REFERENCE
+    ]
+    return f"{entry[0]}\n\nReference: {', '.join(found)}" if found else entry[0]
 
 
 def _path_of(folder: Path) -> Callable[[re.Match[str]], str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -26,6 +27,14 @@ def test_a_picture_shows_what_is_drawn_today(name):
 def test_a_graph_is_what_is_drawn_today(name):
     held = (FOLDER / f"{name}.svg").read_text()
     assert held == MAKE["GRAPHS"][name]().graph().svg + "\n", "run docs/pictures/make.py"
+
+
+@pytest.mark.parametrize("name", sorted(MAKE["DRAWINGS"]))
+def test_a_drawing_is_what_is_drawn_today(name):
+    held = (FOLDER / f"{name}.svg").read_text()
+    assert held == MAKE["DRAWINGS"][name](), "run docs/pictures/make.py"
+    ElementTree.fromstring(held)
+    assert "prefers-color-scheme:dark" in held
 
 
 def test_pictures_are_small_and_shown_somewhere():

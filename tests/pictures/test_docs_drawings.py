@@ -1,0 +1,149 @@
+"""The drawings of the engine are true to the code: what runs, runs along their arrows."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+
+FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
+MOST_HOPS = 20
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Iterator[dict[str, Any]]:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield runpy.run_path(str(FOLDER / "engine_drawings.py"))
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+@contextmanager
+def noted(event: str) -> Iterator[list[str]]:
+    """The library's functions in the order in which they are first called ("call"), or done ("return")."""
+    names: list[str] = []
+
+    def note(frame: FrameType, happened: str, _: object) -> None:
+        code = frame.f_code
+        if happened == event and "trainpipes" in code.co_filename and code.co_qualname not in names:
+            names.append(code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        yield names
+    finally:
+        sys.setprofile(None)
+
+
+def boxes(rows: Any) -> dict[str, str]:
+    return {where: key for row in rows for key, _, where in row}
+
+
+def leads(arrows: Any, start: str, end: str) -> bool:
+    return start == end or any(leads(arrows, b, end) for a, b in arrows if a == start)
+
+
+def walk(names: list[str], rows: Any, arrows: Any) -> list[str]:
+    """The boxes that names came through, which must be in the order of the arrows."""
+    known = boxes(rows)
+    way = [known[name] for name in names if name in known]
+    for a, b in pairwise(way):
+        assert leads(arrows, a, b), f"{a} comes before {b}, and no arrow leads from it"
+    return way
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> tp.Pipeline:
+    texts = pa.table({"text": [f"row {n}" for n in range(100)]})
+    pq.write_table(texts, tmp_path / "rows.parquet", row_group_size=20)
+    return (
+        tp.list_files(str(tmp_path)).read_parquet().sharding_filter(4).shuffle(30).tokenize("bytes")
+    )
+
+
+def counted(rows: tp.Pipeline) -> tp.Pipeline:
+    return rows.batch(4).pad_collate()
+
+
+def uncounted(rows: tp.Pipeline) -> tp.Pipeline:
+    return rows.pack(16).batch(4).pad_collate()
+
+
+ROW_WAYS = {
+    "counted": "read join window rows group lazy counted consumer loop",
+    "uncounted": "read join window rows run lazy shard consumer loop",
+}
+
+
+@pytest.mark.parametrize("make", [counted, uncounted])
+def test_a_row_goes_along_the_arrows(
+    make: Callable[[tp.Pipeline], tp.Pipeline], drawn: dict[str, Any], rows: tp.Pipeline
+) -> None:
+    for pipe, more in ((make(rows), set()), (make(rows).to("cpu"), {"place"})):
+        batches = iter(tp.Loader(pipe, threads=0))
+        with noted("return") as names:
+            next(batches)
+        way = walk(names, drawn["ROW"], drawn["ROW_ARROWS"])
+        wanted = ROW_WAYS[make.__name__].split()
+        assert set(way) == {*wanted, *more}
+        assert [key for key in way if key not in more] == wanted
+
+
+def test_a_row_of_a_worker_comes_in_a_message(drawn: dict[str, Any], rows: tp.Pipeline) -> None:
+    batches = iter(tp.Loader(counted(rows), num_workers=1))
+    with noted("return") as names:
+        next(batches)
+    assert walk(names, drawn["ROW"], drawn["ROW_ARROWS"]) == ["sent", "consumer", "loop"]
+
+
+@pytest.mark.parametrize("make", [counted, uncounted])
+def test_a_state_goes_along_the_arrows(
+    make: Callable[[tp.Pipeline], tp.Pipeline], drawn: dict[str, Any], rows: tp.Pipeline
+) -> None:
+    loader = tp.Loader(make(rows), threads=0)
+    next(iter(loader))
+    with noted("call") as names:
+        state = loader.state_dict()
+    saving, loading = ([(row[n],) for row in drawn["STATE"]] for n in (0, 1))
+    way = walk(names, saving, drawn["STATE_ARROWS"])
+    cursors = ["cursors"] if make is uncounted else []
+    assert way == ["ask", "where", "pass", "m", *cursors, "dict"]
+
+    for allowed in ([], ["batch_size"]):
+        loader = tp.Loader(make(rows), threads=0)
+        with noted("call") as names:
+            loader.load_state_dict(state, allow_changes=allowed)
+            next(iter(loader))
+        way = walk(names, loading, drawn["STATE_ARROWS"])
+        changed = ["changed"] if allowed else []
+        assert way == ["give", *changed, "check", "noted", "claim", "begin"]
+
+
+def test_ranks_that_end_together_are_on_the_way(drawn: dict[str, Any], rows: tp.Pipeline) -> None:
+    pipe = rows.filter(pc.field("text") > "").batch(4).distributed(rank=0, world_size=2)
+    with noted("call") as names, pytest.raises((tp.TopologyError, RuntimeError, ValueError)):
+        next(iter(pipe))  # which needs torch.distributed
+    assert "EpochEndSync.__next__" in names
+    assert leads(drawn["ROW_ARROWS"], "consumer", "sync")
+
+
+def test_all_ways_have_few_hops(drawn: dict[str, Any]) -> None:
+    def longest(arrows: Any, start: str) -> int:
+        return max((1 + longest(arrows, b) for a, b in arrows if a == start), default=0)
+
+    for which in ("ROW", "STATE"):
+        keys = boxes(drawn[which]).values()
+        assert max(longest(drawn[f"{which}_ARROWS"], key) for key in keys) < MOST_HOPS
