@@ -31,6 +31,7 @@ from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.memory.packed_list import packed
 from trainpipes.stages.pin import Pin
+from trainpipes.stages.to import To
 from trainpipes.training_progress import TrainingProgress, training_progress
 
 __all__ = ["Loader"]
@@ -89,7 +90,7 @@ class Loader:
         worker_init_fn: called with the worker's id in each worker.
         timeout: seconds to wait for a worker before an error; 0 for ever.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context.
-        pin_memory: as ``.pin()`` at the end of the pipeline.
+        pin_memory: as ``.pin()`` at the end of the pipeline, or before its ``.to(device)``.
         threads: without workers, threads of this process that read and work ahead. Left out, one for each
             core (at most 8, shared with the other ranks of the machine; the environment's
             ``TRAINPIPES_THREADS`` says another number), and functions of yours are called in the thread
@@ -152,8 +153,8 @@ class Loader:
         prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
         whole_number(prefetch_factor, 1, "Loader(prefetch_factor)", "messages that are made ahead")
         source = pipeline._session
-        if pin_memory and not any(isinstance(s, Pin) for s in pipeline.stages):
-            pipeline = pipeline.pin()
+        if pin_memory:
+            pipeline = _pinned(pipeline)
         self.pipeline = pipeline
         plan = functools.partial(_plan, pipeline, left_out)
         self._session = Session(plan, source.ranks, source, left_out)
@@ -345,6 +346,15 @@ class Loader:
             ConfigError: that is no integer of 0 or more.
         """
         self._session.set_epoch(epoch)
+
+
+def _pinned(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with ``pin()``, before ``to()`` if it has that."""
+    stages = pipeline.stages
+    if any(isinstance(stage, Pin) for stage in stages):
+        return pipeline
+    place = next((n for n, stage in enumerate(stages) if isinstance(stage, To)), len(stages))
+    return Pipeline((*stages[:place], Pin(), *stages[place:]), pipeline._ranks, pipeline._members)
 
 
 def _plan(pipeline: Pipeline, left_out: Batches) -> Plan:

@@ -257,3 +257,53 @@ def test_copies_run_beside_the_work_on_earlier_batches() -> None:
 
     seconds(2)
     assert min(seconds(2) for _ in range(3)) < min(seconds(0) for _ in range(3)) * 1.05
+
+
+@needs_gpu
+def test_pinned_memory_and_batches_on_their_way_are_bounded_on_a_device_that_lags() -> None:
+    if not hasattr(torch.cuda, "host_memory_stats"):
+        pytest.skip("this torch does not count pinned memory")
+    rows, depth = torch.zeros(256, 1 << 20), 2
+    busy = torch.ones(4096, 4096, device="cuda")
+    pipe = tp.from_tensors(x=rows).batch(2).collate().pin().to("cuda", depth=depth)
+    size = 2 * rows[0].nbytes
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    pinned, used = 0, torch.cuda.memory_allocated()
+    for batch in pipe:
+        for _ in range(20):
+            torch.mm(busy, busy)
+        batch["x"].sum()
+        pinned = max(pinned, torch.cuda.host_memory_stats()["active_bytes.current"])
+    assert pinned <= (2 * depth + 3) * size
+    # Work of its own: a product, and the sum.
+    assert torch.cuda.max_memory_allocated() - used <= (2 * depth + 3) * size + 3 * busy.nbytes
+
+
+@needs_gpu
+def test_what_is_on_the_device_already_stays_there_and_pin_leaves_it_alone() -> None:
+    there = torch.arange(4, device="cuda")
+    batch = next(iter(tp.from_dataset([{"a": there, "b": torch.arange(4)}]).pin().to("cuda")))
+    assert batch["a"] is there
+    assert batch["b"].is_cuda
+    assert batch["b"].tolist() == [0, 1, 2, 3]
+
+
+@needs_gpu
+def test_a_stream_of_the_users_waits_for_the_copies_too() -> None:
+    rows = torch.arange(64 * 512 * 1024, dtype=torch.float32).reshape(64, 512 * 1024)
+    pipe = tp.from_tensors(x=rows).batch(4).collate().pin().to("cuda", depth=3)
+    own = torch.cuda.Stream()
+    with torch.cuda.stream(own):
+        sums = [batch["x"].double().sum() for batch in pipe]
+    own.synchronize()
+    found = torch.stack(sums).cpu()
+    assert torch.equal(found, rows.double().reshape(16, -1).sum(dim=1))
+
+
+@needs_gpu
+def test_a_device_beyond_those_that_there_are_is_one_sentence() -> None:
+    with pytest.raises(
+        tp.ConfigError, match=r"there is no device 'cuda:99' here; .*leave to\(\) out"
+    ):
+        next(iter(batches().to("cuda:99")))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from trainpipes.runtime.kinds import PlaceStage
 from trainpipes.runtime.warn_once import warn_once
+from trainpipes.stages.nested import map_tensors
 
 __all__ = ["Pin"]
 
@@ -16,9 +16,12 @@ __all__ = ["Pin"]
 class Pin(PlaceStage):
     """Puts the tensors of each batch in page-locked memory.
 
-    In and out: batches of any nesting of dicts, lists and tuples. Carried out by the process that
-    trains; workers of a plain ``DataLoader`` pass it over with one notice (use its ``pin_memory``).
-    Without an accelerator it does nothing, with one notice. Cursor: none. Costs one copy.
+    In and out: batches of any nesting of mappings, lists, tuples and dataclasses; objects with a
+    ``pin_memory`` of their own are pinned by it. Tensors that are on a device, or sparse, stay as they are.
+    Carried out by the process that trains; workers of a plain ``DataLoader`` pass it over with one notice
+    (use its ``pin_memory``). Without an accelerator, and on MPS, which shares the CPU's memory, it does
+    nothing, with one notice. Cursor: none. Costs one copy. Memory: torch keeps pinned memory to use it again,
+    and rounds each tensor's up to a power of two.
     """
 
     def place(self, item: Any) -> Any:
@@ -26,4 +29,16 @@ class Pin(PlaceStage):
         if not torch.accelerator.is_available():
             warn_once("pin() does nothing here: there is no accelerator to copy to")
             return item
-        return tree_map(lambda x: x.pin_memory() if isinstance(x, torch.Tensor) else x, item)
+        if str(torch.accelerator.current_accelerator()) == "mps":
+            warn_once("pin() does nothing here: MPS shares the CPU's memory")
+            return item
+        return map_tensors(item, _pinned)
+
+
+def _pinned(one: Any) -> Any:
+    if isinstance(one, torch.Tensor):
+        dense = one.layout in (torch.strided, torch.jagged)
+        return one.pin_memory() if dense and one.device.type == "cpu" else one
+    if isinstance(one, type) or not callable(getattr(one, "pin_memory", None)):
+        return None
+    return one.pin_memory()

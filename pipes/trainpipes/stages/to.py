@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import KW_ONLY
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.runtime.kinds import PlaceStage
 from trainpipes.runtime.made_once import made_once
+from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
+from trainpipes.stages.nested import map_tensors
+from trainpipes.stages.side_stream import SideStream
 
 __all__ = ["To"]
 
@@ -25,17 +28,22 @@ STREAMS = ("cuda", "xpu")
 class To(PlaceStage):
     """Copies the tensors of each batch to a device, ahead of their use.
 
-    In and out: batches of any nesting of dicts, lists and tuples. Carried out by the process that trains;
-    workers of a plain ``DataLoader`` pass it over with one notice. ``depth`` batches beyond the one that
-    is given are fetched, and their copies begun, on a stream of their own: they run while the device works
-    on earlier batches. The device waits for a copy before it uses the batch, this process does not. Put
-    ``pin()`` before it: only from pinned memory does a copy run by itself.
+    In and out: batches of any nesting of mappings, lists, tuples and dataclasses; objects with a ``to`` of
+    their own, such as a ``PackedSequence`` or a ``BatchEncoding``, are moved by it. Carried out by the
+    process that trains; workers of a plain ``DataLoader`` pass it over with one notice. ``depth`` batches
+    beyond the one that is given are fetched, and their copies begun, on a stream of their own: they run
+    while the device works on earlier batches. The device waits for a copy before it uses the batch, this
+    process does not. Put ``pin()`` before it: only from pinned memory does a copy run by itself. CPU and MPS
+    have no such streams: there a batch is copied when it is fetched, and this process waits for it.
 
-    Cursor: none; a state is that after the last batch given, whatever is on its way. Memory: ``depth`` + 1
-    batches on the device.
+    This process waits, too, where the device is more than ``depth`` + 1 batches behind. Memory: on the
+    device 2 ``depth`` + 2 batches at most, those that are worked on with them; pinned one more.
+
+    Cursor: none; a state is that after the last batch given, whatever is on its way.
 
     Args:
-        device: where to; "cuda" is this process's current device.
+        device: where to; "cuda" is the current device of this process, so call
+            ``torch.cuda.set_device(local_rank)`` first where each rank has its own.
         non_blocking: whether this process goes on while pinned memory is copied.
         depth: batches whose copies are begun ahead; 0 to copy each when it is asked for.
 
@@ -71,10 +79,25 @@ class To(PlaceStage):
         return torch.device(self.device)
 
     @made_once
-    def _stream(self) -> Any:
-        """On which copies run beside the work of others."""
+    def _copies(self) -> SideStream:
+        """For all passes of this process: its threads' first use says which device "cuda" is."""
         module: Any = torch.get_device_module(self._device)
-        return module.Stream(self._device)
+        device = torch.device(self._device.type, self._index(module))
+        return SideStream(module, device, self.depth + 1)
+
+    def _index(self, module: Any) -> int:
+        """The device's number."""
+        if self._device.index is not None:
+            return self._device.index
+        current, rank = int(module.current_device()), os.environ.get("LOCAL_RANK", "")
+        if rank.isdecimal() and current != int(rank) < module.device_count():
+            kind = self._device.type
+            warn_once(
+                f"{self} copies batches to this process's current device, {kind}:{current}, and "
+                f"LOCAL_RANK is {rank}: call torch.{kind}.set_device({rank}) before, or use "
+                f"to('{kind}:{rank}')"
+            )
+        return current
 
     def place(self, item: Any) -> Any:
         return self.begun(item)()
@@ -82,41 +105,19 @@ class To(PlaceStage):
     def begun(self, item: Any) -> Callable[[], Any]:
         """Begin to copy a batch. What is returned gives it, once: what the device is told to do from
         then on waits for the copy."""
-        device = self._device
-        if device.type not in STREAMS:
-            found = self._copied(item)
+        if self._device.type not in STREAMS:
+            try:
+                found = _moved(item, self._device, False)
+            except (RuntimeError, NotImplementedError, AssertionError) as error:
+                if self._there():
+                    raise
+                raise self._missing() from error
             return lambda: found
-        module: Any = torch.get_device_module(device)
-        if not module.is_available():
+        module: Any = torch.get_device_module(self._device)
+        if not module.is_available() or (self._device.index or 0) >= module.device_count():
             raise self._missing()
-        with module.stream(self._stream):
-            moved = self._copied(item)
-        done = self._stream.record_event()
-
-        def ready() -> Any:
-            current = module.current_stream(self._stream.device)
-            current.wait_event(done)
-            for leaf in tree_leaves(moved):
-                if isinstance(leaf, torch.Tensor):
-                    leaf.record_stream(current)  # or its memory might be used again too early
-            return moved
-
-        return ready
-
-    def _copied(self, item: Any) -> Any:
-        try:
-            return tree_map(
-                lambda x: (
-                    x.to(self._device, non_blocking=self.non_blocking)
-                    if isinstance(x, torch.Tensor)
-                    else x
-                ),
-                item,
-            )
-        except (RuntimeError, NotImplementedError, AssertionError) as error:
-            if self._there():
-                raise
-            raise self._missing() from error
+        copies = self._copies
+        return copies.begin(lambda: _moved(item, copies.device, self.non_blocking))
 
     def _there(self) -> bool:
         try:
@@ -126,12 +127,25 @@ class To(PlaceStage):
         return True
 
     def _missing(self) -> ConfigError:
-        found = (
-            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        )
+        if torch.accelerator.is_available():
+            kind = str(torch.accelerator.current_accelerator())
+            count = torch.accelerator.device_count()
+            there = f"there are {count} of {kind!r}" if count > 1 else f"there is one {kind!r}"
+        elif self._device.type == "cuda" and not (torch.version.cuda or torch.version.hip):
+            there = f"torch {torch.__version__} is built without CUDA"
+        else:
+            there = "there is no accelerator"
         return ConfigError(
-            f"{self}: there is no device {str(self._device)!r} here; "
-            + ("there is no accelerator" if found is None else f"there is {str(found)!r}")
-            + ': leave to() out, or pass device="cpu"',
+            f"{self}: there is no device {str(self._device)!r} here; {there}: leave to() out, or pass "
+            'device="cpu"',
             stage=str(self),
         )
+
+
+def _moved(item: Any, device: torch.device, non_blocking: bool) -> Any:
+    def moved(one: Any) -> Any:
+        if isinstance(one, type) or not callable(getattr(one, "to", None)):
+            return None
+        return one.to(device, non_blocking=non_blocking)
+
+    return map_tensors(item, moved)
