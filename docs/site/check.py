@@ -153,14 +153,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.screenshots.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright, served(args.site) as home:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        faults = list(check(browser, Axe(), home, names, args.screenshots))
-        print(*faults, sep="\n", end="\n" if faults else "")
+        faults = 0
+        for fault in check(browser, Axe(), home, names, args.screenshots):
+            print(fault, flush=True)
+            faults += 1
         print(
-            f"{len(names)} pages in {browser.browser_type.name} {browser.version}, {len(SCHEMES)} colour schemes, "
-            f"{len(WIDTHS)} widths: {len(faults) or 'no'} faults"
+            f"{len(names)} pages in Chromium {browser.version}, {len(SCHEMES)} colour schemes, "
+            f"{len(WIDTHS)} widths: {faults or 'no'} faults"
         )
         browser.close()
-    return min(len(faults), 1)
+    return min(faults, 1)
 
 
 def _stop(why: str) -> int:

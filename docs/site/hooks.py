@@ -81,7 +81,7 @@ def _with_reference(entry: re.Match[str]) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Cells that head nothing are no headings; a row of them goes, and comes of Markdown only."""
+    """Cells that head nothing are no headings. A whole row of them goes: only Markdown asks for it."""
     html = EMPTY_HEAD.sub("", html)
     return EMPTY_CELL.sub(r"<td\1></td>", html)
 
@@ -89,6 +89,11 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """The theme's search has no name for those who hear the page."""
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """The same for 404.html, which is no page."""
+    return on_post_page(output_content, None, config)
 
 
 def _path_of(folder: Path) -> Callable[[re.Match[str]], str]:
