@@ -1,4 +1,4 @@
-"""What a newcomer asks is answered within two clicks of the README, with code; messages stand in the FAQ as they are."""
+"""What a newcomer asks is answered within two clicks of the README; the FAQ has messages as they are."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_a_newcomers_question_is_answered_within_two_clicks(question: str) -> No
     assert CODE.search(sections(page)[anchor]), "an answer shows what to type"
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
 def test_anchors_of_links_are_headings(page: str) -> None:
     wrong = [
         f"{there}#{anchor}"

@@ -198,7 +198,8 @@ def content(figure: Figure) -> str:
 
 def adapted(svg: str) -> str:
     """A picture whose colours follow the reader's scheme."""
-    dark = [f"text{{fill:{DARK['#000000']}}}image{{filter:brightness(1.9) drop-shadow(0 0 1px {DARK[BLUE]})}}"]
+    dots = f"brightness(1.9) drop-shadow(0 0 1px {DARK[BLUE]})"
+    dark = [f"text{{fill:{DARK['#000000']}}}image{{filter:{dots}}}"]
     for light, other in DARK.items():
         for what in ("fill", "stroke"):
             dark.append(f'[style*="{what}: {light.lower()}"]{{{what}:{other}!important}}')

@@ -1,8 +1,9 @@
 """Opens every page of the built site in Chromium: ``make docs-check``.
 
-In light and dark colours, at the width of a desktop and of a phone, a page must load without an error and without
-a request to another host, must not be wider than its window, and axe-core must find nothing wrong with it: contrast,
-names of links, order of headings, regions that a keyboard cannot scroll. Prints what is wrong; ends with 1 if anything is.
+In light and dark colours, at the width of a desktop and of a phone, a page must load without an error and
+without a request to another host, must not be wider than its window, and axe-core must find nothing wrong
+with it: contrast, names of links, order of headings, regions that a keyboard cannot scroll. Prints what is
+wrong; ends with 1 if anything is.
 
     python docs/site/check.py                                   # after `make docs`
     python docs/site/check.py faq.html --screenshots /tmp/shots # some pages, and what they look like
@@ -32,7 +33,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 TOO_WIDE = """() => {
     const wide = document.documentElement.clientWidth;
     if (document.documentElement.scrollWidth <= wide) return [];
-    const scrolls = e => e && (/(auto|scroll|hidden)/.test(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
+    const cuts = e => /(auto|scroll|hidden)/.test(getComputedStyle(e).overflowX);
+    const scrolls = e => e && (cuts(e) || scrolls(e.parentElement));
     return [...document.body.querySelectorAll('*')]
         .filter(e => e.getBoundingClientRect().right > wide + 1 && !scrolls(e.parentElement))
         .map(e => e.outerHTML.slice(0, 100));
@@ -76,7 +78,10 @@ def check(
                 heard.clear()
                 yield from (f"{name} ({scheme}, {device}): {fault}" for fault in found)
                 if shots:
-                    to = shots / f"{name.removesuffix('.html').replace('/', '-')}-{scheme}-{device}.png"
+                    to = (
+                        shots
+                        / f"{name.removesuffix('.html').replace('/', '-')}-{scheme}-{device}.png"
+                    )
                     page.screenshot(path=to, full_page=True)
             if "index.html" in names:
                 yield from (f"search ({scheme}, {device}): {fault}" for fault in search(page, home))

@@ -87,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     picture = output / "loss.png"
     epoch = len(pairs) // args.batch_size
-    draw(reference, resumed, [len(steps) for steps in killed], epoch, whole).savefig(picture, dpi=150)
+    draw(reference, resumed, [len(steps) for steps in killed], epoch, whole).savefig(
+        picture, dpi=150
+    )
     progress.say(f"loss curves: {picture}; {time.monotonic() - started:.0f} s in all")
     if not identical:
         progress.say("FAILED: the resumed run is not the run that was left alone")
