@@ -207,7 +207,7 @@ def draw(
     """Both loss curves as a Matplotlib figure, with the steps at which the second run was killed."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    figure = Figure(figsize=(7, 3.9), layout="constrained")
     axes = figure.add_subplot()
     numbers, losses = zip(*((s.number, s.loss) for s in reference), strict=True)
     axes.plot(numbers, losses, label="left alone", color="#f0b429", linewidth=5)
