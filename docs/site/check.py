@@ -153,7 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     there = sorted(p.relative_to(args.site).as_posix() for p in args.site.rglob("*.html"))
     names = args.pages or there
     if unknown := sorted({*names} - {*there}):
-        return _stop(f"no such pages: {unknown}; there are {there}")
+        return _stop(
+            f"no such pages in {args.site}: {unknown}; write faq.html or reference/loader.html"
+        )
     if args.screenshots:
         args.screenshots.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright, served(args.site) as home:
