@@ -114,12 +114,15 @@ def listen(page: Any, home: str) -> list[str]:
 
 def search(page: Any, home: str) -> Iterator[str]:
     """What is wrong with the search: a word that stands on many pages must be found."""
-    page.goto(home + "index.html#__search", wait_until="networkidle")
+    from playwright.sync_api import TimeoutError
+
+    page.goto(home + "index.html", wait_until="networkidle")
     page.keyboard.press("f")
-    page.keyboard.type("checkpoint", delay=20)
     try:
-        page.wait_for_selector(".md-search-result__item a", timeout=10_000)
-    except Exception:
+        page.wait_for_selector("input[name=query]:focus", timeout=10_000)
+        page.keyboard.type("checkpoint", delay=20)
+        page.wait_for_selector(".md-search-result__item a", timeout=30_000)
+    except TimeoutError:
         yield "finds nothing for 'checkpoint'"
 
 
