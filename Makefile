@@ -11,6 +11,7 @@ PACKAGE ?= --editable .
 JOBS ?= 2
 PYTEST ?=
 BENCH ?= --quick
+CHECK ?=
 DIST ?= dist
 
 BIN := $(VENV)/bin
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
 
-.PHONY: help demo test test-frameworks test-ray bench lint format docs dist clean
+.PHONY: help demo test test-frameworks test-ray bench lint format docs docs-check dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +32,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
 	@echo "make docs    the documentation as a site: build/site/index.html"
+	@echo "make docs-check  every page opened in Chromium: errors, width of a phone, contrast; CHECK=faq.html for one"
 	@echo "make dist    an sdist and a wheel in dist/"
 	@echo "make clean   remove .venv, .venv-frameworks, .venv-ray, caches and what the demo wrote"
 
@@ -63,7 +65,11 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# Chromium is the system's: docs/site/check.py says so if there is none.
+docs-check: docs $(VENV)/.docs-check
+	$(BIN)/python docs/site/check.py $(CHECK)
 
 # The wheel is built from the sdist, which shows that all it needs is in there.
 dist: $(VENV)/.lint
@@ -83,7 +89,7 @@ $(VENV)/.package: $(VENV)/.pip pyproject.toml
 	$(INSTALL) $(PACKAGE)
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.lint $(VENV)/.bench $(VENV)/.frameworks $(VENV)/.ray $(VENV)/.docs: $(VENV)/.%: $(VENV)/.package
+$(VENV)/.demo $(VENV)/.lint $(VENV)/.bench $(VENV)/.frameworks $(VENV)/.ray $(VENV)/.docs $(VENV)/.docs-check: $(VENV)/.%: $(VENV)/.package
 	@echo "installing what make $* needs"
 	$(INSTALL) --quiet --group $*
 	@touch $@

@@ -45,7 +45,7 @@ def most(
 
 
 SPEED, DATASETS, PACKING, MIXING = (
-    "README.md",
+    "benchmarks/README.md",
     "docs/datasets.md",
     "docs/packing.md",
     "docs/mixing.md",
@@ -56,7 +56,7 @@ FORMATS = "docs/formats.md"
 
 PROMISES = (
     *TARGETS,
-    # README, the table of speeds: against the row buffer in a DataLoader.
+    # The tables of speeds: against the row buffer in a DataLoader.
     least("every row once in an epoch (1: yes)", 1, (("whole_epoch", "ours", "right"),), where=SPEED),
     least("a resume goes on exactly (1: yes)", 1, (("resume", "ours", "right"),), where=SPEED),
     least("pretokenised, 15 times the row buffer", 12, rates("pretokenised", "ours"),

@@ -19,9 +19,14 @@ import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 import trainpipes as tp
+from trainpipes.pictures.figures import BLUE, EMPTY, GREY, INK
 from trainpipes.testing import shuffle_quality
+from trainpipes_recipes.demo.__main__ import draw as demo_curves
+from trainpipes_recipes.demo.comparison import compare
+from trainpipes_recipes.training.log import Step
 
 sys.path.insert(0, str(Path(__file__).parent))
 import concept_drawings
@@ -30,6 +35,20 @@ import engine_drawings
 __all__ = ["DRAWINGS", "GRAPHS", "PICTURES", "content"]
 
 FOLDER = Path(__file__).parent
+#: Where the figures stand that are drawn as bars.
+TABLE = FOLDER.parents[1] / "benchmarks" / "README.md"
+
+#: What replaces a colour where the reader's screen is dark.
+DARK = {
+    "#ffffff": "#14181f",
+    "#000000": "#cbd5e1",
+    INK: "#f1f5f9",
+    GREY: "#9aa4b2",
+    EMPTY: "#374151",
+    BLUE: "#56b4e9",
+    "#1d3557": "#2f81f7",
+    "#d62828": "#ff7b72",
+}
 
 
 def graph() -> tp.Pipeline:
@@ -88,11 +107,69 @@ def mixture() -> Figure:
     return mixed.sharding_filter(8).batch(16).mixture(6_000).plot()
 
 
+def demo() -> Figure:
+    """The picture that ``make demo`` ends with, of a run whose logs stand in demo.json."""
+    held = json.loads((FOLDER / "demo.json").read_text())
+    alone, resumed = (
+        [Step(number, *step) for number, step in enumerate(held[run], start=1)]
+        for run in ("left_alone", "resumed")
+    )
+    same = compare(alone, resumed)
+    return demo_curves(alone, resumed, held["killed_after"], held["epoch"], same)
+
+
+def speeds(head: str) -> dict[str, int]:
+    """Rows a second by contestant: the table of the benchmarks whose first column is called that."""
+    rows = iter(line.split("|")[1:-1] for line in TABLE.read_text().splitlines())
+    found = {}
+    for row in rows:
+        if row and row[0].strip() == head:
+            next(rows)
+            while row := next(rows):
+                name = re.sub(r"\[(.*?)\]\(.*?\)|`", r"\1", row[0]).strip()
+                found[name] = int(row[1].replace(",", ""))
+    return found
+
+
+def bars(title: str, head: str) -> Figure:
+    """Speeds as bars, the fastest on top; limits of the machine are left out."""
+    held = {name: n for name, n in speeds(head).items() if "alone" not in name}
+    order = sorted(held, key=lambda name: held[name])
+    # Names stand above their bars, so that all is large enough to read on a phone.
+    figure = Figure(figsize=(5.6, 0.9 + 0.52 * len(order)), layout="constrained")
+    ax = figure.add_subplot()
+    colours = [BLUE if name.startswith("trainpipes") else GREY for name in order]
+    drawn = ax.barh(range(len(order)), [held[name] for name in order], 0.42, color=colours)
+    ax.bar_label(drawn, [f"{held[name]:,}" for name in order], padding=4)
+    for number, name in enumerate(order):
+        ax.text(0, number + 0.27, name, va="bottom")
+    ax.set_yticks([])
+    ax.set_ylim(-0.4, len(order) - 0.2)
+    ax.margins(x=0.16)
+    ax.set_title(title, loc="left", color=INK, fontweight="bold")
+    ax.set_xlabel("rows a second: longer is faster")
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def speed_ids() -> Figure:
+    return bars("Pre-tokenized Parquet, shuffled and padded", "token ids in Parquet")
+
+
+def speed_text() -> Figure:
+    return bars("Text, tokenized on the way", "text in Parquet")
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
+    "demo": demo,
     "mixture": mixture,
     "packing": packing,
     "padding": padding,
     "shuffle": shuffle,
+    "speed-ids": speed_ids,
+    "speed-text": speed_text,
 }
 GRAPHS: dict[str, Callable[[], tp.Pipeline]] = {"graph": graph, "graph-mix": graph_mix}
 #: Drawn box by box.
@@ -126,6 +203,17 @@ def content(figure: Figure) -> str:
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
 
 
+def adapted(svg: str) -> str:
+    """A picture whose colours follow the reader's scheme."""
+    dots = f"brightness(1.9) drop-shadow(0 0 1px {DARK[BLUE]})"
+    dark = [f"text{{fill:{DARK['#000000']}}}image{{filter:{dots}}}"]
+    for light, other in DARK.items():
+        for what in ("fill", "stroke"):
+            dark.append(f'[style*="{what}: {light.lower()}"]{{{what}:{other}!important}}')
+    style = "@media (prefers-color-scheme:dark){\n" + "\n".join(dark) + "\n}"
+    return svg.replace("</style>", f"\n{style}</style>", 1)
+
+
 def main() -> None:
     for name, make in GRAPHS.items():
         make().graph().save(FOLDER / f"{name}.svg")
@@ -139,7 +227,8 @@ def main() -> None:
             figure.savefig(text, format="svg", metadata=said, dpi=80)
         # Hundredths of a pixel are enough.
         short = re.sub(r"(\d\.\d\d)\d+", r"\1", text.getvalue())
-        (FOLDER / f"{name}.svg").write_text(re.sub(r" +$", "", short, flags=re.MULTILINE))
+        text_of = re.sub(r" +$", "", adapted(short), flags=re.MULTILINE)
+        (FOLDER / f"{name}.svg").write_text(text_of)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ NAME = re.compile(r"\w+")
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
 #: Names of stages and sources, and where the reference tells of them: filled when the site is built.
 REFERENCE: dict[str, str] = {}
+EMPTY_CELL = re.compile(r"<th( [^>]*)?></th>")
+EMPTY_HEAD = re.compile(r"<thead>\s*<tr>\s*(<th( [^>]*)?></th>\s*)+</tr>\s*</thead>\n?")
 FENCE = re.compile(r"^( *```\w+) .+$", re.MULTILINE)
 
 
@@ -76,6 +78,22 @@ def _with_reference(entry: re.Match[str]) -> str:
         f"[`{name}`]({REFERENCE[name]})" for name in NAME.findall(entry[1]) if name in REFERENCE
     ]
     return f"{entry[0]}\n\nReference: {', '.join(found)}" if found else entry[0]
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Cells that head nothing are no headings. A whole row of them goes: only Markdown asks for it."""
+    html = EMPTY_HEAD.sub("", html)
+    return EMPTY_CELL.sub(r"<td\1></td>", html)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """The theme's search has no name for those who hear the page."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """The same for 404.html, which is no page."""
+    return on_post_page(output_content, None, config)
 
 
 def _path_of(folder: Path) -> Callable[[re.Match[str]], str]:

@@ -38,7 +38,24 @@ def test_a_drawing_is_what_is_drawn_today(name):
 
 
 def test_pictures_are_small_and_shown_somewhere():
-    pages = "".join(path.read_text() for path in FOLDER.parent.glob("*.md"))
+    root = FOLDER.parents[1]
+    others = (root / "README.md", root / "benchmarks" / "README.md")
+    pages = "".join(path.read_text() for path in (*FOLDER.parent.glob("*.md"), *others))
     for path in FOLDER.glob("*.svg"):
         assert path.stat().st_size < LARGEST, path.name
-        assert f"](pictures/{path.name})" in pages
+        assert f"pictures/{path.name})" in pages
+
+
+def test_bars_are_all_rows_of_their_table():
+    table = (FOLDER.parents[1] / "benchmarks" / "README.md").read_text()
+    for head in ("token ids in Parquet", "text in Parquet"):
+        drawn = MAKE["speeds"](head)
+        rows = table.split(f"| {head} |")[1].split("\n\n")[0].splitlines()[2:]
+        assert len(drawn) == len(rows) > 8
+        for figure, row in zip(drawn.values(), rows, strict=True):
+            assert f" {figure:,} " in row
+
+
+def test_pictures_have_colours_for_dark_screens():
+    for name in [*MAKE["PICTURES"], *MAKE["GRAPHS"]]:
+        assert "prefers-color-scheme:dark" in (FOLDER / f"{name}.svg").read_text(), name

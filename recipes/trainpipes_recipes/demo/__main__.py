@@ -20,13 +20,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainpipes_recipes.demo.comparison import Comparison, compare
 from trainpipes_recipes.demo.corpus import function_pairs, train_tokenizer, write_parquet
 from trainpipes_recipes.training.log import Step, read_log
 from trainpipes_recipes.training.progress import Progress
 
-__all__ = ["main"]
+__all__ = ["draw", "main"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     picture = output / "loss.png"
     epoch = len(pairs) // args.batch_size
-    draw(reference, resumed, [len(steps) for steps in killed], epoch, whole, picture)
+    draw(reference, resumed, [len(steps) for steps in killed], epoch, whole).savefig(
+        picture, dpi=150
+    )
     progress.say(f"loss curves: {picture}; {time.monotonic() - started:.0f} s in all")
     if not identical:
         progress.say("FAILED: the resumed run is not the run that was left alone")
@@ -200,15 +203,12 @@ def draw(
     killed_after: Sequence[int],
     epoch: int,
     comparison: Comparison,
-    path: Path,
-) -> None:
-    """Both loss curves as a PNG, with the steps at which the second run was killed."""
-    import matplotlib
+) -> Any:
+    """Both loss curves as a Matplotlib figure, with the steps at which the second run was killed."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+    figure = Figure(figsize=(7, 3.9), layout="constrained")
+    axes = figure.add_subplot()
     numbers, losses = zip(*((s.number, s.loss) for s in reference), strict=True)
     axes.plot(numbers, losses, label="left alone", color="#f0b429", linewidth=5)
     numbers, losses = zip(*((s.number, s.loss) for s in resumed), strict=True)
@@ -225,8 +225,7 @@ def draw(
     axes.set_ylabel("loss (nats per token)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    return figure
 
 
 def _python() -> str:

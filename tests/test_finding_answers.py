@@ -1,0 +1,102 @@
+"""What a newcomer asks is answered within two clicks of the README; the FAQ has messages as they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+#: Where the answer to a newcomer's question begins.
+ANSWERS = {
+    "how do I install it": "README.md#install",
+    "my files are JSON lines": "docs/formats.md#json-lines-and-json",
+    "I use the Hugging Face Trainer": "docs/frameworks.md#hugging-face-trainer",
+    "how well is it shuffled": "docs/datasets.md#how-well-is-it-shuffled",
+    "how many steps has an epoch": "docs/faq.md#how-many-steps-has-an-epoch",
+    "how do I evaluate every row once": "docs/evaluation.md#evaluate-every-row-once",
+    "how do I train on several GPUs": "docs/distributed.md#distributed-runs-and-checkpoints",
+    "how do I resume": "docs/resume.md#resuming",
+    "workers or threads": "docs/performance.md#how-a-pipeline-runs",
+    "how do I look at a row": "docs/faq.md#how-do-i-look-at-a-row",
+}
+MOST_CLICKS = 2
+
+LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#{1,4} (.+)$", re.MULTILINE)
+CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+#: A heading of the FAQ that is an error or a warning of ours, and what stands below it.
+MESSAGE = re.compile(
+    r"^### (\w+(?:Error|Warning)): ([^\n]+)\n(.*?)(?=^###|\Z)", re.DOTALL | re.MULTILINE
+)
+PRINTED = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def links(page: str) -> set[tuple[str, str]]:
+    """Page and anchor that a page leads to, in one click."""
+    text = CODE.sub("", (ROOT / page).read_text())
+    folder = (ROOT / page).parent
+    found = set()
+    for path, anchor in LINK.findall(text):
+        there = (folder / path).resolve().relative_to(ROOT).as_posix() if path else page
+        found.add((there, anchor))
+    return found
+
+
+def sections(page: str) -> dict[str, str]:
+    """Each heading's anchor, as GitHub and the site make it, and what stands below it."""
+    text = (ROOT / page).read_text()
+    plain = CODE.sub(lambda code: re.sub(r"^#", " ", code[0], flags=re.MULTILINE), text)
+    heads = list(HEADING.finditer(plain))
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    return {slug(h[1]): text[h.end() : end] for h, end in zip(heads, ends, strict=True)}
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def clicks(page: str, anchor: str) -> int:
+    """How many clicks a section is away from the README."""
+    seen = {("README.md", "")}
+    if page == "README.md":
+        return 1
+    for number in range(1, 4):
+        seen |= {link for there, _ in seen if there.endswith(".md") for link in links(there)}
+        if (page, anchor) in seen or (page, "") in seen:
+            return number
+    return 99
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_a_newcomers_question_is_answered_within_two_clicks(question: str) -> None:
+    page, anchor = ANSWERS[question].split("#")
+    assert anchor in sections(page)
+    assert clicks(page, anchor) <= MOST_CLICKS
+    assert CODE.search(sections(page)[anchor]), "an answer shows what to type"
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+)
+def test_anchors_of_links_are_headings(page: str) -> None:
+    wrong = [
+        f"{there}#{anchor}"
+        for there, anchor in links(page)
+        if anchor and there.endswith(".md") and anchor not in sections(there)
+    ]
+    assert not wrong
+
+
+def test_headings_of_the_faq_are_the_words_of_messages() -> None:
+    found = list(MESSAGE.finditer((ROOT / "docs" / "faq.md").read_text()))
+    assert len(found) > 15
+    for kind, heading, below in (match.groups() for match in found):
+        said = "".join(PRINTED.findall(below))
+        place = 0
+        for part in heading.split("…"):
+            place = said.find(part.strip(), place)
+            assert place >= 0, f"{kind}: {heading}"
+        caught = "catch_warnings" if kind.endswith("Warning") else f"except (?:tp\\.)?{kind} as"
+        assert re.search(caught, below), f"{kind} is what is caught"
