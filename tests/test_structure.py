@@ -26,6 +26,7 @@ FLOORS = {
     "left_out_batches": 0,
     "naming": 0,
     "shown": 0,
+    "secret_text": 0,
     "cache": 0,
     "order": 0,
     "permute": 0,

@@ -13,6 +13,7 @@ from trainpipes.order import Layout, divisors, slots_before
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import RowSource
+from trainpipes.secret_text import hidden
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.topology import Topology
@@ -132,7 +133,7 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     notes = _notes(plan, window_rows)
     return Explanation(
         rows, batches, shards, spans, window_rows, window_bytes, world_size, num_workers, sizes,
-        tuple(processes), tuple(lines), tuple(notes),
+        tuple(processes), tuple((label, hidden(text)) for label, text in lines), tuple(map(hidden, notes)),
     )  # fmt: skip
 
 

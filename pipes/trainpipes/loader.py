@@ -26,6 +26,7 @@ from trainpipes.runtime.iterating.one_pass import provenance_of
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
+from trainpipes.runtime.options import show
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
@@ -186,7 +187,7 @@ class Loader:
 
     def __repr__(self) -> str:
         own = inspect.signature(Loader).parameters
-        given = [f"{k}={v!r}" for k, v in self._options.items() if v != own[k].default]
+        given = [f"{k}={show(v)}" for k, v in self._options.items() if v != own[k].default]
         chain = "\n".join(f"  {line}" for line in repr(self.pipeline).splitlines())
         return f"Loader({', '.join(given)}) over\n{chain}"
 

@@ -26,6 +26,7 @@ from trainpipes.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.naming import other_name
 from trainpipes.order import slots_before
+from trainpipes.progress import counted
 from trainpipes.resharding import in_trainer, reading_ranks
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.session import Session
@@ -451,7 +452,8 @@ class Pipeline(IterableDataset[Any]):
         """
         whole_number(batches, 1, "padding(batches)", "micro-batches to count")
         stages = [stage for stage in self._stages if stage.role != "place"]
-        return padding_share(islice(Pipeline(stages, (0, 1)), batches), mask)
+        looked_at = islice(Pipeline(stages, (0, 1)), batches)
+        return padding_share(counted(looked_at, "measuring padding", batches, "batches"), mask)
 
     def packing(self, rows: int = 40) -> PackedRows:
         """The documents of the first rows that ``pack`` makes in an epoch, over all ranks, and what is left

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl, urlsplit
 
-from trainpipes.plain_json import is_secret
+from trainpipes.secret_text import is_secret
 
 __all__ = ["secret_in"]
 

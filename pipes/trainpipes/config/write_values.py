@@ -24,7 +24,7 @@ from trainpipes.config.printed_expressions import expression_text
 from trainpipes.config.scalars import as_plain
 from trainpipes.config.secret_values import secret_in
 from trainpipes.pipeline import Pipeline
-from trainpipes.plain_json import is_secret
+from trainpipes.secret_text import is_secret
 from trainpipes.shown import shown
 
 __all__ = ["Unwritable", "Writer"]
