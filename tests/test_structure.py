@@ -77,7 +77,7 @@ FLOORS = {
     "checkpoint": 5,
     "inspection": 5,
     "prepare": 5,
-    "show": 5,
+    "preview": 5,
     "trial": 6,
     "__main__": 6,
 }
@@ -117,9 +117,11 @@ LATE = {
             "map_dataset",
             "memmap",
             "pictures",
-            "show",
+            "preview",
         )
     ),
+    ("loader", "preview"),
+    ("explain", "preview"),
     ("sources", "stage_node"),
     ("forecast", "pictures"),
 }

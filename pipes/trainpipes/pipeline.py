@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from trainpipes.explain import Explanation
     from trainpipes.map_dataset import MapDataset
     from trainpipes.pictures.graph import Graph
-    from trainpipes.show.preview import Preview
+    from trainpipes.preview.preview import Preview
     from trainpipes.sources.memmap.dataset import MemmapDataset
 
 __all__ = ["Pipeline"]
@@ -153,6 +153,11 @@ class Pipeline(IterableDataset[Any]):
     def __repr__(self) -> str:
         lines = [repr(stage) for stage in self.stages]
         return "\n".join([lines[0], *(f"  .{line}" for line in lines[1:])])
+
+    def _repr_html_(self) -> str:
+        from trainpipes.preview.notebook import pipeline_html
+
+        return pipeline_html(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pipeline):
@@ -435,7 +440,7 @@ class Pipeline(IterableDataset[Any]):
           row 0  1 + 1 =⟦ 2<eos>⟧
           … and 3 more rows
         """
-        from trainpipes.show.preview import show
+        from trainpipes.preview.preview import show
 
         return show(self._session, n, rows)
 

@@ -85,6 +85,8 @@ class ShuffleQuality:
         ]
         return "\n".join(line.rstrip() for line in shown)
 
+    __repr__ = __str__
+
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw where rows come against where they stand in the files: a diagonal for file order, an even
         cloud for a random one. A Matplotlib figure, to ``savefig``.

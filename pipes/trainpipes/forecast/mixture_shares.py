@@ -69,6 +69,8 @@ class MixtureShares:
             lines.append(f"{name:<{wide}}  {target:>6.1%}  {share:>6.1%}  {amount:>12,}")
         return "\n".join(lines)
 
+    __repr__ = __str__
+
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the shares of the sources over the draws, with their targets as dashed lines; of more than
         seven sources, the smallest as one. A Matplotlib figure, to ``savefig``.

@@ -51,6 +51,8 @@ class PackedRows:
             "documents in a row"
         )
 
+    __repr__ = __str__
+
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the rows with their documents and their empty ends: up to 100 of them. A Matplotlib
         figure, to ``savefig``.

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainpipes.preview.grids import head
+from trainpipes.preview.images import image_facts
+from trainpipes.preview.legible import legible
 from trainpipes.secret_text import hidden
-from trainpipes.show.grids import head
-from trainpipes.show.images import image_facts
-from trainpipes.show.legible import legible
 from trainpipes.shown import cut, shown
 
 __all__ = ["Facts", "facts_of"]
