@@ -100,7 +100,7 @@ def test_explain_lines_name_files_row_groups_rows_and_memory(tmp_path: Path) -> 
     write(tmp_path / "1.parquet", {"x": range(25)}, row_group_size=10)
     lines = dict(source(tmp_path).describe())
     assert lines["files"].startswith("1, ")
-    assert lines["row groups"] == "3 of 5 / 10 / 10 rows (least / median / most)"
+    assert lines["row groups"] == "3, rows in each: 5 to 10 (median 10)"
     assert lines["rows"] == "25"
     assert "a row" in lines["in memory"]
 
