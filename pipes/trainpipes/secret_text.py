@@ -30,8 +30,8 @@ ASSIGNED = re.compile(
     r"""('[^']*'|"[^"]*"|[^\s,;)&}\]'"]+)""",
     re.IGNORECASE,
 )
-#: The same of text alone: a number, or a name of Python's, is no secret.
-_QUOTED = re.compile(ASSIGNED.pattern.replace(r"|[^\s,;)&}\]'\"]+", ""), re.IGNORECASE)
+#: Values that are no secrets: Python's names, counts, and dots in an example.
+_PLAIN = re.compile(r"None|True|False|[\d.,_]+|\.\.\.")
 URL = re.compile(r"[\w+.-]+://[^\s'\"]*?(?=::|[\s'\"]|$)")
 #: Before the host; what stands after a colon there is no port.
 USER = re.compile(r"[^/]*@|[^/:]*:(?!\d+(?:/|$))[^@]*@")
@@ -62,7 +62,7 @@ def hidden(text: str) -> str:
         for user in sorted(users, key=len, reverse=True):  # also where it stands without its URL
             text = text.replace(user, f"{MARK}@")
         text = _PARAMETER.sub(_parameter, text)
-    return _QUOTED.sub(rf"\1'{MARK}'", text) if "=" in text or ":" in text else text
+    return ASSIGNED.sub(_assigned, text)
 
 
 def stand_in(text: str) -> str:
@@ -91,3 +91,7 @@ def _user(url: str) -> str:
 def _parameter(found: re.Match[str]) -> str:
     secret = is_secret(found[1]) or _SIGNED.fullmatch(found[1])
     return f"{found[1]}={MARK}" if secret else found[0]
+
+
+def _assigned(found: re.Match[str]) -> str:
+    return found[0] if _PLAIN.fullmatch(found[3]) else f"{found[1]}'{MARK}'"
