@@ -174,15 +174,28 @@ def may_show(answer: Any) -> None:
     answer.put(progress_displays.may_show())
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_processes_are_silent(method: str) -> None:
-    context = multiprocessing.get_context(method)
+@pytest.mark.parametrize(
+    ("method", "daemon", "rank", "shows"),
+    [
+        ("fork", False, None, False),
+        ("fork", True, "0", False),  # of a rank that torchrun started
+        ("fork", False, "0", True),  # a rank that mp.spawn started
+        ("fork", False, "1", False),
+        ("spawn", True, None, False),
+    ],
+)
+def test_worker_processes_are_silent(
+    monkeypatch: pytest.MonkeyPatch, method: str, daemon: bool, rank: str | None, shows: bool
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    context: Any = multiprocessing.get_context(method)
     answer = context.Queue()
-    worker = context.Process(target=may_show, args=(answer,))
+    worker = context.Process(target=may_show, args=(answer,), daemon=daemon)
     worker.start()
-    assert answer.get(timeout=60) is False
+    assert answer.get(timeout=60) is shows
     worker.join()
-    assert progress_displays.may_show() is True
 
 
 def test_of_two_jobs_at_a_time_the_first_is_shown(display: Recorded) -> None:

@@ -103,14 +103,14 @@ def take_screen(owner: object, *, give_back: bool = False) -> bool:
         give_back: whether it is at its end.
     """
     global _holder
+    if not give_back and not may_show():  # asks for no lock, which a forked worker may find taken
+        return False
     with _screen:
         shown = None if _holder is None else _holder()
         if give_back:
             _holder = None if shown is owner else _holder
             return False
         if shown is not None and shown is not owner:
-            return False
-        if not may_show():
             return False
         _holder = weakref.ref(owner)
         return True
@@ -121,9 +121,9 @@ def may_show() -> bool:
     if os.environ.get("TRAINPIPES_PROGRESS", "").lower() in OFF or process_number():
         return False
     ranked = "RANK" in os.environ or (dist.is_available() and dist.is_initialized())
-    if get_worker_info() is not None:  # of a DataLoader
-        return False
-    return ranked or multiprocessing.parent_process() is None
+    if get_worker_info() is not None or multiprocessing.current_process().daemon:
+        return False  # of a DataLoader, or of ours
+    return ranked or multiprocessing.parent_process() is None  # ranks may be started by mp.spawn
 
 
 def process_number() -> int:
