@@ -14,6 +14,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reference import pages
+from tour import page as tour
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -41,6 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
         name: _linked((ROOT / place).read_text(), (ROOT / place).parent)
         for place, name in ELSEWHERE.items()
     }
+    added["tour.md"] = tour()
     made = list(pages())
     added |= {f"reference/{name}.md": f"# {title}\n\n{text}" for name, title, text in made}
     REFERENCE.update(_places(made))
@@ -112,6 +114,7 @@ def _linked(text: str, folder: Path) -> str:
         if not path:
             return link[0]
         inside = path.removeprefix("docs/") if path.startswith("docs/") else f"code/{path}.md"
+        inside = "tour.md" if inside == "tour.ipynb" else inside
         return ELSEWHERE.get(path, inside) + anchor
 
     return LINK.sub(there, text)

@@ -33,7 +33,7 @@ KINDS = (
     "Rows",
 )
 FUNCTIONS = (
-    "load", "recipe", "recipes", "merge_states", "read_memmap", "write_memmap", "pad_sequences",
+    "load", "recipe", "recipes", "merge_states", "read_memmap", "write_memmap", "pad_sequences", "show",
 )  # fmt: skip
 
 

@@ -59,6 +59,7 @@ from trainpipes.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from trainpipes.config import load
+    from trainpipes.preview.preview import show_item as show
 
 # torchdata's StatefulDataLoader calls a deprecated function of torch at every construction.
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
@@ -72,7 +73,7 @@ __all__ = [
     "from_source", "from_tensors", "from_torchdata", "list_files", "load", "locate",
     "merge_states", "mix", "nodes", "pad_sequences", "read_arrow", "read_bytes", "read_csv", "read_files",
     "read_images", "read_json", "read_memmap", "read_numpy", "read_parquet", "read_text",
-    "read_webdataset", "recipe", "recipes", "samplers", "write_memmap", "zip",
+    "read_webdataset", "recipe", "recipes", "samplers", "show", "write_memmap", "zip",
 ]  # fmt: skip
 
 
@@ -81,6 +82,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("trainpipes.nodes")
     if name == "load":  # few programs read a config, and all import this
         return importlib.import_module("trainpipes.config").load
+    if name == "show":
+        return importlib.import_module("trainpipes.preview.preview").show_item
     raise AttributeError(
         f"module 'trainpipes' has no attribute {name!r}{other_name(name, __all__)}", name=name
     )

@@ -14,12 +14,15 @@
     └── MissingExtraError      (ImportError)        an optional package is not installed
 
 Every one states the rule, the value received and a way out, and carries what it knows
-as attributes: ``path``, ``row_group``, ``row``, ``stage``.
+as attributes: ``path``, ``row_group``, ``row``, ``stage``. A message holds no password of a URL; ``path`` is
+the address as it was given.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from trainpipes.secret_text import hidden
 
 __all__ = [
     "ConfigError",
@@ -58,8 +61,8 @@ class TrainpipesError(Exception):
         stage: str | None = None,
         source: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = hidden(message)
+        super().__init__(self.message)
         self.path = path
         self.row_group = row_group
         self.row = row

@@ -13,6 +13,7 @@ from trainpipes.order import Layout, divisors, slots_before
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.source import RowSource
+from trainpipes.secret_text import hidden
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.topology import Topology
@@ -60,6 +61,11 @@ class Explanation:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        from trainpipes.preview.notebook import explanation_html
+
+        return explanation_html(self)
+
 
 def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     """What ``plan`` amounts to on so many ranks with so many workers.
@@ -81,9 +87,19 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     lines.append(("an epoch", _epoch_text(plan, batches, world_size)))
     spans, shards = layout.num_spans, plan.chain.num_shards
     if shards > 1:
-        lines.append(("shards", f"{shards}, which are dealt to ranks and workers"))
+        lines.append(
+            (
+                "shards",
+                f"{shards}, which ranks and workers share: always so many, so that a state fits all",
+            )
+        )
     if spans > 1 and not plan.mixed:
-        lines.append(("spans", f"{spans} parts of the rows, which batches come from in turn"))
+        lines.append(
+            (
+                "spans",
+                f"{spans} parts of the rows, read side by side: batches come from them in turn",
+            )
+        )
     window_rows = window_bytes = None
     processes = shares(plan, world_size, num_workers)
     if world_size > 1 or num_workers:
@@ -91,11 +107,11 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     if isinstance(layout, Layout) and rows:
         window_rows = max(_largest(layout, span) for span in {0, spans - 1})
         open_spans = max(len(share.spans) for share in processes)
-        said = (
-            f"{window_rows:,} rows are mixed at a time"
-            if plan.chain.shuffle
-            else "file order, not shuffled"
-        )
+        said = "none: rows come in file order"
+        if plan.chain.shuffle and window_rows < rows:
+            said = f"{window_rows:,} rows are mixed at a time, {window_rows / rows:.1%} of all"
+        elif plan.chain.shuffle:
+            said = f"all {rows:,} rows are mixed together"
         if plan.chain.drawn is not None:
             said = f"every row by its number: {plan.chain.shuffle}"
         lines.append(("shuffle", said))
@@ -125,14 +141,14 @@ def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     sizes = tuple(divisors(shards))
     said = ", ".join(map(str, sizes))
     if len(sizes) > 1:
-        said += ": a run can start on any of these, and go on on any other"
+        said += ": a run can start on any of these numbers, and go on with any other"
     else:
-        said += ": sharding_filter() lets more ranks share the rows"
+        said += " only: sharding_filter() lets more ranks share the rows"
     lines.append(("ranks", said))
     notes = _notes(plan, window_rows)
     return Explanation(
         rows, batches, shards, spans, window_rows, window_bytes, world_size, num_workers, sizes,
-        tuple(processes), tuple(lines), tuple(notes),
+        tuple(processes), tuple((label, hidden(text)) for label, text in lines), tuple(map(hidden, notes)),
     )  # fmt: skip
 
 
@@ -150,7 +166,8 @@ def _epoch_text(plan: Plan, batches: int | None, world_size: int) -> str:
         )
         return f"{known}how many is known only at the end"
     each = f" for each of {world_size} ranks" if world_size > 1 else ""
-    return f"{batches:,} {what}{each}"
+    size = "" if plan.chain.batch is None else f", of {plan.chain.batch_size:,} rows each"
+    return f"{batches:,} {what}{each}{size}"
 
 
 def _mixed_bytes(plan: Plan, processes: list[Share]) -> int:
@@ -187,7 +204,10 @@ def _shared(plan: Plan, processes: list[Share], rows: int | None) -> list[tuple[
         if plan.chain.drawn is None:
             often = reads_per_block(plan, processes)
             lines.append(
-                ("reads", f"each row group {often:.2f} times in an epoch, by all together")
+                (
+                    "reads",
+                    f"each row group {often:.2f} times in an epoch, by all together; 1 is least",
+                )
             )
     if len(processes) <= 8:
         for share in processes:
@@ -205,6 +225,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 def _notes(plan: Plan, window_rows: int | None) -> list[str]:
     notes = []
+    chain = plan.chain
     if plan.chain.shuffle is not None and window_rows and plan.chain.drawn is None:
         assert isinstance(plan.inputs.source, RowSource)
         buffer = int(plan.chain.shuffle.buffer_size)
@@ -222,11 +243,13 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
         elif longest > 2 * window_rows:
             labels = [label for label, _ in plan.inputs.source.describe()]
             what = "blocks" if "blocks" in labels else "row groups"
+            cure = f"Write the files with smaller {what}"
+            if "block_rows" in chain.opener.options:
+                cure = f"Read smaller blocks by {chain.opener.name}(block_rows=...)"
             notes.append(
                 f"{what} have up to {longest:,} rows: rows are mixed within {window_rows:,} "
-                f"consecutive rows of one. Write the files with smaller {what} for a wider shuffle"
+                f"consecutive rows of one. {cure} for a wider shuffle, or give it a larger buffer_size"
             )
-    chain = plan.chain
     if chain.shuffle is None and any(s.role == "shuffle" for s in chain.file_stages):
         notes.append(
             "shuffle() before the reader changes the order of files only, and rows keep their places in a "

@@ -20,6 +20,7 @@ from trainpipes.arrays import list_array, to_arrow
 from trainpipes.errors import ConfigError
 from trainpipes.naming import need_columns
 from trainpipes.pipeline import Pipeline
+from trainpipes.progress import counted
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.stage import Stage
@@ -168,13 +169,15 @@ def _counted(stages: Sequence[Stage], column: str, asker: str) -> Counter[Label]
             "labels there are"
         )
     found: Counter[Label] = Counter()
-    for table in pipeline.batch(ROWS).collate(format="arrow"):
+    rows = pipeline._session.plan.inputs.epoch_rows
+    tables = pipeline.batch(ROWS).collate(format="arrow")
+    for table in counted(tables, f"counting {column!r}", rows, "rows", size=None):
         values = table[column]
         if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
             values = pc.list_flatten(values)
-        counted = values.value_counts()
+        tally = values.value_counts()
         for value, count in zip(
-            counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True
+            tally.field(0).to_pylist(), tally.field(1).to_pylist(), strict=True
         ):
             found[value] += count
         if len(found) > MOST_VALUES:

@@ -8,7 +8,7 @@ import math
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch.distributed as dist
 
@@ -26,6 +26,7 @@ from trainpipes.runtime.iterating.one_pass import provenance_of
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
+from trainpipes.runtime.options import show
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
@@ -33,6 +34,9 @@ from trainpipes.sources.memory.packed_list import packed
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.to import To
 from trainpipes.training_progress import TrainingProgress, training_progress
+
+if TYPE_CHECKING:
+    from trainpipes.preview.preview import Preview
 
 __all__ = ["Loader"]
 
@@ -184,11 +188,20 @@ class Loader:
             self._with_rows,
         )
 
-    def __repr__(self) -> str:
+    def _given(self) -> list[str]:
+        """Options that are not left at their defaults, as they are written."""
         own = inspect.signature(Loader).parameters
-        given = [f"{k}={v!r}" for k, v in self._options.items() if v != own[k].default]
+        return [f"{k}={show(v)}" for k, v in self._options.items() if v != own[k].default]
+
+    def __repr__(self) -> str:
+        given = self._given()
         chain = "\n".join(f"  {line}" for line in repr(self.pipeline).splitlines())
         return f"Loader({', '.join(given)}) over\n{chain}"
+
+    def _repr_html_(self) -> str:
+        from trainpipes.preview.notebook import loader_html
+
+        return loader_html(self)
 
     def __len__(self) -> int:
         length = len(self.pipeline)
@@ -210,6 +223,21 @@ class Loader:
             DataError: it gives nothing.
         """
         return self._session.peek()
+
+    def show(self, n: int = 1, *, rows: int = 4) -> Preview:
+        """The next ``n`` batches for human eyes, without starting an iteration: see ``Pipeline.show``. A
+        batch that is there already is shown by ``trainpipes.show(batch)``.
+
+        Args:
+            n: batches, or as many as there are.
+            rows: of each batch, rows whose text is shown.
+
+        Raises:
+            DataError: there is none.
+        """
+        from trainpipes.preview.preview import show
+
+        return show(self._session, n, rows)
 
     def __iter__(self) -> PassIterator:
         warn_without_data_module()

@@ -10,6 +10,7 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
+from trainpipes.progress import counted
 from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
 from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
@@ -152,7 +153,7 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
     stops = plan.counts.ends_unevenly and not plan.chain.ragged and world > 1
     items = ConsumerIterator(plan, topology, position, position.m, stops, threads=0, with_rows=True)
     try:
-        for _ in range(walked):
+        for _ in counted(range(walked), "making the batches before it", walked, "batches"):
             next(items)
         found = next(items)
     except StopIteration:

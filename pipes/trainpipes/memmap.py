@@ -14,7 +14,7 @@ from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.map_dataset import runs_of
 from trainpipes.pipeline import Pipeline
-from trainpipes.progress import Progress
+from trainpipes.progress import counted
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.shown import shown
 from trainpipes.sources.memmap.dataset import MemmapDataset
@@ -195,11 +195,5 @@ def _named(parts: Iterable[Part], names: Sequence[str] | None) -> Iterator[Part]
 
 
 def _shown(parts: Iterator[Part], rows: int | None) -> Iterator[Part]:
-    """The parts, with progress where the rows are counted."""
-    if rows is None:
-        yield from parts
-        return
-    with Progress("writing a memory map", rows, "rows") as progress:
-        for part in parts:
-            yield part
-            progress.advance(len(part))
+    """The parts, with progress."""
+    return counted(parts, "writing a memory map", rows, "rows", size=None)

@@ -26,6 +26,7 @@ from trainpipes.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.naming import other_name
 from trainpipes.order import slots_before
+from trainpipes.progress import counted
 from trainpipes.resharding import in_trainer, reading_ranks
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.session import Session
@@ -95,7 +96,7 @@ if TYPE_CHECKING:
     from trainpipes.explain import Explanation
     from trainpipes.map_dataset import MapDataset
     from trainpipes.pictures.graph import Graph
-    from trainpipes.show.preview import Preview
+    from trainpipes.preview.preview import Preview
     from trainpipes.sources.memmap.dataset import MemmapDataset
 
 __all__ = ["Pipeline"]
@@ -152,6 +153,11 @@ class Pipeline(IterableDataset[Any]):
     def __repr__(self) -> str:
         lines = [repr(stage) for stage in self.stages]
         return "\n".join([lines[0], *(f"  .{line}" for line in lines[1:])])
+
+    def _repr_html_(self) -> str:
+        from trainpipes.preview.notebook import pipeline_html
+
+        return pipeline_html(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pipeline):
@@ -434,7 +440,7 @@ class Pipeline(IterableDataset[Any]):
           row 0  1 + 1 =⟦ 2<eos>⟧
           … and 3 more rows
         """
-        from trainpipes.show.preview import show
+        from trainpipes.preview.preview import show
 
         return show(self._session, n, rows)
 
@@ -451,7 +457,8 @@ class Pipeline(IterableDataset[Any]):
         """
         whole_number(batches, 1, "padding(batches)", "micro-batches to count")
         stages = [stage for stage in self._stages if stage.role != "place"]
-        return padding_share(islice(Pipeline(stages, (0, 1)), batches), mask)
+        looked_at = islice(Pipeline(stages, (0, 1)), batches)
+        return padding_share(counted(looked_at, "measuring padding", batches, "batches"), mask)
 
     def packing(self, rows: int = 40) -> PackedRows:
         """The documents of the first rows that ``pack`` makes in an epoch, over all ranks, and what is left

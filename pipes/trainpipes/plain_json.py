@@ -18,33 +18,17 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.runtime.options import identify
+from trainpipes.runtime.options import argument_names, identify
+from trainpipes.secret_text import ASSIGNED, LEFT_OUT, URL, USER, is_secret
 from trainpipes.shown import cut
 
-__all__ = ["LEFT_OUT", "content_hash", "plain", "without_secrets"]
+__all__ = ["content_hash", "plain", "without_secrets"]
 
-#: What stands in place of a secret.
-LEFT_OUT = "(left out)"
 #: Characters of one option; a larger list or dict is known by its length and content.
 MOST = 8192
 #: Characters of what an object says of itself.
 MOST_TEXT = 500
 
-_STRONG = (
-    r"\w*(?:password|passwd|passphrase|secret|credential|api_?key|access_?key|private_?key|account_?key"
-    r"|conn(?:ection)?_str(?:ing)?|authorization|bearer|cookie)\w*"
-    r"|(?:\w*_)?(?:hf|auth|access|api|session|security|refresh|sas)_?token"
-)
-_SECRET = re.compile(rf"(?:{_STRONG}|token|auth|headers?|sas|sig|signature)", re.IGNORECASE)
-#: In a text, such as an object's ``repr``: name=value, and "name": value.
-_ASSIGNED = re.compile(
-    rf"""((?:\b(?:{_STRONG})\s*=|(?P<q>['"])(?:{_STRONG})(?P=q)\s*:)\s*)"""
-    r"""('[^']*'|"[^"]*"|[^\s,;)&}\]'"]+)""",
-    re.IGNORECASE,
-)
-_URL = re.compile(r"[\w+.-]+://[^\s'\"]*?(?=::|[\s'\"]|$)")
-#: Before the host; what stands after a colon there is no port.
-_USER = re.compile(r"[^/]*@|[^/:]*:(?!\d+(?:/|$))[^@]*@")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -93,21 +77,16 @@ def _plain(value: Any, name: str = "") -> Any:
     if isinstance(value, pa.Table | pa.RecordBatch):
         return f"{type(value).__name__} of {len(value):,} rows"
     if getattr(value, "func", None) is not None and hasattr(value, "keywords"):  # a partial
-        parts = {"function": value.func, "arguments": value.args, "keywords": value.keywords}
-        return _plain(parts)
+        named = zip(argument_names(value), value.args, strict=True)
+        return {
+            "function": _plain(value.func),
+            "arguments": [_plain(one, name) for name, one in named],
+            "keywords": _plain(value.keywords),
+        }
     found = identify(value)
     if isinstance(found, str):
         return cut(_scrubbed(_ADDRESS.sub("", found.removesuffix(": "))), MOST_TEXT)
     return _plain(found)
-
-
-def is_secret(name: str) -> bool:
-    """Whether a value of that name may be a credential.
-
-    >>> is_secret("api_key"), is_secret("token"), is_secret("key"), is_secret("pad_token")
-    (True, True, False, False)
-    """
-    return _SECRET.fullmatch(name) is not None
 
 
 def without_secrets(value: Any) -> Any:
@@ -146,13 +125,13 @@ def _canonical(value: Any) -> Any:
 
 def _scrubbed(text: str) -> str:
     if "://" in text:
-        text = _URL.sub(_bare, text)
-    return _ASSIGNED.sub(rf"\1{LEFT_OUT}", text)
+        text = URL.sub(_bare, text)
+    return ASSIGNED.sub(rf"\1{LEFT_OUT}", text)
 
 
 def _bare(url: re.Match[str]) -> str:
     """A URL without user, password and query; a ``?`` of a glob stays."""
     scheme, rest = url[0].split("://", 1)
-    rest = _USER.sub("", rest, count=1) if _USER.match(rest) else rest
+    rest = USER.sub("", rest, count=1) if USER.match(rest) else rest
     before, _, query = rest.partition("?")
     return f"{scheme}://{before if scheme.startswith('http') or '=' in query else rest}"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
 from trainpipes.pipeline import Pipeline
+from trainpipes.progress import Progress
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
@@ -83,6 +84,8 @@ class ShuffleQuality:
             f"{label:<18}{value:<10}{'random: ' + r if r else ''}" for label, value, r in lines
         ]
         return "\n".join(line.rstrip() for line in shown)
+
+    __repr__ = __str__
 
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw where rows come against where they stand in the files: a diagonal for file order, an even
@@ -212,23 +215,25 @@ def _numbers(plan: Plan, epoch: int) -> IntArray:
     """The row numbers of an epoch, in the order of the global sequence."""
     opener = ShardOpener(plan, plan.windows())
     ids, keys = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    for shard in range(plan.chain.num_shards):
-        slot = plan.counts.slot(shard, epoch, epoch)
-        first, stop = plan.counts.chunks(slot, epoch)
-        opened = opener.open(shard, slot, plan.counts.start(slot, epoch, 0), epoch)
-        k = 0
-        while stop is None or k < stop:
-            try:
-                run = opened.next_run()
-            except StopIteration:
-                break
-            items = np.arange(k, k + len(run))
-            k += len(run)
-            if run.bounds is not None:
-                items = np.repeat(items, np.diff(run.bounds))
-            given = (items >= first) & (items < (k if stop is None else stop))
-            ids.append(run.block.ids[given])
-            keys.append((items[given] - first) * plan.chain.num_shards + shard)
+    with Progress("measuring the shuffle", plan.inputs.epoch_rows, "rows") as progress:
+        for shard in range(plan.chain.num_shards):
+            slot = plan.counts.slot(shard, epoch, epoch)
+            first, stop = plan.counts.chunks(slot, epoch)
+            opened = opener.open(shard, slot, plan.counts.start(slot, epoch, 0), epoch)
+            k = 0
+            while stop is None or k < stop:
+                try:
+                    run = opened.next_run()
+                except StopIteration:
+                    break
+                items = np.arange(k, k + len(run))
+                k += len(run)
+                if run.bounds is not None:
+                    items = np.repeat(items, np.diff(run.bounds))
+                given = (items >= first) & (items < (k if stop is None else stop))
+                ids.append(run.block.ids[given])
+                keys.append((items[given] - first) * plan.chain.num_shards + shard)
+                progress.advance(len(run.block))
     order = np.argsort(np.concatenate(keys), kind="stable")
     found: IntArray = np.concatenate(ids)[order]
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import torch
-import torch.distributed as dist
 
 from trainpipes.checks import whole_number
 from trainpipes.forecast.estimate import cuts_by_length
-from trainpipes.progress_displays import Display, Shown, display_for
+from trainpipes.progress_displays import (
+    Display,
+    Shown,
+    display_for,
+    may_show,
+    process_number,
+    take_screen,
+)
 
 if TYPE_CHECKING:
     from trainpipes.loader import Loader
@@ -61,7 +66,8 @@ class TrainingProgress(Iterator[Any]):
         self._meter.add(batch, asked, now)
         if now >= self._due:
             self._meter.look(batch, now)
-            self._display.show(self._shown())
+            if take_screen(self):
+                self._display.show(self._shown())
             self._due = perf_counter() + self._display.every
         return batch
 
@@ -83,6 +89,7 @@ class TrainingProgress(Iterator[Any]):
         if display is not None and self._meter.batches:
             self._meter.end(perf_counter())
             display.close(self._shown())
+        take_screen(self, give_back=True)
 
     def _shown(self) -> Shown:
         return self._scale.shown(self._meter.batches, self._meter.text())
@@ -208,7 +215,7 @@ def training_progress(loader: Loader, total: int | None) -> TrainingProgress:
     meter = _Meter(loader.pipeline._batching() is not None, collated)
     batches = iter(loader)
     rank, world = session.ranks()
-    if rank or _process():
+    if rank or process_number() or not may_show():
         return TrainingProgress(batches, meter, _Scale(0, None, 0, None), None)
     display = display_for()
     state = batches.state_dict()
@@ -225,11 +232,3 @@ def training_progress(loader: Loader, total: int | None) -> TrainingProgress:
     job = "epoch" if plan.chain.times in (None, 1) else "pass"
     scale = _Scale(first, total, epoch, length, job)
     return TrainingProgress(batches, meter, scale, display)
-
-
-def _process() -> int:
-    """The number of this process among all; those that share a data-parallel rank differ in it."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank()
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
+from trainpipes.progress_displays import may_show, take_screen
 from trainpipes_cli.console import err
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def progress(unit: str = "rows", console: Console | None = None) -> Iterator[Rep
         console: where to show it; stderr if left out.
     """
     console = console or err()
-    if not console.is_terminal:
+    if not console.is_terminal or not may_show():
         yield None
         return
     from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -55,6 +56,7 @@ def progress(unit: str = "rows", console: Console | None = None) -> Iterator[Rep
 
     def report(job: str, done: int, total: int | None) -> None:
         nonlocal current
+        take_screen(bar)
         if job != current:
             for task in bar.task_ids:
                 bar.remove_task(task)
@@ -63,8 +65,11 @@ def progress(unit: str = "rows", console: Console | None = None) -> Iterator[Rep
             current = job
         bar.update(bar.task_ids[0], completed=done, total=total)
 
-    with bar:
-        yield report
+    try:
+        with bar:
+            yield report
+    finally:
+        take_screen(bar, give_back=True)
 
 
 def _rate(task: Task, unit: str) -> Text:

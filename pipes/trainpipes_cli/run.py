@@ -17,8 +17,8 @@ from trainpipes_cli.storage_options import STORAGE_OPTIONS
 
 if TYPE_CHECKING:
     from trainpipes import Loader, Pipeline
-    from trainpipes.show.item_view import ItemView
-    from trainpipes.show.preview import Preview
+    from trainpipes.preview.item_view import ItemView
+    from trainpipes.preview.preview import Preview
     from trainpipes.trial.report import TrialReport
 
 __all__ = ["command"]
@@ -207,7 +207,7 @@ def _run(
     how: dict[str, Any],
 ) -> tuple[TrialReport, Preview, dict[str, Any]]:
     """What was measured, the batches to show, and the last state."""
-    from trainpipes.show.preview import Preview, makes_batches, preview
+    from trainpipes.preview.preview import Preview, makes_batches, preview
     from trainpipes.trial.trial import DEFAULT_STEPS, Progress, trial
     from trainpipes_cli.run_summary import run_line
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainpipes import progress
+from trainpipes import progress, progress_displays
 from trainpipes.errors import MissingFilesError, SchemaError, UnreadableError
 from trainpipes.progress import Progress
 from trainpipes.sources.files.list_files import ListFiles
@@ -100,7 +100,7 @@ def test_explain_lines_name_files_row_groups_rows_and_memory(tmp_path: Path) -> 
     write(tmp_path / "1.parquet", {"x": range(25)}, row_group_size=10)
     lines = dict(source(tmp_path).describe())
     assert lines["files"].startswith("1, ")
-    assert lines["row groups"] == "3 of 5 / 10 / 10 rows (least / median / most)"
+    assert lines["row groups"] == "3, rows in each: 5 to 10 (median 10)"
     assert lines["rows"] == "25"
     assert "a row" in lines["in memory"]
 
@@ -347,11 +347,12 @@ def test_a_long_job_shows_a_line_on_a_terminal_and_wipes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress_displays, "find_spec", lambda name: None)  # neither rich nor tqdm
     screen = Terminal()
     with Progress("reading", 2000, "files", screen) as shown:
         shown.advance(1000)
-    assert screen.getvalue().startswith("\rreading: 1,000 of 2,000 files, 0 s left")
-    assert screen.getvalue().endswith("\r")
+    assert screen.getvalue().startswith("\rreading: 50%, 1,000 of 2,000 files, ")
+    assert screen.getvalue().endswith(" \r")
 
 
 def test_a_long_job_without_a_terminal_is_told_to_the_log(
@@ -365,4 +366,6 @@ def test_a_long_job_without_a_terminal_is_told_to_the_log(
     ):
         shown.advance(10)
     assert screen.getvalue() == ""
-    assert caplog.messages == ["reading: 10 of 20 files, 0 s left"]
+    (said,) = caplog.messages
+    assert said.startswith("reading: 50%, 10 of 20 files, ")
+    assert said.endswith("/s, 0 s left")

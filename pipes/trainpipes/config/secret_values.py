@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl, urlsplit
 
-from trainpipes.plain_json import is_secret
+from trainpipes.secret_text import hidden, is_secret
 
 __all__ = ["secret_in"]
 
@@ -23,6 +23,8 @@ def secret_in(text: str) -> str:
     >>> secret_in("https://me:pw@host/a.csv"), secret_in("s3://bucket/part-?.parquet")
     ('it is a URL with a user or password', '')
     """
+    if hidden(text).count("://…@"):
+        return "it is a URL with a user or password"
     for rest in _URL.findall(text):
         host = re.split(r"[/?#]", rest, maxsplit=1)[0]
         if "@" in host:

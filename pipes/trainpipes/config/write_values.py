@@ -24,7 +24,8 @@ from trainpipes.config.printed_expressions import expression_text
 from trainpipes.config.scalars import as_plain
 from trainpipes.config.secret_values import secret_in
 from trainpipes.pipeline import Pipeline
-from trainpipes.plain_json import is_secret
+from trainpipes.runtime.options import argument_names
+from trainpipes.secret_text import is_secret
 from trainpipes.shown import shown
 
 __all__ = ["Unwritable", "Writer"]
@@ -208,7 +209,9 @@ class Writer:
             raise Unwritable(where, f"a partial of {_an(value.func)}; {_MODULE}")
         pairs[0][1].tag = None
         if value.args:
-            pairs.append((Text(text="arguments"), Items(items=exact._all(list(value.args), where))))
+            named = enumerate(zip(argument_names(value), value.args, strict=True))
+            items = [exact.node(one, f"{where}[{n}]", name) for n, (name, one) in named]
+            pairs.append((Text(text="arguments"), Items(items=items)))
         if value.keywords:
             pairs.append((Text(text="keywords"), exact.node(dict(value.keywords), where)))
         return Keyed(tag="!partial", pairs=pairs)

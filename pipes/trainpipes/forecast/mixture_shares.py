@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
+from trainpipes.progress import Progress
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.planning.plan import Plan
@@ -68,6 +69,8 @@ class MixtureShares:
             lines.append(f"{name:<{wide}}  {target:>6.1%}  {share:>6.1%}  {amount:>12,}")
         return "\n".join(lines)
 
+    __repr__ = __str__
+
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the shares of the sources over the draws, with their targets as dashed lines; of more than
         seven sources, the smallest as one. A Matplotlib figure, to ``savefig``.
@@ -111,14 +114,16 @@ def mixture_shares(stages: Sequence[Stage], most: int) -> MixtureShares:
     ids, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     found = 0
     walk = OnePass(plan, Topology(), Position(0, 0, plan.chain.num_shards))
-    while found < most:
-        try:
-            own, units = next(walk)
-        except StopIteration:
-            break
-        ids.append(own[: most - found])
-        sizes.append(units[: most - found])
-        found += len(own)
+    with Progress("looking at the mix", most, "rows") as progress:
+        while found < most:
+            try:
+                own, units = next(walk)
+            except StopIteration:
+                break
+            ids.append(own[: most - found])
+            sizes.append(units[: most - found])
+            found += len(own)
+            progress.advance(len(ids[-1]))
     walk.close()
     return _shares(
         mixture, list(chain.opener.options["sources"]), np.concatenate(ids), np.concatenate(sizes)

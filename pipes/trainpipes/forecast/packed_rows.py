@@ -11,6 +11,7 @@ import torch
 
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
+from trainpipes.progress import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,6 +51,8 @@ class PackedRows:
             "documents in a row"
         )
 
+    __repr__ = __str__
+
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the rows with their documents and their empty ends: up to 100 of them. A Matplotlib
         figure, to ``savefig``.
@@ -77,7 +80,7 @@ def packed_rows(items: Iterable[Any], most: int) -> PackedRows:
     """
     lengths: list[IntArray] = []
     width = 0
-    for ids in _rows(items):
+    for ids in counted(_rows(items), "looking at packed rows", most, "rows"):
         width = max(width, len(ids))
         counts = np.bincount(ids)[1:]
         lengths.append(counts[counts > 0].astype(np.int64))

@@ -46,6 +46,8 @@ class PaddingShare:
         many = "es" * (self.batches != 1)
         return f"{self.share:.2%} of {self.cells:,} cells in {self.batches:,} micro-batch{many}"
 
+    __repr__ = __str__
+
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the rows of micro-batches, their tokens and their padding: up to 24 micro-batches, evenly
         taken. A Matplotlib figure, to ``savefig``.

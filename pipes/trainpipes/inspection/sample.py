@@ -13,6 +13,7 @@ import pyarrow as pa
 from trainpipes.errors import SchemaError, TrainpipesError, UnreachableError
 from trainpipes.inspection.inspection import BadFile
 from trainpipes.inspection.part import Found, Part, own_reason
+from trainpipes.progress import counted
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.source import Reader
 from trainpipes.sources.files.each_file import reason
@@ -117,7 +118,7 @@ def read_sample(found: Found, rows: int, remote: bool, one_file_each: bool) -> S
     sample, taken = Sample(), 0
     broken: set[int] = set()
     places, sample.beginnings = _wanted(found.parts, rows, count)
-    for part, wanted in _by_part(places):
+    for part, wanted in counted(_by_part(places), "reading some rows of files", None, "files"):
         if taken > most:
             break
         for stretch in _read(found.parts[part], part, wanted, sample, broken):

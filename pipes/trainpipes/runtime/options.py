@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,22 @@ import pyarrow as pa
 import torch
 
 from trainpipes.runtime.warn_once import warn_once
+from trainpipes.secret_text import hidden, is_secret, stand_in
 from trainpipes.values.content import table_digest, tensor_digest
 from trainpipes.values.row_types import written
 
-__all__ = ["allowed_values", "copied", "either", "identify", "same", "show", "spelt"]
+__all__ = [
+    "allowed_values",
+    "argument_names",
+    "copied",
+    "either",
+    "identify",
+    "identify_named",
+    "same",
+    "show",
+    "show_named",
+    "spelt",
+]
 
 
 @functools.cache
@@ -107,12 +120,49 @@ def same(a: Any, b: Any) -> bool:
 
 def show(value: Any) -> str:
     """A short form of an option for ``repr``: functions by name, file and line."""
+    if isinstance(value, functools.partial):
+        return _show_partial(value)
     code = getattr(value, "__code__", None)
     if code is not None:
         name = getattr(value, "__qualname__", "?").replace("<locals>.", "")
         return f"{name} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
-    text = written(value) if isinstance(value, pa.Schema) else repr(value)
+    text = hidden(written(value) if isinstance(value, pa.Schema) else repr(value))
     return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
+
+
+def _show_partial(value: functools.partial[Any]) -> str:
+    """Its function, and its arguments but for secrets."""
+    names = argument_names(value)
+    given = [show_named(name, one) for name, one in zip(names, value.args, strict=False)]
+    given += [f"{name}={show_named(name, one)}" for name, one in value.keywords.items()]
+    return f"partial({', '.join([show(value.func), *given])})"
+
+
+def argument_names(value: Any) -> list[str]:
+    """Names of the positional arguments of a partial; "" for those that are not known."""
+    try:
+        names = [
+            name
+            for name, one in inspect.signature(value.func).parameters.items()
+            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):  # of some functions in C
+        names = []
+    return [*names, *[""] * len(value.args)][: len(value.args)]
+
+
+def show_named(name: str, value: Any) -> str:
+    """``show`` of an option of a name: of one that may be a credential, nothing."""
+    return "'…'" if is_secret(name) and isinstance(value, str | bytes) else show(value)
+
+
+def identify_named(name: str, value: Any) -> Any:
+    """``identify`` of an option of a name: of one that may be a credential, and of a URL that holds one, a
+    digest."""
+    found = identify(value)
+    if isinstance(found, str) and (is_secret(name) or ("://" in found and hidden(found) != found)):
+        return stand_in(found)
+    return found
 
 
 def identify(value: Any) -> Any:
@@ -148,7 +198,10 @@ def identify(value: Any) -> Any:
         return f"{getattr(value, '__module__', '?')}.{qualified}"
     inner = getattr(value, "func", None)  # functools.partial
     if inner is not None:
-        return {"function": identify(inner), "arguments": identify([value.args, value.keywords])}
+        given = zip(argument_names(value), value.args, strict=False)
+        named = {str(k): identify_named(str(k), one) for k, one in value.keywords.items()}
+        arguments = [[identify_named(name, one) for name, one in given], named]
+        return {"function": identify(inner), "arguments": arguments}
     return f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"
 
 

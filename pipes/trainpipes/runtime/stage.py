@@ -15,7 +15,15 @@ from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 from trainpipes.errors import ConfigError
 from trainpipes.naming import nearest
-from trainpipes.runtime.options import allowed_values, copied, either, identify, same, show, spelt
+from trainpipes.runtime.options import (
+    allowed_values,
+    copied,
+    either,
+    identify_named,
+    same,
+    show_named,
+    spelt,
+)
 from trainpipes.runtime.own_class import check_class, is_ours, refuse_old
 from trainpipes.shown import shown
 
@@ -217,7 +225,7 @@ class Stage:
         """The stage's name and the options that shape rows or their order, of JSON types."""
         found = {"stage": self.name}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = identify(getattr(self, field.name))
+            value = identify_named(field.name, getattr(self, field.name))
             if field.name not in self.free and value is not None:
                 found[field.metadata.get("key") or field.name] = value
         if self.versioned is not None and found.pop("version", None) is not None:
@@ -245,7 +253,8 @@ class Stage:
             value, default = getattr(self, field.name), field.default
             if value is None or (type(value) is type(default) and same(value, default)):
                 continue
-            shown.append(f"{field.name}={show(value)}" if field.kw_only else show(value))
+            text = show_named(field.name, value)
+            shown.append(f"{field.name}={text}" if field.kw_only else text)
         return f"{self.name}({', '.join(shown)})"
 
 

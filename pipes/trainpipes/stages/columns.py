@@ -43,6 +43,9 @@ class Select(RunStage):
     def check(self) -> None:
         self._set(columns=column_names(self.columns, "select(columns)"))
 
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.columns))})"
+
     def process(self, run: Run) -> Run:
         block = columns_of(run.block, self)
         return run.with_block(block.with_columns(self._chosen))

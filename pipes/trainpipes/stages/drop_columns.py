@@ -42,6 +42,9 @@ class DropColumns(RunStage):
     def check(self) -> None:
         self._set(columns=column_names(self.columns, "drop_columns(columns)"))
 
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.columns))})"
+
     def process(self, run: Run) -> Run:
         block = columns_of(run.block, self)
         return run.with_block(block.with_columns(self._left))

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainpipes.preview.known_ids import known_ids
+from trainpipes.preview.preview import makes_batches
+from trainpipes.preview.structure import as_mapping, leaves
+from trainpipes.preview.token_grids import TokenGrid, token_grids
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.show.known_ids import known_ids
-from trainpipes.show.preview import makes_batches
-from trainpipes.show.structure import as_mapping, leaves
-from trainpipes.show.token_grids import TokenGrid, token_grids
 
 __all__ = ["BatchCounts"]
 

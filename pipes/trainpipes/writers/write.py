@@ -142,8 +142,8 @@ def _write(
     done = sum(entry["rows"] for entry in files)
     rows.plan.adopt(opened.notes)
     rows.open(opened.next)
-    with Progress(f"writing {out.path.name}", rows.count or 0, "rows") as progress:
-        progress.advance(done)
+    with Progress(f"writing {out.path.name}", rows.count, "rows") as progress:
+        progress.skip(done)
         while True:
             length = lengths.of(len(files))
             group = rows.group(min(form.rows, length or form.rows), form.bytes)

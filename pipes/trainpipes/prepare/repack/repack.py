@@ -22,7 +22,7 @@ from trainpipes.prepare.repack.job import ROW_BYTES, Job
 from trainpipes.prepare.repack.row_bytes import ROW_COST
 from trainpipes.prepare.repack.row_groups import Form
 from trainpipes.prepare.repack.work import Options, Report, remove_folder
-from trainpipes.progress import Progress
+from trainpipes.progress import JobReport
 from trainpipes.runtime.pool import default_threads
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.inputs import about_inputs
@@ -320,14 +320,14 @@ def _made(
     progress: Report | None,
 ) -> Opened:
     """All files, once they are whole: temporary files are not needed any more."""
-    report = _Shown(out.path.name) if progress is None else progress
+    report = JobReport(out.path.name) if progress is None else progress
     try:
         made = Job(pipeline, rows, out, opened, options, report).run()
     except BaseException:
         _forget_unless_begun(opened, out)
         raise
     finally:
-        if isinstance(report, _Shown):
+        if isinstance(report, JobReport):
             report.close()
     notes = {**opened.notes, "made": made["notes"]}
     opened = Opened(None, made["files"], None, notes, made["columns"])
@@ -371,27 +371,3 @@ def _remove_temporary(out: Path) -> None:
         notes = json.loads((out / "_unfinished.json").read_bytes())["notes"]
         remove_folder(Path(notes["temporary"]))
     remove_folder(out / TEMPORARY)
-
-
-class _Shown:
-    """Progress as the library shows it."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._job = ""
-        self._progress: Progress | None = None
-        self._done = 0
-
-    def __call__(self, job: str, done: int, total: int | None) -> None:
-        if job != self._job:
-            self.close()
-            self._job, self._done = job, 0
-            self._progress = Progress(f"{job} {self._name}", total or 0, "rows").__enter__()
-        assert self._progress is not None
-        self._progress.advance(done - self._done)
-        self._done = done
-
-    def close(self) -> None:
-        """Clear the line."""
-        if self._progress is not None:
-            self._progress.__exit__(None, None, None)

@@ -22,6 +22,7 @@ from trainpipes.prepare.tokenize.formats import DTYPES, Bare, Form, Parquet, nar
 from trainpipes.prepare.tokenize.make import Made, Maker, first_rows
 from trainpipes.prepare.tokenize.tasks import Task, tasks_of
 from trainpipes.prepare.tokenize.workers import Tell, made_by_processes, made_here
+from trainpipes.progress import JobReport
 from trainpipes.runtime.options import either
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.plan import Plan
@@ -167,10 +168,15 @@ def tokenize(
     )
     with OutputFolder(folder, "tokenize", about, overwrite) as out:
         opened = out.open()
-        job = _Job(out, tasks, opened, plan, progress)
+        report = JobReport(out.path.name) if progress is None else progress
+        job = _Job(out, tasks, opened, plan, report)
         if opened.written is None:
             count = processes or _worthwhile(plan, job.missing)
-            job.make(opener, count)
+            try:
+                job.make(opener, count)
+            finally:
+                if isinstance(report, JobReport):
+                    report.close()
             columns = {field.name: str(field.type) for field in first.schema}
             out.finish(job.entries, columns)
         entries = job.entries
@@ -199,7 +205,7 @@ class _Job:
         tasks: list[Task],
         opened: Opened,
         plan: Plan,
-        progress: Report | None,
+        progress: Report,
     ) -> None:
         self._out = out
         self._tasks = tasks
@@ -257,8 +263,7 @@ class _Job:
 
     def _tell(self, rows: int, _: int) -> None:
         self._done += rows
-        if self._progress is not None:
-            self._progress("tokenizing", self._done, self._total)
+        self._progress("tokenizing", self._done, self._total)
 
     def _save(self) -> None:
         self._out.save(Opened(None, self.entries, None, {}, None))

@@ -17,6 +17,7 @@ from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.foreign_state import is_stateful_data_loaders
 from trainpipes.left_out_batches import Batches, kept_batches, merged_batches
 from trainpipes.merge import merge_states
+from trainpipes.progress import counted
 from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.iterating.pass_counter import PassCounter
@@ -287,7 +288,7 @@ class Session:
         walked = 0 if plan.counted else m
         start = replace(self.start_of(epoch), m=m - walked)
         walk = OnePass(plan, Topology(), start)
-        for taken in range(walked):
+        for taken in counted(range(walked), "making the batches before it", walked, "batches"):
             try:
                 next(walk)
             except StopIteration:

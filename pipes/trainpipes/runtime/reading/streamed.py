@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes.order import permutation
+from trainpipes.progress import Progress
 from trainpipes.runtime.reading.listed import Before
 from trainpipes.runtime.reading.windows import Window, WindowKey, WindowLoader
 from trainpipes.runtime.rows.block import Block
@@ -85,13 +86,18 @@ class StreamLoader(WindowLoader):
         if current is None or current.window > key.window:
             current = self._open(key.epoch, key.window, state)
         try:
-            while True:
-                found = self._cut(key.epoch, current)
-                if found is None:
-                    return None
-                current.window += 1
-                if current.window > key.window:
-                    break
+            behind = key.window - current.window  # windows that are read to be passed over
+            with Progress(
+                "reading again up to the saved place", behind * self._rows, "rows"
+            ) as told:
+                while True:
+                    found = self._cut(key.epoch, current)
+                    if found is None:
+                        return None
+                    current.window += 1
+                    if current.window > key.window:
+                        break
+                    told.advance(len(found[0]))
             rows, after = self._before(found[0]), found[1]
         except BaseException:  # asked again, it reads again, and no row is lost
             self._close(key.epoch)

@@ -49,7 +49,7 @@ class BadFileError(Exception):
 def in_threads(
     work: Callable[[int], None],
     count: int,
-    progress: Progress,
+    progress: Progress | None,
     requests: Requests,
     most: int = MAX_THREADS,
     least: int = 4,
@@ -59,7 +59,7 @@ def in_threads(
     Args:
         work: what is done.
         count: how many numbers there are.
-        progress: counts those done.
+        progress: counts those done; None where ``work`` does.
         requests: are stopped if it fails.
         most: threads at most.
         least: numbers that are worth another thread.
@@ -70,7 +70,8 @@ def in_threads(
     def several(start: int) -> None:
         for n in range(start, min(count, start + share)):
             work(n)
-            progress.advance()
+            if progress is not None:
+                progress.advance()
 
     if threads == 1:
         for n in range(0, count, share):
@@ -95,6 +96,7 @@ def each_file(
     *,
     wanted: Sequence[int] | None = None,
     job: str | None = None,
+    progress: Progress | None = None,
     most: int = MAX_THREADS,
     least: int = 4,
 ) -> dict[int, T]:
@@ -107,6 +109,7 @@ def each_file(
         kind: the format that the files should have, such as "Arrow".
         wanted: numbers of the files; None for all.
         job: what a progress bar says.
+        progress: one that ``look`` advances itself, in place of one that counts files.
         most: threads at most.
         least: files that are worth another thread.
 
@@ -133,8 +136,11 @@ def each_file(
             if isinstance(error, UnreachableError):
                 requests.stop()
 
-    with Progress(job or f"looking at {kind} files", len(numbers), "files") as progress:
-        in_threads(work, len(numbers), progress, requests, most, least)
+    if progress is not None:
+        in_threads(work, len(numbers), None, requests, most, least)
+    else:
+        with Progress(job or f"looking at {kind} files", len(numbers), "files") as own:
+            in_threads(work, len(numbers), own, requests, most, least)
     for _, failure in sorted(failures.items()):
         if isinstance(failure, DataError):  # which says it all
             raise failure

@@ -67,8 +67,9 @@ class FileBlocks(RowSource):
         blocks = f"{len(rows):,}"
         if len(rows):
             least, middle, most = rows.min(), int(np.median(rows)), rows.max()
-            blocks += f" of {least:,} / {middle:,} / {most:,} rows (least / median / most)"
-        lines = [("files", f"{len(self.files):,}, {amount(self.sizes.sum())}")]
+            each = f"{least:,}" if least == most else f"{least:,} to {most:,} (median {middle:,})"
+            blocks += f" of {each} rows each" if least == most else f", rows in each: {each}"
+        lines = [("files", f"{len(self.files):,}, {amount(self.sizes.sum())} in all")]
         lines += [(self.blocks_called, blocks), ("rows", f"{rows.sum():,}")]
         if self.row_bytes is not None:
             whole = amount(self.row_bytes * float(rows.sum()))

@@ -26,6 +26,7 @@ from trainpipes.errors import (
 )
 from trainpipes.extra import pip_install
 from trainpipes.naming import nearest
+from trainpipes.progress import counted
 from trainpipes.sources.files.patterns import Found, fixed_root, has_magic, hidden
 from trainpipes.sources.files.remote_listing import list_remote
 from trainpipes.sources.remote.retry import Requests, try_seconds
@@ -158,7 +159,7 @@ def _local(path: str, suffixes: Sequence[str]) -> Found:
 
 def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
     found: Found = {}
-    for path in paths:
+    for path in counted(paths, "listing", None, "files"):
         try:
             stat = os.stat(path)
             found[path] = stat.st_size, str(stat.st_mtime_ns)

@@ -14,6 +14,7 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.utils import glob_translate
 
+from trainpipes.progress import counted
 from trainpipes.sources.files.patterns import Found, fixed_root, has_magic, hidden, wild
 from trainpipes.sources.remote.retry import Requests
 
@@ -55,7 +56,8 @@ def list_remote(system: Any, path: str, suffixes: Sequence[str], requests: Reque
 def _find(system: Any, folder: str, suffixes: Sequence[str], requests: Requests) -> Found:
     above = len(folder.strip("/").split("/"))
     found: Found = {}
-    for name, info in _below(system, folder, None, requests, folders=False):
+    inside = _below(system, folder, None, requests, folders=False)
+    for name, info in counted(inside, "listing", None, "files"):
         inner = name.strip("/").split("/")[above:]
         if info["type"] == "directory" or any(map(hidden, inner)):
             continue

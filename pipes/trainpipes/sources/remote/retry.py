@@ -24,6 +24,7 @@ from typing import Any
 from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes.errors import ConfigError, UnreachableError
+from trainpipes.secret_text import hidden
 from trainpipes.shown import shown
 from trainpipes.sources.remote.network_errors import Failure, understand
 
@@ -207,7 +208,7 @@ class Requests:
         global _last_message
         if time.monotonic() - _last_message > QUIET:
             _last_message = time.monotonic()
-            log.warning("%s: %s; tried again for up to %g s", name, text, self._seconds)
+            log.warning("%s", hidden(f"{name}: {text}; tried again for up to {self._seconds:g} s"))
 
     def _final(
         self, name: str, failure: Failure, error: Exception, tries: int, seconds: float

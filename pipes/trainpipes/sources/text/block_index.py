@@ -16,8 +16,14 @@ import pyarrow as pa
 
 from trainpipes.arrays import one_chunk, to_numpy
 from trainpipes.order import IntArray
+from trainpipes.progress import Progress
 from trainpipes.runtime.pool import default_threads
-from trainpipes.sources.compressed.streams import kind_by_content, kind_by_name, open_stream
+from trainpipes.sources.compressed.streams import (
+    Source,
+    kind_by_content,
+    kind_by_name,
+    open_stream,
+)
 from trainpipes.sources.files.byte_ranges import open_at, read_range, size_of
 from trainpipes.sources.files.each_file import BadFileError, each_file
 from trainpipes.sources.files.index_file import IndexFile, IndexKind
@@ -148,17 +154,27 @@ def _scan_all(
 ) -> None:
     files = kept.files
 
+    sizes = files.sizes[missing]
+    total = int(sizes.sum()) if (sizes >= 0).all() else None
+
     def work(file: int, requests: Requests) -> None:
-        kept.fresh[file] = _scanned(files, file, form, block_rows, requests)
+        kept.fresh[file] = _scanned(files, file, form, block_rows, requests, progress)
 
     local = all(is_local(files.systems[int(n)]) for n in np.unique(files.system_of[missing]))
     threads = max(1, default_threads()) if local else MAX_THREADS
-    job = f"indexing {form.name}"
-    each_file(files, work, asker, form.name, wanted=missing, job=job, most=threads, least=1)
+    with Progress(f"indexing {form.name}", total, "bytes") as progress:
+        each_file(
+            files, work, asker, form.name, wanted=missing, progress=progress, most=threads, least=1
+        )
 
 
 def _scanned(
-    files: FileList, file: int, form: TextFormat, block_rows: int | None, requests: Requests
+    files: FileList,
+    file: int,
+    form: TextFormat,
+    block_rows: int | None,
+    requests: Requests,
+    progress: Progress,
 ) -> FileEntry:
     name = files.names[file]
     size = size_of(files, file, requests)
@@ -167,9 +183,21 @@ def _scanned(
     if named and not compression and size:
         raise BadFileError(f"its name says {named}, and it starts with {head[:6]!r}")
     with closing(open_at(files, file, size, 0, requests)) as source:
-        stream = open_stream(source, compression)
+        stream = open_stream(_Told(source, progress), compression)
         pieces = scan(stream, bool(compression), form, name, block_rows)
     return FileEntry(size, compression, pieces)
+
+
+class _Told:
+    """The bytes of a file, with progress."""
+
+    def __init__(self, source: Source, progress: Progress) -> None:
+        self._source, self._progress = source, progress
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(size)
+        self._progress.advance(len(data))
+        return data
 
 
 def _joined(table: pa.Table, block_rows: int | None, kept_in: str | None) -> BlockIndex:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.progress import Progress
 from trainpipes.sources.files.each_file import each_file
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import chosen, same_names
@@ -142,6 +143,7 @@ def _look(
                 schema, each = reader.infer(piece)
                 found.append((files.names[file], schema))
                 rows += int(index.rows[piece])
+                progress.advance(int(index.stops[piece] - index.begins[piece]))
                 for name, size in zip(schema.names, each, strict=True):
                     sizes[name] = sizes.get(name, 0.0) + size
         finally:
@@ -150,8 +152,13 @@ def _look(
         entry.sampled_rows = rows
         entry.sampled_bytes = [sizes.get(name, 0.0) for name in entry.schema.names]
 
-    job = f"looking at the types of {form.name}"
-    each_file(files, work, asker, form.name, wanted=missing, job=job, least=1)
+    total = 0
+    for file in missing:
+        pieces = index.pieces(file)
+        looked = slice(pieces.start, pieces.stop if whole else min(pieces.stop, pieces.start + 1))
+        total += int((index.stops[looked] - index.begins[looked]).sum())
+    with Progress(f"looking at the types of {form.name}", total, "bytes") as progress:
+        each_file(files, work, asker, form.name, wanted=missing, progress=progress, least=1)
 
 
 def _merged(found: Sequence[tuple[str, pa.Schema]], form: TextFormat, asker: str) -> pa.Schema:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainpipes.show.grids import Array
-from trainpipes.show.legible import legible
-from trainpipes.show.token_grids import TokenGrid
+from trainpipes.preview.grids import Array
+from trainpipes.preview.legible import legible
+from trainpipes.preview.token_grids import TokenGrid
 from trainpipes.tokenizers.engine import Engine
 
 __all__ = ["Kind", "Piece", "RowOfTokens", "row_of_tokens"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpipes.show.grids import Array, head
+from trainpipes.preview.grids import Array, head
 
 __all__ = ["image_facts", "pictures"]
 

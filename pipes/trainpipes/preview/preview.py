@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import torch
+
 from trainpipes.checks import whole_number
 from trainpipes.errors import DataError
+from trainpipes.preview.as_html import LEGEND, html_of
+from trainpipes.preview.as_text import legend, text_of
+from trainpipes.preview.item_view import ItemView, item_view
+from trainpipes.preview.known_ids import KnownIds, known_ids
+from trainpipes.preview.structure import as_mapping
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.show.as_html import LEGEND, html_of
-from trainpipes.show.as_text import legend, text_of
-from trainpipes.show.item_view import ItemView, item_view
-from trainpipes.show.known_ids import known_ids
+from trainpipes.tokenizers.load import load
 
-__all__ = ["Preview", "preview", "show"]
+__all__ = ["Preview", "preview", "show", "show_item"]
 
 #: Columns of a text that goes to no terminal.
 WIDTH = 100
@@ -111,6 +118,54 @@ def show(session: Session, count: int, rows: int) -> Preview:
             "the stages make of the rows"
         )
     return found
+
+
+def show_item(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
+    """A batch, or a row, for human eyes: names, types, shapes, the least and the greatest number, text with
+    what is learnt marked, images as images. Prints as text, and shows itself as tables in a notebook.
+
+    For items of any origin; ``pipe.show()`` and ``loader.show()`` know the tokenizer by themselves. Nothing
+    is printed whole that is long, and of large tensors only the first rows are looked at.
+
+    Args:
+        item: a batch: a dict or tuple of tensors or arrays, a tensor, an Arrow table, a list of rows; else it
+            is taken for a row.
+        tokenizer: decodes token ids, as ``tokenize`` takes it; None to show them as numbers.
+        rows: of a batch, how many are shown as text.
+
+    >>> import torch, trainpipes as tp
+    >>> tp.show({"input_ids": torch.tensor([[72, 105], [111, 107]])}, tokenizer="bytes")
+    batch  dict of 1, 2 rows
+      input_ids  tensor int64  [2, 2]  72 to 111
+      input_ids: 4 tokens
+      note: no labels beside the token ids: nothing says which of them are learnt
+      row 0  Hi
+      row 1  ok
+    """
+    whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
+    if isinstance(item, pa.Table | pa.RecordBatch):
+        table = item.slice(0, MOST)
+        view = item_view(table.to_pylist(), KnownIds(), None, is_batch=True, rows=rows)
+        kind = (
+            f"{type(item).__name__} of {item.num_columns:,} column{'s' * (item.num_columns != 1)}"
+        )
+        return Preview([dataclasses.replace(view, kind=kind, rows=item.num_rows)])
+    known = KnownIds()
+    if tokenizer is not None:
+        known.engines["input_ids"] = load(tokenizer)
+    return Preview([item_view(item, known, None, is_batch=_is_batch(item), rows=rows)])
+
+
+def _is_batch(item: Any) -> bool:
+    """Whether an item that nobody knows holds several rows."""
+    named = as_mapping(item)
+    if named is not None:
+        return any(map(_is_batch, named.values()))
+    if isinstance(item, torch.Tensor | np.ndarray):
+        return item.ndim > 0
+    if isinstance(item, tuple):
+        return any(map(_is_batch, item))
+    return isinstance(item, list) and bool(item) and isinstance(item[0], Mapping | tuple | list)
 
 
 def makes_batches(plan: Plan) -> bool:

@@ -1,4 +1,4 @@
-"""Items of a pipeline for human eyes: ``pipe.show()``.
+"""Items of a pipeline for human eyes: ``pipe.show()``, ``loader.show()`` and ``tp.show(batch)``.
 
 legible      text of the data, so that a terminal shows it and obeys nothing in it
 structure    the named values that an item is made of
@@ -13,4 +13,5 @@ item_view    all that is shown of one item
 as_text      the same for a terminal
 as_html      the same for a notebook
 preview      several items: what ``show()`` returns
+notebook     pipelines, loaders and explanations for a notebook
 """

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from unicodedata import east_asian_width
 
-from trainpipes.show.facts import Facts
-from trainpipes.show.item_view import ItemView, TokenCounts
-from trainpipes.show.pieces import Piece, RowOfTokens
+from trainpipes.preview.facts import Facts
+from trainpipes.preview.item_view import ItemView, TokenCounts
+from trainpipes.preview.pieces import Piece, RowOfTokens
 
 __all__ = ["LAYOUTS", "legend", "share_line", "text_of"]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainpipes.show.grids import Array
+from trainpipes.preview.grids import Array
 
 __all__ = ["Targets", "agree", "follow", "is_own", "targets_of"]
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpipes.show.grids import head
-from trainpipes.show.images import image_facts
-from trainpipes.show.legible import legible
-from trainpipes.shown import shown
+from trainpipes.preview.grids import head
+from trainpipes.preview.images import image_facts
+from trainpipes.preview.legible import legible
+from trainpipes.secret_text import hidden
+from trainpipes.shown import cut, shown
 
 __all__ = ["Facts", "facts_of"]
 
@@ -70,7 +71,7 @@ def facts_of(name: str, value: Any) -> Facts:
         return _of_numbers(name, f"array {value.dtype}", value.shape, value)
     if isinstance(value, str):
         kind = "str" if len(value) <= TEXT else f"str of {len(value):,} characters"
-        return Facts(name, kind, text=legible(value, TEXT))
+        return Facts(name, kind, text=legible(hidden(cut(value, TEXT)), TEXT))
     if isinstance(value, bytes | bytearray | memoryview):
         return Facts(name, f"bytes of {len(value):,}", text=legible(shown(bytes(value[:32]), 60)))
     if isinstance(value, list | tuple):
@@ -109,7 +110,9 @@ def _of_sequence(name: str, value: Sequence[Any]) -> Facts:
 
 def _of_list(name: str, kind: str, few: list[Any], count: int) -> Facts:
     parts = [
-        f"'{legible(one, 80)}'" if isinstance(one, str) else legible(shown(one, QUOTED))
+        f"'{legible(hidden(cut(one, TEXT)), 80)}'"
+        if isinstance(one, str)
+        else legible(shown(one, QUOTED))
         for one in few
     ]
     text = ", ".join(parts) + (", …" if count > len(few) else "")

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainpipes.show.facts import Facts, facts_of
-from trainpipes.show.images import pictures
-from trainpipes.show.known_ids import KnownIds
-from trainpipes.show.legible import legible
-from trainpipes.show.pieces import RowOfTokens, row_of_tokens
-from trainpipes.show.structure import as_mapping, leaves
-from trainpipes.show.token_grids import TokenGrid, token_grids
+import torch
+
+from trainpipes.preview.facts import Facts, facts_of
+from trainpipes.preview.images import pictures
+from trainpipes.preview.known_ids import KnownIds
+from trainpipes.preview.legible import legible
+from trainpipes.preview.pieces import RowOfTokens, row_of_tokens
+from trainpipes.preview.structure import as_mapping, leaves
+from trainpipes.preview.token_grids import TokenGrid, token_grids
 from trainpipes.shown import shown
 
 __all__ = ["ItemView", "TokenCounts", "item_view"]
@@ -86,19 +88,21 @@ class ItemView:
 
 
 def item_view(
-    item: Any, known: KnownIds, number: int, *, is_batch: bool, rows: int = 4, name: str = ""
+    item: Any, known: KnownIds, number: int | None, *, is_batch: bool, rows: int = 4, name: str = ""
 ) -> ItemView:
     """What is to be shown of an item.
 
     Args:
         item: as the pipeline gives it.
         known: what the pipeline says of its columns.
-        number: of the item, for the title.
+        number: of the item, for the title; None for an item by itself.
         is_batch: whether it is a batch, and not a row.
         rows: of a batch, how many are shown as text.
         name: what the title calls it, if not "batch" or "row".
     """
-    title = f"{name or ('batch' if is_batch else 'row')} {number:,}"
+    title = name or ("batch" if is_batch else "row")
+    if number is not None:
+        title += f" {number:,}"
     kind = _kind(item)
     if is_batch and _is_list_of_rows(item):
         inner = tuple(item_view(row, known, k, is_batch=False) for k, row in enumerate(item[:rows]))
@@ -140,14 +144,22 @@ def _is_list_of_rows(item: Any) -> bool:
 def _rows(values: Mapping[str, Any], grids: list[TokenGrid]) -> int | None:
     """B."""
     for value in [*(values[grid.name] for grid in grids), *values.values()]:
-        shape = getattr(value, "shape", None)
+        shape = _shape(value)
         if shape is not None and len(shape) > 1:
             return int(shape[0])
         if isinstance(value, list):
             return len(value)
     return next(
-        (int(v.shape[0]) for v in values.values() if len(getattr(v, "shape", ())) == 1), None
+        (int(shape[0]) for shape in map(_shape, values.values()) if shape and len(shape) == 1), None
     )
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array; of a nested tensor, B and as many dimensions as it has."""
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return (value.size(0), *[-1] * (value.ndim - 1))
+    shape = getattr(value, "shape", None)
+    return None if shape is None else tuple(shape)
 
 
 def _with_class(facts: Facts, value: Any, known: KnownIds) -> Facts:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from trainpipes.show.images import image_facts
+from trainpipes.preview.images import image_facts
 
 __all__ = ["as_mapping", "leaves"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from trainpipes.show.as_text import share_line
-from trainpipes.show.item_view import ItemView
-from trainpipes.show.pieces import Piece
+from trainpipes.preview.as_text import share_line
+from trainpipes.preview.item_view import ItemView
+from trainpipes.preview.pieces import Piece
 
 __all__ = ["LEGEND", "html_of"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.show.grids import Array, grid
-from trainpipes.show.known_ids import KnownIds
-from trainpipes.show.targets import agree, follow, is_own, targets_of
+from trainpipes.preview.grids import Array, grid
+from trainpipes.preview.known_ids import KnownIds
+from trainpipes.preview.targets import agree, follow, is_own, targets_of
 from trainpipes.tokenizers.engine import Engine
 
 __all__ = ["TokenGrid", "token_grids"]
