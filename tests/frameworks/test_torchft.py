@@ -98,7 +98,9 @@ def test_groups_that_come_and_go_commit_each_micro_batch_once(ranks: int, per_st
         healthy = max((manager for manager, _ in groups), key=lambda manager: manager.committed)
         present = [manager for manager, _ in groups]
         for manager, loaders in groups:
-            manager.load = lambda state, loaders=loaders: [one.load_state_dict(state) for one in loaders]
+            manager.load = lambda state, loaders=loaders: [
+                one.load_state_dict(state) for one in loaders
+            ]
         job.begin(present, healthy)
         taken: dict[int, Any] = {}
         for _, loaders in groups:
@@ -154,7 +156,9 @@ def test_what_would_lose_batches_is_refused_in_one_sentence() -> None:
     def refused(pipe: Any, manager: Any = None, **options: Any) -> str:
         with pytest.raises(tp.TrainpipesError) as caught:
             ReplicaLoader(
-                pipe, FakeManager(Job()) if manager is None else manager, **{"groups": [1], **options}
+                pipe,
+                FakeManager(Job()) if manager is None else manager,
+                **{"groups": [1], **options},
             )
         return str(caught.value)
 
@@ -184,7 +188,7 @@ def test_what_would_lose_batches_is_refused_in_one_sentence() -> None:
     with pytest.raises(tp.TopologyError, match="5 groups of 1 ranks take part"):
         data.micro_batches()
     for state in ({}, [1], {"batches_committed": 1}):
-        with pytest.raises(tp.StateError, match="not what ReplicaLoader.state_dict"):
+        with pytest.raises(tp.StateError, match=r"not what ReplicaLoader\.state_dict"):
             data.load_state_dict(state)  # type: ignore[arg-type]
     other = ReplicaLoader(
         tp.from_dataset(range(203)).sharding_filter(12).shuffle(50, seed=1).batch(3).repeat(),
@@ -244,7 +248,10 @@ class Group:
 @contextmanager
 def lighthouse() -> Iterator[str]:
     server = LighthouseServer(
-        bind=f"127.0.0.1:{free_port()}", min_replicas=1, join_timeout_ms=300, heartbeat_timeout_ms=2000
+        bind=f"127.0.0.1:{free_port()}",
+        min_replicas=1,
+        join_timeout_ms=300,
+        heartbeat_timeout_ms=2000,
     )
     try:
         yield re.sub(r"//[^:]+:", "//127.0.0.1:", server.address())
@@ -291,7 +298,8 @@ def test_a_killed_group_comes_back_and_all_take_each_batch_once(tmp_path: Path) 
     whole = found[0]
     last = min(whole[-1][0], found[2][-1][0])
     expected = [
-        digest(batch) for batch in islice(script.pipeline(str(rows)), max(n for _, _, n, _, _ in whole) + 4)
+        digest(batch)
+        for batch in islice(script.pipeline(str(rows)), max(n for _, _, n, _, _ in whole) + 4)
     ]
     by_step: dict[int, dict[int, str]] = {}
     groups_in: dict[int, int] = {}

@@ -81,9 +81,9 @@ class ReplicaLoader:
             )
         if not plan.counted:
             raise ConfigError(
-                "a group that comes back goes on from the number of a batch, which tells where it begins only "
-                "where batches are counted, got a pipeline with a filter, packing or a mix: do that once, into "
-                "files (docs/prepare.md), and read those"
+                "a group that comes back is told the number of a batch, from which its rows follow where "
+                "batches are counted, got a pipeline with a filter, packing or a mix: do that once, into files "
+                "(docs/prepare.md), and read those"
             )
         self._rank, self._ranks = session.ranks()
         self._shards = plan.chain.num_shards
@@ -111,8 +111,8 @@ class ReplicaLoader:
             least = math.lcm(*(count * self._ranks for count in groups))
             of = f" of {self._ranks} ranks" if self._ranks > 1 else ""
             raise TopologyError(
-                f"each number of groups{of} that may take part has to divide num_shards = {self._shards}, got "
-                f"groups={shown(groups)}: write .sharding_filter(num_shards={least}), or a multiple of it"
+                f"each number of groups{of} that may take part has to divide num_shards = {self._shards}, "
+                f"got groups={shown(groups)}: write .sharding_filter(num_shards={least}), or a multiple of it"
             )
 
     @property
