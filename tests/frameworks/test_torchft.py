@@ -237,7 +237,7 @@ class Group:
         lines = re.findall(r"step (\d+), (\d+) groups: (\d+) (\w{16}) (committed|not)", self.said())
         return [(int(s), int(g), int(n), d, c == "committed") for s, g, n, d, c in lines]
 
-    def wait_until(self, ready: Callable[[], bool], seconds: float = 150) -> None:
+    def wait_until(self, ready: Callable[[], bool], seconds: float = 250) -> None:
         end = time.monotonic() + seconds
         while not ready():
             assert self.process.poll() is None, self.said()
@@ -259,7 +259,7 @@ def lighthouse() -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(580)
 def test_a_killed_group_comes_back_and_all_take_each_batch_once(tmp_path: Path) -> None:
     rows = tmp_path / "rows.parquet"
     texts = [f"row {i} " + "and more " * (i % 7) for i in range(600)]

@@ -82,8 +82,8 @@ class ReplicaLoader:
         if not plan.counted:
             raise ConfigError(
                 "a group that comes back is told the number of a batch, from which its rows follow where "
-                "batches are counted, got a pipeline with a filter, packing or a mix: do that once, into files "
-                "(docs/prepare.md), and read those"
+                "batches are counted, got a pipeline with a filter, packing or a mix: do that once, into "
+                "files (docs/prepare.md), and read those"
             )
         self._rank, self._ranks = session.ranks()
         self._shards = plan.chain.num_shards
