@@ -127,7 +127,7 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on_exactly_on_two_and_on_o
             assert content == whole[step * count + number], f"step {step}, {number} on {workers}"
     starts = sorted(told[0][0] for told in of_two.values())
     assert starts[:2] == [0, 0]
-    assert starts[2:] == [4, 4]  # from the last checkpoint
+    assert starts[2:] in ([2, 2], [4, 4])  # from the last checkpoint that Ray has heard of
     assert {(step, number) for told in of_two.values() for step, number, _, _ in told} == {
         (step, number) for step in range(12) for number in range(count)
     }
