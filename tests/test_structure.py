@@ -47,6 +47,7 @@ FLOORS = {
     "runtime": 1,
     "resharding": 1,
     "lightning_fit": 1,
+    "prepared_by_ray": 1,
     "plain_json": 2,
     "tokenizers": 2,
     "stages": 2,

@@ -21,6 +21,7 @@ from trainpipes.merge import merge_states
 from trainpipes.naming import nearest
 from trainpipes.order import slots_before
 from trainpipes.pipeline import Pipeline
+from trainpipes.prepared_by_ray import refuse_prepared_by_ray
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.one_pass import provenance_of
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
@@ -239,8 +240,17 @@ class Loader:
 
         return show(self._session, n, rows)
 
+    if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
+
+        def __getattr__(self, name: str) -> Any:
+            refuse_prepared_by_ray()
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name
+            )
+
     def __iter__(self) -> PassIterator:
         warn_without_data_module()
+        refuse_prepared_by_ray()
         workers = self._workers if self.num_workers else None
         return PassIterator(self._session, self.threads, workers, self._with_rows)
 

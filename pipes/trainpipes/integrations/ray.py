@@ -1,0 +1,137 @@
+"""Ray Train: a loader for each worker, and its position in Ray's checkpoints.
+
+Ray's ``TorchTrainer`` starts ``torch.distributed`` in its workers, which is where a ``trainpipes.Loader``
+learns who reads what. So nothing of Ray has to be told of the data: workers each read their own rows, and a
+checkpoint has one small file with the position of all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.extra import need
+from trainpipes.loader import Loader
+from trainpipes.pipeline import Pipeline
+from trainpipes.shown import shown
+
+need("ray", "trainpipes.integrations.ray")
+
+import ray.train  # noqa: E402
+
+__all__ = ["load", "loader", "save"]
+
+#: The position's file in a checkpoint.
+FILE = "trainpipes.json"
+
+
+def loader(pipe: Pipeline, **options: Any) -> Loader:
+    """A ``Loader`` for a worker of Ray Train, which reads the rows of this worker:
+
+        def train_loop_per_worker(config):
+            data = trainpipes.integrations.ray.loader(pipe)
+            trainpipes.integrations.ray.load(data, ray.train.get_checkpoint())
+            for batch in data: ...
+
+    Leave ``ray.train.torch.prepare_data_loader`` out: ``pipe.to(ray.train.torch.get_device())`` brings
+    batches to the device.
+
+    Args:
+        pipe: what to run.
+        options: of ``trainpipes.Loader``.
+
+    Raises:
+        ConfigError: this process is no worker of Ray Train, or what is given is no pipeline.
+    """
+    try:
+        context = ray.train.get_context()
+        rank, workers = context.get_world_rank(), context.get_world_size()
+    except (RuntimeError, AttributeError):
+        rank = workers = None
+    if rank is None or workers is None:
+        raise ConfigError(
+            "trainpipes.integrations.ray.loader(pipe) is called in train_loop_per_worker, by each worker of "
+            "Ray Train, got a process that is none: elsewhere write trainpipes.Loader(pipe)"
+        )
+    if isinstance(pipe, Pipeline) and pipe._ranks is None and not dist.is_initialized():
+        pipe = pipe.distributed(rank=rank, world_size=workers)  # of a trainer that is not torch's
+    return Loader(pipe, **options)
+
+
+def save(loader: Loader, folder: str | os.PathLike[str], *, name: str = FILE) -> None:
+    """Put the position of all workers into the folder that becomes a checkpoint:
+
+        trainpipes.integrations.ray.save(data, folder)
+        checkpoint = ray.train.Checkpoint.from_directory(folder)
+        ray.train.report(metrics, checkpoint=checkpoint if rank == 0 else None)
+
+    All workers call it after the same step, each with a folder of its own. The file in each is the same.
+
+    Args:
+        loader: whose position it is.
+        folder: that is there.
+        name: of the file, where a checkpoint has positions of several loaders.
+
+    Raises:
+        ConfigError: that is no ``Loader``.
+        StateError: batches are not counted, and not all workers asked for the position in time.
+    """
+    if not isinstance(loader, Loader):
+        raise ConfigError(
+            f"save(loader, folder) takes a trainpipes.Loader, got {shown(type(loader).__name__)}"
+        )
+    (Path(folder) / name).write_text(json.dumps(loader.whole_state()))
+
+
+def load(
+    loader: Loader,
+    checkpoint: ray.train.Checkpoint | None,
+    *,
+    allow_changes: Collection[str] = (),
+    name: str = FILE,
+) -> bool:
+    """Let a loader go on where a checkpoint was saved, on any number of workers. Of the checkpoint, nothing
+    but the position is fetched.
+
+    Args:
+        loader: of the pipeline that was saved.
+        checkpoint: what ``ray.train.get_checkpoint()`` gives; None at the start of a run, which changes
+            nothing.
+        allow_changes: what may differ from the pipeline that was saved, as ``Loader.load_state_dict`` says.
+        name: of the file, as ``save`` was told.
+
+    Returns:
+        Whether there was a checkpoint.
+
+    Raises:
+        StateError: the checkpoint has no position, or that of another pipeline.
+    """
+    if checkpoint is None:
+        return False
+    if not isinstance(checkpoint, ray.train.Checkpoint):
+        raise ConfigError(
+            "load(loader, checkpoint) takes what ray.train.get_checkpoint() gives, got "
+            f"{shown(checkpoint)}; for a folder write ray.train.Checkpoint.from_directory(folder)"
+        )
+    path = f"{checkpoint.path}/{name}"
+    try:
+        with checkpoint.filesystem.open_input_stream(path) as file:
+            state = json.loads(file.read())
+    except FileNotFoundError as error:
+        raise StateError(
+            f"the checkpoint {checkpoint.path} has no {name}: write trainpipes.integrations.ray.save(loader, "
+            "folder) on all workers, before the folder is reported; to begin the data anew, leave load() out",
+            path=path,
+        ) from error
+    except ValueError as error:
+        raise StateError(
+            f"{path} is damaged ({error}): resume from another checkpoint", path=path
+        ) from error
+    loader.load_state_dict(state, allow_changes=allow_changes)
+    return True
