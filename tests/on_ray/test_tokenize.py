@@ -380,6 +380,11 @@ def test_a_folder_on_s3_holds_the_same_files(cluster, texts, alone, tmp_path, s3
         make()
     make(overwrite=True)
     assert there() == alone
+    tokenize(
+        pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, processes=2, storage_options=s3,
+        overwrite=True,
+    )  # fmt: skip
+    assert there() == alone
 
 
 def test_what_a_killed_driver_left_on_s3_is_gone_on_with(cluster, texts, alone, s3):

@@ -165,7 +165,7 @@ class RayCluster:
             raise ConfigError(
                 f"{option}: {text} is on this machine, and the Ray cluster has {self.nodes} nodes, which "
                 "cannot see it: give a URL of shared storage, such as s3://bucket/folder; or say "
-                "shared_filesystem=True (--shared-filesystem) if every node sees the same files at this path",
+                "shared_filesystem=True if every node sees the same files at this path",
                 path=text,
             )
         self._pinned = True

@@ -8,6 +8,7 @@ writes to a folder; on this machine, a lock sees to that.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -167,8 +168,9 @@ class OutputFolder:
             self._remove(state, names)
             return self._started()
         self._check_same(state)
+        sizes = self.storage.sizes()
         for entry in state["files"]:
-            self._check_there(entry)
+            self._check_there(entry, sizes)
         self._sweep()
         if found == MANIFEST:
             self._remove_unfinished()
@@ -233,13 +235,12 @@ class OutputFolder:
                 path=self._root,
             )
 
-    def _check_there(self, entry: dict[str, Any]) -> None:
-        name = entry["file"]
-        with _reading(self.storage.at(name)):
-            size = self.storage.size(name)
+    def _check_there(self, entry: dict[str, Any], sizes: Mapping[str, int]) -> None:
+        path, size = self.storage.at(entry["file"]), sizes.get(entry["file"])
+        if size is None:
+            raise _changed(path, os.strerror(errno.ENOENT))
         if size != entry["bytes"]:
-            how = f"it has {size:,} bytes, and {entry['bytes']:,} were written"
-            raise _changed(self.storage.at(name), how)
+            raise _changed(path, f"it has {size:,} bytes, and {entry['bytes']:,} were written")
 
     @contextmanager
     def file(self, name: str) -> Iterator[OutputFile]:

@@ -52,8 +52,8 @@ class Storage(Protocol):
         """Names of the files that are there."""
         ...
 
-    def size(self, name: str) -> int:
-        """Bytes of a file. Raises OSError where it is not there."""
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the files that are there, by name."""
         ...
 
     def read(self, name: str) -> Iterator[bytes]:
@@ -122,8 +122,9 @@ class LocalStorage:
     def names(self) -> list[str]:
         return os.listdir(self.root)
 
-    def size(self, name: str) -> int:
-        return os.path.getsize(self.at(name))
+    def sizes(self) -> dict[str, int]:
+        with os.scandir(self.root) as found:
+            return {entry.name: entry.stat().st_size for entry in found if entry.is_file()}
 
     def read(self, name: str) -> Iterator[bytes]:
         with open(self.at(name), "rb") as file:
@@ -170,20 +171,21 @@ class RemoteStorage:
         return f"{self.root}/{name}"
 
     def names(self) -> list[str]:
+        return list(self.sizes())
+
+    def sizes(self) -> dict[str, int]:
         self._system.invalidate_cache()
         try:
-            found = self._call("ls", self._path, detail=False)
+            found = self._call("ls", self._path, detail=True)
         except FileNotFoundError:
-            return []
-        names = [path.rstrip("/").rpartition("/")[2] for path in found]
-        return [name for name in names if name and name != self._path.rpartition("/")[2]]
-
-    def size(self, name: str) -> int:
-        self._system.invalidate_cache()
-        return int(self._call("info", f"{self._path}/{name}")["size"])
+            return {}
+        there = {entry["name"].rstrip("/"): int(entry["size"] or 0) for entry in found}
+        return {path.rpartition("/")[2]: size for path, size in there.items() if path != self._path}
 
     def read(self, name: str) -> Iterator[bytes]:
-        size, path = self.size(name), f"{self._path}/{name}"
+        path = f"{self._path}/{name}"
+        self._system.invalidate_cache()
+        size = int(self._call("info", path)["size"])
         for start in range(0, size, BLOCK_BYTES):
             yield self._call("cat_file", path, start=start, end=min(size, start + BLOCK_BYTES))
 
