@@ -267,7 +267,7 @@ def test_a_driver_that_is_killed_goes_on_by_the_same_call(cluster, texts, tmp_pa
         process.wait()
     before = {name: (out / name).stat().st_mtime_ns for name in names}
     with driver(texts, out, "fast") as process:
-        assert process.wait(120) == 0, process.stderr.read()
+        assert process.wait(300) == 0, process.stderr.read()
     assert {name: (out / name).stat().st_mtime_ns for name in names} == before
     tokenize(mapped(texts, KillsItself(tmp_path, 0)), tmp_path / "alone", processes=1)
     found, wanted = hashes(out), hashes(tmp_path / "alone")
@@ -280,7 +280,7 @@ def test_a_driver_that_is_killed_goes_on_by_the_same_call(cluster, texts, tmp_pa
 def test_a_disk_that_is_full_leaves_whole_files(cluster, texts, tmp_path):
     out = tmp_path / "ids"
     with driver(texts, out, "full") as process:
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "ConfigError: tokenize(): " in stderr
     assert "File too large; free space there" in stderr
@@ -292,7 +292,7 @@ def test_ctrl_c_leaves_whole_files(cluster, texts, tmp_path):
     with only(2), driver(texts, out, "slow") as process:
         wait_for_files(out, 1, process)
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(300)
     check_whole(out)
 
 
@@ -302,7 +302,7 @@ def test_ctrl_c_leaves_whole_files(cluster, texts, tmp_path):
 def command(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "trainpipes", "tokenize", *map(str, words)],
-        env=environment(), capture_output=True, text=True, timeout=120, check=False,
+        env=environment(), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
