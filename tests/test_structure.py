@@ -44,6 +44,7 @@ FLOORS = {
     "progress_displays": 0,
     "values": 0,
     "version": 0,
+    "on_ray": 1,
     "runtime": 1,
     "resharding": 1,
     "lightning_fit": 1,
@@ -193,7 +194,16 @@ SOURCE_ROOMS = ["sources", *rooms_of("sources")]
 
 @pytest.mark.parametrize(
     "room",
-    [*SOURCE_ROOMS, *rooms_of("runtime"), "forecast", "pictures", "values", "preview", "trial"],
+    [
+        *SOURCE_ROOMS,
+        *rooms_of("runtime"),
+        "forecast",
+        "on_ray",
+        "pictures",
+        "values",
+        "preview",
+        "trial",
+    ],
 )
 def test_rooms_tell_what_is_in_them(room):
     there = {path.stem for path in (ROOT / room).iterdir()} - {"__pycache__", "__init__"}

@@ -13,7 +13,12 @@ from trainpipes.errors import MissingExtraError
 __all__ = ["need", "pip_install"]
 
 #: What pip calls a package, where it is not what Python calls it or not every version will do.
-_REQUIREMENTS = {"PIL": "pillow", "gigatoken": "'gigatoken>=0.10,<0.11'", "yaml": "pyyaml"}
+_REQUIREMENTS = {
+    "PIL": "pillow",
+    "gigatoken": "'gigatoken>=0.10,<0.11'",
+    "ray": "'ray[train]>=2.40,<3'",
+    "yaml": "pyyaml",
+}
 
 
 def need(package: str, what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from trainpipes_cli.console import note, out, print_json
 from trainpipes_cli.pipelines import of_config, of_recipe, recipe_options
 from trainpipes_cli.progress import progress
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
+from trainpipes_cli.storage_options import storage_options as of_json
 from trainpipes_cli.typed_options import options_as_typed
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 FORMATS = ("parquet", "bin")
+ENGINES = ("processes", "ray")
 CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 
 
@@ -57,6 +58,16 @@ CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
     help="Larger input files become several. [default: 256 MiB]",
 )  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), help="[default: cores that there is work for]")
+@click.option(
+    "--engine", type=click.Choice(ENGINES), default="processes", show_default=True,
+    help="Of this machine, or tasks on a Ray cluster.",
+)  # fmt: skip
+@click.option("--address", help="Of the Ray cluster. [default: RAY_ADDRESS, or one started here]")
+@click.option(
+    "--shared-filesystem",
+    is_flag=True,
+    help="Every node of it sees the same files at the paths given.",
+)
 @click.option("--verify", is_flag=True, help="Read each file back and compare it.")
 @click.option("--overwrite", is_flag=True, help="Remove what was written to OUT before.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -74,13 +85,16 @@ def command(
     compression: str,
     bytes_per_file: int | None,
     processes: int | None,
+    engine: str,
+    address: str | None,
+    shared_filesystem: bool,
     verify: bool,
     overwrite: bool,
     as_json: bool,
 ) -> None:
     """Write the token ids of data files, once, for later runs.
 
-    IN are files, folders, globs or URLs of texts; OUT is a new folder. One file is written for each
+    IN are files, folders, globs or URLs of texts; OUT is a new folder or URL. One file is written for each
     file, with the rows that the recipe would make on the way; the line to train with is printed. The
     same command goes on where it was stopped.
 
@@ -113,15 +127,18 @@ def command(
     from trainpipes.prepare import tokenize
     from trainpipes.prepare.tokenize.run import FILE_BYTES
 
+    storage = of_json(storage_options) if "://" in folder else None
     started = time.monotonic()
     with options_as_typed(), progress("rows") as report:
         done = tokenize(
             pipe, folder, format=form, dtype=dtype,  # type: ignore[arg-type]
             compression=None if compression == "none" else compression,
             bytes_per_file=bytes_per_file or FILE_BYTES, processes=processes, overwrite=overwrite,
-            verify=verify, progress=report,
+            verify=verify, progress=report, engine=engine,  # type: ignore[arg-type]
+            address=address, shared_filesystem=shared_filesystem,
+            storage_options=storage,
         )  # fmt: skip
-    _say(done, _train(done, folder, recipe, given), time.monotonic() - started, as_json)
+    _say(done, _train(done, folder, recipe, given, storage), time.monotonic() - started, as_json)
 
 
 def _need_tokenizer(recipe: str, given: Mapping[str, Any]) -> None:
@@ -134,7 +151,7 @@ def _need_tokenizer(recipe: str, given: Mapping[str, Any]) -> None:
 
 
 def _say(done: Tokenized, train: str, seconds: float, as_json: bool) -> None:
-    size = sum(map(os.path.getsize, done.files))
+    size = done.bytes
     made = len(done.files) - done.kept
     if as_json:
         print_json(
@@ -171,11 +188,17 @@ def _say(done: Tokenized, train: str, seconds: float, as_json: bool) -> None:
 # What to train with
 
 
-def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str, Any]) -> str:
+def _train(
+    done: Tokenized,
+    folder: str,
+    recipe: str | None,
+    given: Mapping[str, Any],
+    storage: dict[str, Any] | None,
+) -> str:
     """Python that trains on the files, and gives the batches that would have been made on the way."""
     if done.format == "bin":
         return _call(
-            "tokens", os.path.join(folder, "*.bin"), {"dtype": done.dtype, **_of_tokens(given)}
+            "tokens", f"{folder.rstrip('/')}/*.bin", {"dtype": done.dtype, **_of_tokens(given)}
         )
     wanted = done.pipeline
     if recipe is not None:
@@ -184,19 +207,20 @@ def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str,
         # Options that name columns of texts have nothing to name there.
         for left_out in ([], [k for k, v in texts.items() if v not in done.columns]):
             options = {k: v for k, v in own.items() if k not in left_out}
-            if _gives(recipe, done.folder, options, wanted):
+            there = options if storage is None else {**options, "storage_options": storage}
+            if _gives(recipe, done, there, wanted):
                 return _call(recipe, folder, options)
     first, *rest = repr(wanted).splitlines()
     return "\n".join([f"tp.{first}", *rest])
 
 
-def _gives(recipe: str, folder: str, options: dict[str, Any], wanted: Pipeline) -> bool:
+def _gives(recipe: str, done: Tokenized, options: dict[str, Any], wanted: Pipeline) -> bool:
     """Whether a recipe makes that pipeline of the files."""
     from trainpipes import TrainpipesError
     from trainpipes import recipe as built
 
     try:
-        found = built(recipe, folder, **options)
+        found = built(recipe, done.folder, **options)
         return bool(found._session.plan.identity == wanted._session.plan.identity)
     except TrainpipesError:
         return False

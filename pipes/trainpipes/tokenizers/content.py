@@ -28,6 +28,15 @@ class File:
     def __init__(self, path: str) -> None:
         self.path = path
         self._digest: str | None = None
+        self._carried: bytes | None = None
+        self._beside: dict[str, bytes | None] = {}
+
+    def carry(self, *beside: str) -> None:
+        """Take the content along when this is pickled, and that of files beside it, for a machine that has
+        nothing at the path."""
+        self._carried = self.read()
+        for name in beside:
+            self.beside(name)
 
     def read(self) -> bytes:
         """The content.
@@ -58,6 +67,8 @@ class File:
         return content
 
     def _content(self) -> bytes:
+        if self._carried is not None:
+            return self._carried
         if "://" in self.path:
             system, path = fsspec.url_to_fs(self.path)
             return bytes(Requests().call(system, "cat_file", path))
@@ -65,7 +76,12 @@ class File:
             return file.read()
 
     def beside(self, name: str) -> bytes | None:
-        """The content of a file in the same local directory; None if there is none."""
+        """The content of a file in the same local directory, as it was first read; None if there is none."""
+        if name not in self._beside:
+            self._beside[name] = self._read_beside(name)
+        return self._beside[name]
+
+    def _read_beside(self, name: str) -> bytes | None:
         if "://" in self.path:
             return None
         path = os.path.join(os.path.dirname(self.path), name)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError
+from trainpipes.tokenizers.content import File
 from trainpipes.tokenizers.ragged import Ragged
 
 __all__ = ["Affixes", "Engine", "Side"]
@@ -53,6 +54,13 @@ class Engine(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": {}, "_locks": {}, "_turns": {}}
+
+    def carry(self) -> None:
+        """Take the content of its file along when this is pickled. Directories, and what packages keep in
+        folders of their own, stay where they are."""
+        for value in vars(self).values():
+            if isinstance(value, File):
+                value.carry("tokenizer_config.json")
 
     @property
     def turn(self) -> threading.Lock:

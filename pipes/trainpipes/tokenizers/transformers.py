@@ -132,6 +132,10 @@ class Directory(Engine):
     def __repr__(self) -> str:
         return self._path
 
+    def carry(self) -> None:
+        """Find the directory from another working directory, too."""
+        self._path = os.path.abspath(self._path)
+
     def _load(self) -> Engine:
         from transformers import AutoTokenizer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -68,8 +69,10 @@ def writing(path: Path, asker: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # A file without a name is one of storage at a URL, until it is sent there.
+        place = f"a file in {tempfile.gettempdir()}" if str(path).startswith("/proc/") else path
         raise ConfigError(
-            f"{asker}(): {path} cannot be written: {error.strerror or error}; free space there or allow "
+            f"{asker}(): {place} cannot be written: {error.strerror or error}; free space there or allow "
             "writing, or give another folder",
             path=str(path),
         ) from error

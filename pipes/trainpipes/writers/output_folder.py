@@ -1,13 +1,14 @@
-"""A folder of whole files, and of a manifest that says what they hold.
+"""A folder of whole files, and of a manifest that says what they hold; on this machine, or at a URL.
 
-A file is written under a hidden name, flushed to the disk and renamed. After each one, ``_unfinished.json``
+A file is made apart and put in its place when it is whole (``storage``). After each one, ``_unfinished.json``
 says which there are and where the rows go on; at the end ``_manifest.json`` takes its place. So a process
 that is killed at any moment leaves whole files, and the next one goes on after them. One process at a time
-writes to a folder.
+writes to a folder; on this machine, a lock sees to that.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,18 +18,23 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from trainpipes.checks import flag, local_path
-from trainpipes.errors import ConfigError, DataChangedError, StateError, UnreadableError
+from trainpipes.checks import flag
+from trainpipes.errors import (
+    ConfigError,
+    DataChangedError,
+    StateError,
+    UnreachableError,
+    UnreadableError,
+)
 from trainpipes.identity import check_identity, first_difference, said
 from trainpipes.writers.output_file import OutputFile, writing
+from trainpipes.writers.storage import PART, LocalStorage, Storage, storage_at
 
 __all__ = ["MANIFEST", "PART", "UNFINISHED", "Opened", "OutputFolder", "Written", "check_bytes"]
 
 MANIFEST, UNFINISHED = "_manifest.json", "_unfinished.json"
 #: The number of the manifest's form.
 FORM = 1
-#: What names of files that are being written begin with.
-PART = ".part-of-"
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,11 @@ class Written:
         Raises:
             DataChangedError: one has changed since it was written.
         """
-        check_bytes(Path(self.folder), _read(Path(self.folder) / MANIFEST)["files"])
+        storage = self._at()
+        check_bytes(storage, _read(storage, MANIFEST)["files"])
+
+    def _at(self) -> Storage:
+        return storage_at(self.folder, "verify")
 
 
 @dataclass(frozen=True)
@@ -77,21 +87,28 @@ class OutputFolder:
     """A folder that one process writes to.
 
     Args:
-        path: of this machine; made if it is not there.
+        path: of this machine, made if it is not there; or a URL.
         asker: who writes.
         about: what is written, of JSON types: its entry "pipeline" as states have it, "options", and
             "inputs" as ``about_inputs`` has them, where there are files.
         overwrite: whether what was written there before, of whatever pipeline, is removed.
+        storage: of the folder, where the asker writes to URLs, too.
 
     Raises:
         ConfigError: the folder holds something else, another process writes to it, or it cannot be written.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], asker: str, about: dict[str, Any], overwrite: bool
+        self,
+        path: str | os.PathLike[str],
+        asker: str,
+        about: dict[str, Any],
+        overwrite: bool,
+        storage: Storage | None = None,
     ) -> None:
         flag(overwrite, f"{asker}(overwrite)")
-        self.path = Path(local_path(path, f"{asker}(folder)")).expanduser().absolute()
+        self.storage = storage or storage_at(path, asker, urls=False)
+        self.path = Path(self.storage.root)  # where it is local
         self._asker = asker
         self._about = about
         self._overwrite = overwrite
@@ -100,6 +117,8 @@ class OutputFolder:
         self._nothing = False  # whether nothing is there but the note that it was begun
 
     def __enter__(self) -> OutputFolder:
+        if not isinstance(self.storage, LocalStorage):
+            return self
         with writing(self.path, self._asker):
             missing = (place for place in (self.path, *self.path.parents) if not place.exists())
             self._new = list(missing)
@@ -112,9 +131,9 @@ class OutputFolder:
         except BlockingIOError as error:
             os.close(self._handle)
             raise ConfigError(
-                f"{self._asker}(): another process writes to {self.path}: let one process write, one rank of "
-                "several, or give each a folder of its own",
-                path=str(self.path),
+                f"{self._asker}(): another process writes to {self._root}: let one process write, one rank "
+                "of several, or give each a folder of its own",
+                path=self._root,
             ) from error
         except (ImportError, OSError):
             pass  # a file system without locks
@@ -122,9 +141,9 @@ class OutputFolder:
 
     def __exit__(self, *_: object) -> None:
         if self._nothing:
-            with suppress(OSError):
-                if os.listdir(self.path) == [UNFINISHED]:
-                    os.unlink(self.path / UNFINISHED)
+            with suppress(OSError, ConfigError):
+                if self.storage.names() == [UNFINISHED]:
+                    self.storage.remove(UNFINISHED)
         with suppress(OSError):  # they hold something
             for folder in self._new:
                 folder.rmdir()
@@ -133,29 +152,30 @@ class OutputFolder:
 
     def open(self) -> Opened:
         """What has been written so far; nothing if the folder is empty, or if its files may be replaced."""
-        whole, unfinished = self.path / MANIFEST, self.path / UNFINISHED
-        found = next((path for path in (whole, unfinished) if path.exists()), None)
+        names = self.storage.names()
+        found = next((name for name in (MANIFEST, UNFINISHED) if name in names), None)
         if found is None:
-            if any(not name.startswith(PART) for name in os.listdir(self.path)):
+            if any(not name.startswith(PART) for name in names):
                 raise ConfigError(
-                    f"{self._asker}(): {self.path} holds files that no writer has written: give a folder "
+                    f"{self._asker}(): {self._root} holds files that no writer has written: give a folder "
                     "that is empty, or not there yet",
-                    path=str(self.path),
+                    path=self._root,
                 )
             return self._started()
-        state = _read(found)
-        nothing = found == unfinished and not state["files"] and not state.get("notes")
+        state = _read(self.storage, found)
+        nothing = found == UNFINISHED and not state["files"] and not state.get("notes")
         if self._overwrite or nothing:
-            self._remove(state)
+            self._remove(state, names)
             return self._started()
         self._check_same(state)
+        sizes = self.storage.sizes()
         for entry in state["files"]:
-            self._check_there(entry)
+            self._check_there(entry, sizes)
         self._sweep()
-        if found == whole:
+        if found == MANIFEST:
             self._remove_unfinished()
-        files = tuple(str(self.path / entry["file"]) for entry in state["files"])
-        written = Written(str(self.path), files, state["rows"]) if found == whole else None
+        files = tuple(self.storage.at(entry["file"]) for entry in state["files"])
+        written = Written(self._root, files, state["rows"]) if found == MANIFEST else None
         return Opened(
             written,
             state["files"],
@@ -164,6 +184,10 @@ class OutputFolder:
             state.get("columns"),
         )
 
+    @property
+    def _root(self) -> str:
+        return self.storage.root
+
     def _started(self) -> Opened:
         self._sweep()
         self.save(Opened(None, [], None, {}, None))
@@ -171,19 +195,18 @@ class OutputFolder:
 
     def _sweep(self) -> None:
         """Remove the parts of files that killed processes left behind."""
-        for name in os.listdir(self.path):
+        for name in self.storage.names():
             if name.startswith(PART):
-                with suppress(FileNotFoundError), writing(self.path / name, self._asker):
-                    os.unlink(self.path / name)
+                self.storage.remove(name)
 
-    def _remove(self, state: dict[str, Any]) -> None:
+    def _remove(self, state: dict[str, Any], names: Sequence[str]) -> None:
         """Remove all that was written: the manifest first, which says that the files are there."""
-        with writing(self.path, self._asker):
-            with suppress(FileNotFoundError):
-                os.replace(self.path / MANIFEST, self.path / UNFINISHED)
-            self._sync()
-            for entry in state["files"]:
-                (self.path / Path(entry["file"]).name).unlink(missing_ok=True)
+        if MANIFEST in names:
+            with self.file(UNFINISHED) as file:  # what was written, and not what is to be
+                file.write(json.dumps(state).encode())
+            self.storage.remove(MANIFEST)
+        for entry in state["files"]:
+            self.storage.remove(Path(entry["file"]).name)
 
     def _check_same(self, state: dict[str, Any]) -> None:
         way_out = (
@@ -193,53 +216,43 @@ class OutputFolder:
         found = first_difference(state.get("options"), mine["options"])
         if found is not None:
             raise ConfigError(
-                f"{self.path} holds files that {self._asker}() wrote with {found[0]}: {said(found[1])}, now "
+                f"{self._root} holds files that {self._asker}() wrote with {found[0]}: {said(found[1])}, now "
                 f"{said(found[2])}; {way_out}",
-                path=str(self.path),
+                path=self._root,
             )
         try:
             check_identity(json.dumps(state.get("pipeline")), json.dumps(mine["pipeline"]))
         except StateError as error:
             raise ConfigError(
-                f"{self.path} holds the rows of another pipeline, {str(error).split('; ')[0]}; {way_out}",
-                path=str(self.path),
+                f"{self._root} holds the rows of another pipeline, {str(error).split('; ')[0]}; {way_out}",
+                path=self._root,
             ) from error
         before, now = state.get("inputs"), mine.get("inputs")
         if before is not None and now is not None and before != now:  # earlier versions kept none
             raise DataChangedError(
                 f"{self._asker}(): the input was changed, as its files' times or etags say, since "
-                f"{self.path} was begun (a copy counts as changed, too): begin anew with overwrite=True",
-                path=str(self.path),
+                f"{self._root} was begun (a copy counts as changed, too): begin anew with overwrite=True",
+                path=self._root,
             )
 
-    def _check_there(self, entry: dict[str, Any]) -> None:
-        path = self.path / entry["file"]
-        with _reading(path):
-            size = os.path.getsize(path)
+    def _check_there(self, entry: dict[str, Any], sizes: Mapping[str, int]) -> None:
+        path, size = self.storage.at(entry["file"]), sizes.get(entry["file"])
+        if size is None:
+            raise _changed(path, os.strerror(errno.ENOENT))
         if size != entry["bytes"]:
             raise _changed(path, f"it has {size:,} bytes, and {entry['bytes']:,} were written")
 
     @contextmanager
     def file(self, name: str) -> Iterator[OutputFile]:
         """A file to be written; it gets its name when it is whole, and is gone if something fails."""
-        part = self.path / f"{PART}{name}"
-        file = OutputFile(part, self._asker)
-        try:
-            yield file
-            file.sync()
-            file.close()
-            self.publish(part, name)
-        except BaseException:
-            file.close()
-            with suppress(OSError):
-                part.unlink()
-            raise
-
-    def publish(self, part: Path, name: str) -> None:
-        """Give a whole file, which is on the disk, its name."""
-        with writing(self.path / name, self._asker):
-            os.replace(part, self.path / name)
-            self._sync()
+        with self.storage.making(name) as made:
+            file = OutputFile(made, self._asker)
+            try:
+                yield file
+                file.sync()
+            finally:
+                file.close()
+            self.storage.put(made, name)
 
     def save(self, state: Opened) -> None:
         """Record what has been written so far."""
@@ -256,12 +269,10 @@ class OutputFolder:
         rows = self._put(MANIFEST, Opened(None, files, None, notes or {}, columns))
         self._nothing = False
         self._remove_unfinished()
-        return Written(str(self.path), tuple(str(self.path / e["file"]) for e in files), rows)
+        return Written(self._root, tuple(self.storage.at(e["file"]) for e in files), rows)
 
     def _remove_unfinished(self) -> None:
-        with writing(self.path, self._asker):
-            (self.path / UNFINISHED).unlink(missing_ok=True)
-            self._sync()
+        self.storage.remove(UNFINISHED)
 
     def _put(self, name: str, state: Opened) -> int:
         rows = sum(int(entry["rows"]) for entry in state.files)
@@ -275,13 +286,8 @@ class OutputFolder:
             file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
         return rows
 
-    def _sync(self) -> None:
-        assert self._handle is not None
-        with suppress(OSError):  # some file systems cannot for folders
-            os.fsync(self._handle)
 
-
-def check_bytes(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
+def check_bytes(folder: Path | Storage, files: Sequence[Mapping[str, Any]]) -> None:
     """Compare files with their checksums.
 
     Args:
@@ -291,22 +297,25 @@ def check_bytes(folder: Path, files: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         DataChangedError: one has changed since it was written.
     """
+    storage = LocalStorage(str(folder), "verify") if isinstance(folder, Path) else folder
     for entry in files:
-        path = folder / entry["file"]
-        check = 0
-        with _reading(path), open(path, "rb") as file:
-            while block := file.read(1 << 20):
+        path, check = storage.at(entry["file"]), 0
+        with _reading(path):
+            for block in storage.read(entry["file"]):
                 check = crc32(block, check)
         if f"{check:08x}" != entry["crc32"]:
             raise _changed(path, "its bytes are not those that were written")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(storage: Storage, name: str) -> dict[str, Any]:
+    path = storage.at(name)
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(b"".join(storage.read(name)))
         good = found["trainpipes_files"] == FORM and all(
             {"file", "rows", "bytes", "crc32"} <= entry.keys() for entry in found["files"]
         )
+    except UnreachableError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _no_manifest(path) from error
     if not good:
@@ -314,22 +323,24 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _no_manifest(path: Path) -> UnreadableError:
+def _no_manifest(path: str) -> UnreadableError:
     return UnreadableError(
         f"{path} is damaged, or of a newer version: remove the folder and write it anew",
-        path=str(path),
+        path=path,
     )
 
 
-def _changed(path: Path, how: str) -> DataChangedError:
+def _changed(path: str, how: str) -> DataChangedError:
     return DataChangedError(
-        f"{path} is not as it was written: {how}; write it anew with overwrite=True", path=str(path)
+        f"{path} is not as it was written: {how}; write it anew with overwrite=True", path=path
     )
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: str) -> Iterator[None]:
     try:
         yield
+    except UnreachableError:
+        raise
     except OSError as error:
         raise _changed(path, str(error.strerror or error)) from error

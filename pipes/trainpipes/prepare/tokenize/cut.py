@@ -8,7 +8,7 @@ are then the same for both, and so is the order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,11 @@ class Parts:
     training: tuple[Stage, ...]
     makers: tuple[TokenizedBy, ...]
 
-    def on(self, folder: str) -> Pipeline:
-        """The pipeline that trains on the files in a folder."""
+    def on(self, folder: str, storage_options: Mapping[str, Any] | None = None) -> Pipeline:
+        """The pipeline that trains on the files in a folder, a path or URL."""
         from trainpipes.start import list_files
 
-        rows = list_files(folder).read_parquet()
+        rows = list_files(folder, storage_options=storage_options).read_parquet()
         return Pipeline([*rows.stages, *self.makers, *self.training])
 
 

@@ -80,13 +80,13 @@ class Maker:
         sizes = source.block_bytes
         self._average = float(sizes.sum()) / total if sizes is not None else 0.0
 
-    def make(self, task: Task, path: Path, tell: Callable[[int, int], None]) -> Made:
+    def make(self, task: Task, path: Path, tell: Callable[[int], None]) -> Made:
         """Write the file of a task, and flush it to the disk.
 
         Args:
             task: which.
             path: where to.
-            tell: is called with rows read and tokens made, every now and then.
+            tell: is called with rows read, every now and then.
 
         Raises:
             TrainpipesError: a row cannot be read or tokenized; says which file and row.
@@ -106,7 +106,7 @@ class Maker:
                             writer.write(table)
                             count = self._count(table)
                             rows, tokens = rows + len(table), tokens + count
-                            tell(read, count)
+                            tell(read)
                         writer.end_group(self._schema)
                 finally:
                     reader.close()

@@ -1,42 +1,37 @@
-"""``tokenize``: the files of a pipeline as token ids, made once, in several processes."""
+"""``tokenize``: the files of a pipeline as token ids, made once, in several processes or on Ray."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes.checks import flag, local_path, whole_number
+from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.on_ray import RayCluster
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
+from trainpipes.prepare.tokenize.cut import ASKER, Parts, cut, files_of, open_plan
 from trainpipes.prepare.tokenize.formats import DTYPES, Bare, Form, Parquet, narrowest
-from trainpipes.prepare.tokenize.make import Made, Maker, first_rows
+from trainpipes.prepare.tokenize.job import Job, Report
+from trainpipes.prepare.tokenize.make import first_rows
+from trainpipes.prepare.tokenize.opener import Opener, in_processes, on_ray
 from trainpipes.prepare.tokenize.tasks import Task, tasks_of
-from trainpipes.prepare.tokenize.workers import Tell, made_by_processes, made_here
 from trainpipes.progress import JobReport
 from trainpipes.runtime.options import either
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.writers.inputs import about_inputs
-from trainpipes.writers.output_folder import (
-    PART,
-    Opened,
-    OutputFolder,
-    Written,
-    check_bytes,
-)
+from trainpipes.writers.output_folder import OutputFolder, Written, check_bytes
 from trainpipes.writers.parquet import CODECS
+from trainpipes.writers.storage import Storage, storage_at
 from trainpipes.writers.write import check_codec
 
 __all__ = ["Tokenized", "tokenize"]
@@ -45,11 +40,6 @@ __all__ = ["Tokenized", "tokenize"]
 FILE_BYTES = 256 << 20
 #: Bytes of input for which a process more is worth the seconds that it takes to start.
 WORTH_BYTES = 64 << 20
-#: Seconds between two notes of what is whole: what is finished after the last is made again after a kill.
-EVERY = 1.0
-
-#: Is called with the job, the rows that are done, and all there are.
-Report = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -63,6 +53,7 @@ class Tokenized(Written):
         format: "parquet" or "bin".
         dtype: of the ids in files of nothing else; None in Parquet.
         columns: of Parquet files, and their types.
+        bytes: of all files.
     """
 
     tokens: int
@@ -71,7 +62,10 @@ class Tokenized(Written):
     format: str
     dtype: str | None
     columns: dict[str, str]
+    bytes: int = field(compare=False)
     _parts: Parts = field(repr=False, compare=False)
+    _storage: Storage = field(repr=False, compare=False)
+    _storage_options: Mapping[str, Any] | None = field(repr=False, compare=False)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -85,7 +79,10 @@ class Tokenized(Written):
                 "files of bare ids have no rows: "
                 f'trainpipes.from_memmap(files, dtype="{self.dtype}", length=...) cuts them into some'
             )
-        return self._parts.on(self.folder)
+        return self._parts.on(self.folder, self._storage_options)
+
+    def _at(self) -> Storage:
+        return self._storage
 
 
 def tokenize(
@@ -100,6 +97,10 @@ def tokenize(
     overwrite: bool = False,
     verify: bool = False,
     progress: Report | None = None,
+    engine: Literal["processes", "ray"] = "processes",
+    address: str | None = None,
+    shared_filesystem: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Tokenized:
     """Do ahead what a pipeline does with each row up to its token ids, and write that, so that training reads
     numbers only. See docs/prepare.md.
@@ -117,7 +118,7 @@ def tokenize(
     Args:
         pipeline: of files; a recipe's, or your own. Shuffling, packing and batching are left to training.
         folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json", which appears last.
-            On this machine, and new or empty.
+            A path or any fsspec URL; new or empty.
         format: "parquet"; or "bin", files of nothing but ids, one document after the other, as nanoGPT has
             them: for ``from_memmap(dtype=, length=)`` and the recipe "tokens".
         dtype: of ids in "bin"; "uint16" if left out, where the tokenizer's ids fit, else "uint32".
@@ -128,14 +129,23 @@ def tokenize(
         overwrite: whether to remove what was written there before, and write everything anew.
         verify: whether to read all files back at the end and compare them, those that are there already, too.
         progress: is called with "tokenizing", the rows done, and all there are.
+        engine: "processes" of this machine; or "ray", tasks on a Ray cluster, one for each output file.
+        address: of the Ray cluster, as ``ray.init()`` takes it. Left out, the one that this process is
+            connected to, that of ``RAY_ADDRESS``, or one that is started on this machine for the call.
+        shared_filesystem: whether all nodes of the Ray cluster see the same files at the paths given, as with
+            NFS. Else paths of one machine are refused where there are several.
+        storage_options: of the folder's file system, where it is a URL. Those of the input are given where
+            its files are.
 
     Raises:
         ConfigError: the pipeline makes no ids, or not of files; the folder holds other files, or those of
-            another pipeline or other options; or it cannot be written.
+            another pipeline or other options; or it cannot be written, or nodes cannot get at it.
         DataChangedError: the input has changed since the work was begun, also where all was finished, or a
             file since it was written.
         DataError: a row cannot be tokenized; says which file and row.
-        WorkerError: a process was killed; says which file it was at.
+        WorkerError: a process was killed, on Ray four times; says which file it was at.
+        UnreachableError: a server does not answer, or denies access; or no Ray cluster answers.
+        MissingExtraError: Ray, or a package for the URL, is not installed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -153,38 +163,51 @@ def tokenize(
         whole_number(processes, 1, "tokenize(processes)", "how many work at once")
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"tokenize(pipeline) is a trainpipes Pipeline, got {shown(pipeline)}")
+    _check_engine(engine, processes, address, shared_filesystem)
     parts = cut(pipeline)
     form = _form(format, dtype, compression, parts)
     if format == "parquet":
         _check_training(pipeline, parts)
-    plan = open_plan([stage.fresh() for stage in parts.ahead])
-    _apart(folder, plan)
-    first = first_rows(plan)
-    form.check(first.schema)
-    tasks = tasks_of(plan, form.suffix, bytes_per_file)
-    about = _about(plan, parts, form, bytes_per_file, first.schema)
-    opener = _Opener(
-        parts.ahead, plan.inputs.source, plan.notes, form, first.schema, about["tokenized"]["ids"]
-    )
-    with OutputFolder(folder, "tokenize", about, overwrite) as out:
-        opened = out.open()
-        report = JobReport(out.path.name) if progress is None else progress
-        job = _Job(out, tasks, opened, plan, report)
-        if opened.written is None:
-            count = processes or _worthwhile(plan, job.missing)
-            try:
-                job.make(opener, count)
-            finally:
-                if isinstance(report, JobReport):
-                    report.close()
-            columns = {field.name: str(field.type) for field in first.schema}
-            out.finish(job.entries, columns)
-        entries = job.entries
-        if verify:
-            check_bytes(out.path, entries)
+    storage = storage_at(folder, "tokenize", storage_options)
+    with ExitStack() as stack:
+        cluster: RayCluster | None = None
+        if engine == "ray":
+            cluster = RayCluster(address, asker=ASKER, shared_filesystem=shared_filesystem)
+            stack.enter_context(cluster).check_path(storage.root, "tokenize(folder)")
+        plan = open_plan([stage.fresh() for stage in parts.ahead])
+        _apart(storage.root, plan)
+        if cluster is not None:
+            _check_inputs(cluster, plan)
+        first = first_rows(plan)
+        form.check(first.schema)
+        tasks = tasks_of(plan, form.suffix, bytes_per_file)
+        about = _about(plan, parts, form, bytes_per_file, first.schema)
+        opener = Opener(
+            parts.ahead, plan.inputs.source, plan.notes, form, first.schema, about["tokenized"]["ids"],
+            storage, secrets.token_hex(4),
+        )  # fmt: skip
+        with OutputFolder(folder, "tokenize", about, overwrite, storage) as out:
+            opened = out.open()
+            report = JobReport(storage.root.rpartition("/")[2]) if progress is None else progress
+            job = Job(out, tasks, opened, plan, report)
+            if opened.written is None:
+                try:
+                    if cluster is not None:
+                        job.make(lambda missing, tell: on_ray(cluster, missing, opener, tell))
+                    else:
+                        count = processes or _worthwhile(plan, job.missing)
+                        job.make(lambda missing, tell: in_processes(missing, opener, tell, count))
+                finally:
+                    if isinstance(report, JobReport):
+                        report.close()
+                columns = {field.name: str(field.type) for field in first.schema}
+                out.finish(job.entries, columns)
+            entries = job.entries
+            if verify:
+                check_bytes(storage, entries)
     return Tokenized(
-        str(out.path),
-        tuple(str(out.path / entry["file"]) for entry in entries),
+        storage.root,
+        tuple(storage.at(entry["file"]) for entry in entries),
         sum(entry["rows"] for entry in entries),
         sum(entry["tokens"] for entry in entries),
         sum(task.rows for task in tasks),
@@ -192,118 +215,52 @@ def tokenize(
         format,
         getattr(form, "dtype", None),
         {field.name: str(field.type) for field in first.schema},
+        sum(entry["bytes"] for entry in entries),
         parts,
+        storage,
+        storage_options,
     )
 
 
-class _Job:
-    """The files that are to be made, and those that are whole."""
-
-    def __init__(
-        self,
-        out: OutputFolder,
-        tasks: list[Task],
-        opened: Opened,
-        plan: Plan,
-        progress: Report,
-    ) -> None:
-        self._out = out
-        self._tasks = tasks
-        self._progress = progress
-        self._names = files_of(plan).files.relative_names()
-        self._number = {str(name): n for n, name in enumerate(files_of(plan).files.names)}
-        self._made = {entry["file"]: entry for entry in opened.files}
-        self._total = sum(task.rows for task in tasks)
-        self._done = sum(task.rows for task in tasks if task.name in self._made)
-        self._token = secrets.token_hex(4)
-        if opened.written is None:
-            self._clear()
-
-    @property
-    def missing(self) -> list[Task]:
-        return [task for task in self._tasks if task.name not in self._made]
-
-    @property
-    def entries(self) -> list[dict[str, Any]]:
-        """Of the files that are whole, in the order of the rows."""
-        return [self._made[task.name] for task in self._tasks if task.name in self._made]
-
-    def make(self, opener: _Opener, processes: int) -> None:
-        """Make what is missing."""
-        saved = time.monotonic()
-        self._tell(0, 0)
-        made = self._making(opener, processes)
-        try:
-            with closing(made):
-                for task, file in made:
-                    self._out.publish(self._path(task), task.name)
-                    self._made[task.name] = {
-                        "file": task.name, "rows": file.rows, "bytes": file.bytes, "crc32": file.crc32,
-                        "tokens": file.tokens, "source": self._names[self._number[task.source]],
-                    }  # fmt: skip
-                    if time.monotonic() - saved > EVERY:
-                        self._save()
-                        saved = time.monotonic()
-        except BaseException:
-            with suppress(OSError):
-                self._clear()  # which makes room on a disk that is full
-            with suppress(ConfigError):
-                self._save()
-            raise
-
-    def _making(self, opener: _Opener, processes: int) -> Any:
-        missing = self.missing
-        if processes == 1 or len(missing) < 2:
-            return made_here(missing, opener, self._path, self._tell)
-        return made_by_processes(missing, opener, self._path, self._tell, processes)
-
-    def _path(self, task: Task) -> Path:
-        """Where a file lies until it is whole; a process that outlives this call may write on there."""
-        return self._out.path / f"{PART}{self._token}-{task.name}"
-
-    def _tell(self, rows: int, _: int) -> None:
-        self._done += rows
-        self._progress("tokenizing", self._done, self._total)
-
-    def _save(self) -> None:
-        self._out.save(Opened(None, self.entries, None, {}, None))
-
-    def _clear(self) -> None:
-        """Remove parts of files, and files that nobody has noted."""
-        for name in os.listdir(self._out.path):
-            own = name.startswith(("part-", PART))
-            if own and name not in self._made:
-                (self._out.path / name).unlink(missing_ok=True)
+def _check_engine(
+    engine: str, processes: int | None, address: str | None, shared_filesystem: bool
+) -> None:
+    """Raise unless the options are of the engine."""
+    flag(shared_filesystem, "tokenize(shared_filesystem)")
+    if engine not in ("processes", "ray"):
+        raise ConfigError(f'tokenize(engine) is "processes" or "ray", got {shown(engine)}')
+    if engine == "ray" and processes is not None:
+        raise ConfigError(
+            f'tokenize(processes={processes}) is of engine="processes": Ray runs a task on each core of its '
+            "nodes; leave processes out"
+        )
+    given = {"address": address is not None, "shared_filesystem": shared_filesystem}
+    for option in given if engine == "processes" else ():
+        if given[option]:
+            raise ConfigError(f'tokenize({option}) is of engine="ray": give that, or leave it out')
 
 
-@dataclass
-class _Opener:
-    """Opens the plan in a process. Pickles."""
-
-    stages: tuple[Stage, ...]
-    source: Any
-    notes: dict[str, Any]
-    form: Form
-    schema: pa.Schema
-    ids: list[str]
-
-    def __call__(self) -> Callable[[Task, Path, Tell], Made]:
-        plan = open_plan(self.stages, self.source)
-        plan.adopt(self.notes)
-        return Maker(plan, self.form, self.schema, self.ids).make
+def _check_inputs(cluster: RayCluster, plan: Plan) -> None:
+    """Raise where nodes cannot get at the files that are read."""
+    files = files_of(plan).files
+    for system in set(files.system_of.tolist()):
+        first = files.system_of.tolist().index(system)
+        cluster.check_path(files.names[first], "tokenize(pipeline)")
 
 
-def _apart(folder: str | os.PathLike[str], plan: Plan) -> None:
+def _apart(folder: str, plan: Plan) -> None:
     """Raise where the files are written below those that are read: another call would read them, too."""
     urls = plan.chain.urls
-    target = Path(local_path(folder, "tokenize(folder)")).expanduser().absolute()
     for url in [urls] if isinstance(urls, str) else urls or ():
-        place = Path(url).expanduser().absolute()
-        if place.is_dir() and target.is_relative_to(place):
+        place = str(url).rstrip("/")
+        if "://" not in folder:
+            path = Path(url).expanduser().absolute()
+            place = str(path) if path.is_dir() else folder + "/"
+        if f"{folder}/".startswith(f"{place}/"):
             raise ConfigError(
-                f"tokenize(folder): {target} lies below {url}, whose files are read, and what is written "
+                f"tokenize(folder): {folder} lies below {url}, whose files are read, and what is written "
                 "there would be read with them: give a folder elsewhere",
-                path=str(target),
+                path=folder,
             )
 
 

@@ -12,11 +12,10 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from multiprocessing import connection, forkserver
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
@@ -26,10 +25,10 @@ from trainpipes.prepare.tokenize.tasks import Task
 
 __all__ = ["Open", "Tell", "made_by_processes", "made_here"]
 
-#: Is called with rows read and tokens made.
-Tell = Callable[[int, int], None]
-#: Opens, in a process, what makes the file of a task at a path.
-Open = Callable[[], Callable[[Task, Path, Tell], Made]]
+#: Is called with rows read.
+Tell = Callable[[int], None]
+#: Opens, in a process, what makes the file of a task and puts it in its place.
+Open = Callable[[], Callable[[Task, Tell], Made]]
 
 #: Seconds that a process which is to end is waited for before it is killed.
 PATIENCE = 5.0
@@ -38,14 +37,14 @@ PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
 def made_here(
-    tasks: Sequence[Task], opened: Open, path_of: Callable[[Task], Path], tell: Tell
-) -> Iterator[tuple[Task, Made]]:
+    tasks: Sequence[Task], opened: Open, tell: Tell
+) -> Generator[tuple[Task, Made], None, None]:
     """Make files one after the other in this process."""
     make = opened() if tasks else None
     for task in tasks:
         assert make is not None
         try:
-            made = make(task, path_of(task), tell)
+            made = make(task, tell)
         except BaseException as error:
             named(error, task)
             raise
@@ -55,10 +54,9 @@ def made_here(
 def made_by_processes(
     tasks: Sequence[Task],
     opened: Open,
-    path_of: Callable[[Task], Path],
     tell: Tell,
     processes: int,
-) -> Iterator[tuple[Task, Made]]:
+) -> Generator[tuple[Task, Made], None, None]:
     """Make files in several processes. They come as they are ready.
 
     Raises:
@@ -77,7 +75,7 @@ def made_by_processes(
     try:
         for _ in range(min(processes, len(tasks))):
             workers.append(_Worker(payload))
-        busy = [worker for worker in workers if worker.give(waiting, path_of)]
+        busy = [worker for worker in workers if worker.give(waiting)]
         while busy:
             for ready in connection.wait([worker.connection for worker in busy]):
                 worker = next(w for w in busy if w.connection is ready)
@@ -87,7 +85,7 @@ def made_by_processes(
                     continue
                 task = worker.task
                 assert task is not None
-                if not worker.give(waiting, path_of):
+                if not worker.give(waiting):
                     busy.remove(worker)
                 yield task, message[1]
     finally:
@@ -111,13 +109,13 @@ class _Worker:
         self._process.start()
         its_end.close()
 
-    def give(self, waiting: list[Task], path_of: Callable[[Task], Path]) -> bool:
+    def give(self, waiting: list[Task]) -> bool:
         """Give it the next task, if there is one."""
         if not waiting:
             return False
         self.task = waiting.pop()
         with suppress(OSError):  # it has died: the answer says so
-            self.connection.send((self.task, path_of(self.task)))
+            self.connection.send(self.task)
         return True
 
     def receive(self) -> Any:
@@ -184,22 +182,22 @@ def _work(parent: Any, payload: bytes) -> None:
     """What a process does: make the files that its parent asks for, until it hangs up or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and hangs up
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    tasks: SimpleQueue[tuple[Task, Path]] = SimpleQueue()
+    tasks: SimpleQueue[Task] = SimpleQueue()
     threading.Thread(target=_listen, args=(parent, tasks), daemon=True).start()
     make: Any = None
     while True:
-        task, path = tasks.get()
+        task = tasks.get()
         try:
             if make is None:
                 _one_thread()
                 make = pickle.loads(payload)()
-            message = ("made", make(task, path, lambda *done: _say(parent, ("rows", *done))))
+            message = ("made", make(task, lambda rows: _say(parent, ("rows", rows))))
         except Exception as error:
             message = ("error", _portable(named(error, task), task))
         _say(parent, message)
 
 
-def _listen(parent: Any, tasks: SimpleQueue[tuple[Task, Path]]) -> None:
+def _listen(parent: Any, tasks: SimpleQueue[Task]) -> None:
     """Read what the parent sends; end this process with it, whatever it is at."""
     while True:
         try:

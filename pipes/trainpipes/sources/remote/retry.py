@@ -14,6 +14,7 @@ import atexit
 import inspect
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -88,6 +89,21 @@ class Requests:
             long=long,
         )
         return found
+
+    def put(self, system: Any, local: str, path: str) -> None:
+        """Send a file of this machine.
+
+        Raises:
+            FileNotFoundError: the server says that there is no such place.
+            UnreachableError: the server does not answer, or refuses to.
+        """
+        limit = try_seconds(self._seconds) + os.path.getsize(local) / SLOWEST
+        self._until_done(
+            _name(system, path),
+            lambda: _begin(system, "put_file", local, path),
+            limit=limit,
+            long=True,
+        )
 
     def ranges(
         self, system: Any, path: str, starts: Sequence[int], stops: Sequence[int], size: int

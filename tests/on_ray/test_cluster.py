@@ -1,0 +1,334 @@
+"""Tasks on a Ray cluster: results, errors, crashes, paths; and connecting to one, in a process of its own."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from trainpipes.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    UnreachableError,
+    WorkerError,
+)
+from trainpipes.on_ray import RayCluster
+
+
+def name_of(task):
+    return f"task {task}"
+
+
+def run(open_work, tasks, **options):
+    with RayCluster(asker="test()") as ray_cluster:
+        return list(ray_cluster.run(open_work, tasks, name_of=name_of, **options))
+
+
+def note(folder: Path, name: str) -> None:
+    (folder / f"{name}-{os.getpid()}-{time.monotonic_ns()}").touch()
+
+
+def noted(folder: Path, name: str) -> int:
+    return len(list(folder.glob(f"{name}-*")))
+
+
+@dataclass
+class Doubles:
+    """Opens work that doubles numbers, and notes how often it was opened."""
+
+    folder: Path
+
+    def __call__(self):
+        note(self.folder, f"open-{os.getpid()}-")
+        return lambda task, tell: (2 * task, os.getpid())
+
+
+def test_each_task_has_its_result_and_a_process_opens_the_work_once(cluster, tmp_path):
+    done = run(Doubles(tmp_path), range(40))
+    assert sorted((task, result[0]) for task, result in done) == [(n, 2 * n) for n in range(40)]
+    processes = {result[1] for _, result in done}
+    assert noted(tmp_path, "open") == len(processes) <= 4
+
+
+def test_of_another_job_nothing_is_left_in_a_process(cluster, tmp_path):
+    assert {result for _, result in run(lambda: lambda task, tell: "first", range(8))} == {"first"}
+    assert {result for _, result in run(lambda: lambda task, tell: "other", range(8))} == {"other"}
+
+
+def test_no_tasks_give_nothing(cluster):
+    assert run(lambda: None, []) == []
+
+
+@dataclass
+class Fails:
+    folder: Path
+
+    def __call__(self):
+        def work(task, tell):
+            note(self.folder, f"ran-{task}")
+            if task == 3:
+                raise DataError("row 7 is bad", path="a.parquet", row=7)
+            return task
+
+        return work
+
+
+def test_an_error_fails_its_task_once_and_comes_as_it_was_raised(cluster, tmp_path):
+    with pytest.raises(DataError) as caught:
+        run(Fails(tmp_path), range(6))
+    assert type(caught.value) is DataError
+    assert (str(caught.value), caught.value.path, caught.value.row) == (
+        "row 7 is bad",
+        "a.parquet",
+        7,
+    )
+    assert noted(tmp_path, "ran-3") == 1
+
+
+def test_an_error_while_the_work_is_opened_comes_as_it_was_raised(cluster):
+    def open_work():
+        raise DataError("no such tokenizer")
+
+    with pytest.raises(DataError, match=r"^no such tokenizer$"):
+        run(open_work, [1])
+
+
+def test_an_error_that_does_not_pickle_is_told_by_its_words(cluster):
+    def work(task, tell):
+        error = ValueError("with a lock")
+        error.lock = threading.Lock()
+        raise error
+
+    with pytest.raises(WorkerError, match=r"test\(\): ValueError: with a lock"):
+        run(lambda: work, [1])
+
+
+@dataclass
+class Dies:
+    """Work whose process is killed so many times."""
+
+    folder: Path
+    times: int
+
+    def __call__(self):
+        def work(task, tell):
+            if task == 2 and noted(self.folder, "died") < self.times:
+                note(self.folder, "died")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return task
+
+        return work
+
+
+def test_a_task_whose_process_is_killed_is_run_again(cluster, tmp_path):
+    assert sorted(run(Dies(tmp_path, 1), range(6))) == [(n, n) for n in range(6)]
+    assert noted(tmp_path, "died") == 1
+
+
+def test_a_task_whose_process_dies_each_time_is_given_up_and_named(cluster, tmp_path):
+    with pytest.raises(WorkerError, match=r"test\(\): task 2 was given up after 2 tries: "):
+        run(Dies(tmp_path, 99), range(4), options={"max_retries": 1})
+    assert noted(tmp_path, "died") == 2
+
+
+def test_rows_are_told_while_a_task_runs_and_add_up(cluster, tmp_path):
+    def work(task, tell):
+        rows = 0
+        while rows < 10_000 and not noted(tmp_path, "told"):
+            tell(10)
+            rows += 10
+            time.sleep(0.1)
+        tell(1)
+        return rows + 1
+
+    told = []
+
+    def tell(rows):
+        told.append(rows)
+        note(tmp_path, "told")
+
+    [(_, rows)] = run(lambda: work, [1], tell=tell)
+    assert rows < 10_000  # it was told before the end
+    assert sum(told) == rows
+
+
+def test_rows_of_a_task_that_begins_again_count_once(cluster, tmp_path):
+    def work(task, tell):
+        tell(10)
+        time.sleep(1.1)
+        tell(10)
+        time.sleep(1.1)
+        if not noted(tmp_path, "died"):
+            note(tmp_path, "died")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    told = []
+    run(lambda: work, [1], tell=told.append)
+    assert sum(told) == 20
+
+
+@dataclass
+class Ticks:
+    folder: Path
+
+    def __call__(self):
+        def work(task, tell):
+            for _ in range(300):
+                note(self.folder, "tick")
+                time.sleep(0.1)
+
+        return work
+
+
+def test_ctrl_c_ends_the_tasks_that_run(cluster, tmp_path):
+    run(lambda: lambda task, tell: task, range(4))  # worker processes are there
+    with RayCluster(asker="test()") as ray_cluster:
+        done = ray_cluster.run(Ticks(tmp_path), range(4), name_of=name_of)
+        threading.Timer(2, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(done)
+    ticks = noted(tmp_path, "tick")
+    assert ticks
+    time.sleep(0.5)
+    assert noted(tmp_path, "tick") == ticks
+
+
+def test_what_does_not_pickle_is_refused(cluster):
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"the pipeline must pickle .*_thread.lock"):
+        run(lambda: lock, [1])
+
+
+def test_a_module_that_nodes_lack_is_named(cluster, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def open_work(): return None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    only_here = __import__("only_here")
+    with pytest.raises(
+        ConfigError, match=r"cannot open the pipeline \(No module named 'only_here'\)"
+    ):
+        run(only_here.open_work, [1])
+
+
+def test_another_address_than_that_of_this_process_is_refused(cluster):
+    with (
+        pytest.raises(ConfigError, match="connected to a Ray cluster already"),
+        RayCluster("10.1.2.3:6379", asker="test()"),
+    ):
+        pass
+    import ray
+
+    with RayCluster(ray.get_runtime_context().gcs_address, asker="test()"):
+        pass
+    assert ray.is_initialized()
+
+
+@pytest.mark.parametrize("address", ["", 7])
+def test_an_address_is_text(address):
+    with pytest.raises(ConfigError, match="address is that of a Ray cluster"):
+        RayCluster(address, asker="test()")
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("trainpipes.extra.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"engine=\"ray\"\) needs .* pip install 'ray"):
+        RayCluster(asker="tokenize()")
+
+
+def test_paths_that_every_node_sees_are_let_through(cluster, tmp_path):
+    with RayCluster(asker="test()") as ray_cluster:
+        assert ray_cluster.nodes == 1
+        assert ray_cluster.cpus == 4
+        ray_cluster.check_path("s3://bucket/x", "test(folder)")
+        with pytest.raises(ConfigError, match=r"test\(folder\): memory://x is in the memory"):
+            ray_cluster.check_path("memory://x", "test(folder)")
+        ray_cluster.check_path(tmp_path, "test(folder)")
+        assert list(ray_cluster.run(lambda: lambda task, tell: 1, "a", name_of=str)) == [("a", 1)]
+
+
+# In a process of its own
+
+SPOT = """
+import signal, sys
+before = signal.getsignal(signal.SIGTERM)
+from trainpipes.on_ray import RayCluster
+
+class Where:
+    def __call__(self):
+        import trainpipes
+        return lambda task, tell: (print("noise"), trainpipes.__file__)[1]
+
+with RayCluster("local", asker="test()") as cluster:
+    [(task, where)] = cluster.run(Where(), [1], name_of=str)
+import ray
+assert not ray.is_initialized()
+assert signal.getsignal(signal.SIGTERM) is before
+print(where)
+"""
+
+SEVERAL = """
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from trainpipes.errors import ConfigError
+from trainpipes.on_ray import RayCluster
+
+nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+nodes.add_node(num_cpus=1)
+nodes.wait_for_nodes()
+with RayCluster(nodes.address, asker="test()") as cluster:
+    assert cluster.nodes == 2, cluster.nodes
+    for path in ("/data/out", Path("out"), "file:///data/out", "local:///data/out"):
+        try:
+            cluster.check_path(path, "test(folder)")
+        except ConfigError as error:
+            assert "2 nodes" in str(error) and "shared storage" in str(error), error
+        else:
+            raise AssertionError(path)
+    cluster.check_path("s3://bucket/out", "test(folder)")
+    found = {result for _, result in cluster.run(lambda: work, range(12), name_of=str)}
+with RayCluster(nodes.address, asker="test()", shared_filesystem=True) as cluster:
+    cluster.check_path("/data/out", "test(folder)")
+nodes.shutdown()
+""".replace(
+    "with RayCluster(nodes", "def work(task, tell):\n    return task\n\nwith RayCluster(nodes", 1
+)
+
+
+def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", program],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+
+
+def test_it_starts_ray_on_the_spot_ships_the_library_and_is_silent():
+    done = python(SPOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    [where] = done.stdout.splitlines()
+    assert "runtime_resources" in where  # the driver's, as Ray has shipped it
+
+
+def test_paths_of_one_machine_are_refused_on_several():
+    done = python(SEVERAL)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.machine.invalid:6379"]
+)
+def test_an_address_where_nobody_answers_is_told_at_once(address, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with (
+        pytest.raises(UnreachableError, match=f"no Ray cluster can be used at {address}"),
+        RayCluster(address, asker="test()"),
+    ):
+        pass

@@ -1,0 +1,465 @@
+"""Tokenizing on Ray: the files of a single machine, whatever dies on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerError
+from trainpipes.on_ray import RayCluster
+from trainpipes.prepare import tokenize
+from trainpipes.tokenizers.content import File
+
+FILES, ROWS = 6, 400
+
+
+def text(number: int) -> str:
+    return f"{number} über allen Gipfeln " * (1 + number % 7)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for file in range(FILES):
+        rows = [text(file * ROWS + row) for row in range(ROWS)]
+        table = pa.table({"text": pa.array(rows, pa.string())})
+        pq.write_table(table, folder / f"{file}.parquet", row_group_size=100)
+    return folder
+
+
+def pipeline(texts: Path) -> tp.Pipeline:
+    rows = tp.list_files(texts).read_parquet()
+    return rows.shuffle(500, seed=0).tokenize("bytes", eos=True).batch(8).pad_collate()
+
+
+def plain(texts: Path) -> tp.Pipeline:
+    return tp.list_files(texts).read_parquet().tokenize("bytes")
+
+
+#: So that each input file becomes two.
+SMALL = 30_000
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Of all that lies in a folder."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def alone(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a single machine writes."""
+    folder = tmp_path_factory.mktemp("alone")
+    done = tokenize(pipeline(texts), folder, bytes_per_file=SMALL, processes=1)
+    assert len(done.files) == 2 * FILES
+    return hashes(folder)
+
+
+@contextmanager
+def only(workers: int) -> Iterator[None]:
+    """Leave so many of the cluster's four cores."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    if workers == 4:
+        yield
+        return
+    taken = placement_group([{"CPU": 4 - workers}])
+    ray.get(taken.ready())
+    try:
+        yield
+    finally:
+        remove_placement_group(taken)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_files_are_those_of_a_single_machine(cluster, texts, alone, tmp_path, workers):
+    seen: list[tuple[str, int, int | None]] = []
+    with only(workers):
+        done = tokenize(
+            pipeline(texts), tmp_path / "ids", bytes_per_file=SMALL, engine="ray", verify=True,
+            progress=lambda *said: seen.append(said),
+        )  # fmt: skip
+    assert hashes(tmp_path / "ids") == alone
+    assert (done.rows, done.kept) == (FILES * ROWS, 0)
+    assert seen[0] == ("tokenizing", 0, FILES * ROWS)
+    assert seen[-1] == ("tokenizing", FILES * ROWS, FILES * ROWS)
+
+
+def test_what_is_whole_is_not_made_again_by_either_engine(cluster, texts, alone, tmp_path):
+    tokenize(pipeline(texts), tmp_path, bytes_per_file=SMALL, engine="ray")
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    for engine in ("ray", "processes"):
+        done = tokenize(pipeline(texts), tmp_path, bytes_per_file=SMALL, engine=engine)
+        assert done.kept == 2 * FILES
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    with pytest.raises(ConfigError, match="another pipeline"):
+        tokenize(plain(texts), tmp_path, bytes_per_file=SMALL, engine="ray")
+    tokenize(pipeline(texts), tmp_path, bytes_per_file=SMALL, engine="ray", overwrite=True)
+    assert hashes(tmp_path) == alone
+
+
+class KillsItself:
+    """A function of rows that kills its process where it meets a text, so many times."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        self.folder, self.times = folder, times
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if row["text"].startswith("950 ") and len(list(self.folder.iterdir())) < self.times:
+            (self.folder / str(time.monotonic_ns())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return row
+
+
+def mapped(texts: Path, function: Any) -> tp.Pipeline:
+    rows = tp.list_files(texts).read_parquet().map(function, version="1")
+    return rows.tokenize("bytes")
+
+
+def test_a_worker_that_is_killed_changes_nothing(cluster, texts, tmp_path):
+    (tmp_path / "kills").mkdir()
+    tokenize(mapped(texts, KillsItself(tmp_path / "kills", 0)), tmp_path / "alone", processes=1)
+    tokenize(mapped(texts, KillsItself(tmp_path / "kills", 1)), tmp_path / "ids", engine="ray")
+    assert len(list((tmp_path / "kills").iterdir())) == 1
+    assert hashes(tmp_path / "ids") == hashes(tmp_path / "alone")
+
+
+def test_a_task_whose_worker_dies_each_time_is_named_and_the_others_stay(cluster, texts, tmp_path):
+    (tmp_path / "kills").mkdir()
+    with pytest.raises(WorkerError, match=rf"part-00002.parquet of {texts}/2.parquet was given up"):
+        tokenize(mapped(texts, KillsItself(tmp_path / "kills", 99)), tmp_path / "ids", engine="ray")
+    check_whole(tmp_path / "ids")
+    tokenize(mapped(texts, KillsItself(tmp_path / "kills", 0)), tmp_path / "ids", engine="ray")
+    assert len(list((tmp_path / "ids").glob("part-*"))) == FILES
+
+
+def check_whole(folder: Path) -> list[str]:
+    """The files that an unfinished folder says are whole are there, whole, and nothing besides."""
+    noted = json.loads((folder / "_unfinished.json").read_text())["files"]
+    names = [entry["file"] for entry in noted]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "_unfinished.json"])
+    for entry in noted:
+        assert pq.read_table(folder / entry["file"]).num_rows == entry["rows"]
+    return names
+
+
+class Notes:
+    """A function of rows that notes how often a file was begun."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if row["text"].startswith("1200 "):
+            (self.folder / str(time.monotonic_ns())).touch()
+            raise DataError("this row is bad", path="3.parquet", row=0)
+        return row
+
+
+def error_of(make: Any) -> BaseException:
+    with pytest.raises(tp.TrainpipesError) as caught:
+        make()
+    return caught.value
+
+
+def test_a_file_that_cannot_be_read_fails_once_with_the_error_of_a_single_machine(
+    cluster, texts, tmp_path
+):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for path in texts.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    damaged = folder / "3.parquet"
+    content = bytearray(damaged.read_bytes())
+    content[4:60] = b"\xff" * 56
+    damaged.write_bytes(content)
+    rows = tp.list_files(folder).read_parquet().tokenize("bytes")
+    here = error_of(lambda: tokenize(rows, tmp_path / "here", processes=1))
+    there = error_of(lambda: tokenize(rows, tmp_path / "there", engine="ray"))
+    assert isinstance(here, UnreadableError)
+    assert (type(there), str(there), vars(there)) == (type(here), str(here), vars(here))
+    assert "3.parquet" in str(there)
+    check_whole(tmp_path / "there")
+
+
+def test_a_bad_row_fails_its_task_once(cluster, texts, tmp_path):
+    (tmp_path / "notes").mkdir()
+    rows = mapped(texts, Notes(tmp_path / "notes"))
+    error = error_of(lambda: tokenize(rows, tmp_path / "ids", engine="ray"))
+    assert "this row is bad" in str(error)
+    assert len(list((tmp_path / "notes").iterdir())) == 1
+
+
+# A driver in a process of its own
+
+DRIVER = """
+import resource, sys, time
+import trainpipes as tp
+from pathlib import Path
+from trainpipes.prepare import tokenize
+
+texts, out, how = sys.argv[1:4]
+
+def work(row):
+    if how == "slow":
+        time.sleep(0.0025)
+    if how == "full" and row["text"].startswith("1200 "):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    return row
+
+rows = tp.list_files(texts).read_parquet().map(work, version="1").tokenize("bytes")
+tokenize(rows, out, engine="ray", address="auto")
+"""
+
+
+def environment() -> dict[str, str]:
+    import ray
+
+    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+
+
+@contextmanager
+def driver(texts: Path, out: Path, how: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(texts), str(out), how],
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_files(out: Path, count: int, process: subprocess.Popen[str]) -> list[str]:
+    """Names of files that are noted as whole, once there are so many."""
+    while True:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        try:
+            names = [e["file"] for e in json.loads((out / "_unfinished.json").read_text())["files"]]
+        except (OSError, ValueError):
+            names = []
+        if len(names) >= count:
+            return names
+        time.sleep(0.05)
+
+
+def test_a_driver_that_is_killed_goes_on_by_the_same_call(cluster, texts, tmp_path):
+    out = tmp_path / "ids"
+    with only(1), driver(texts, out, "slow") as process:
+        names = wait_for_files(out, 1, process)
+        process.kill()
+        process.wait()
+    before = {name: (out / name).stat().st_mtime_ns for name in names}
+    with driver(texts, out, "fast") as process:
+        assert process.wait(300) == 0, process.stderr.read()
+    assert {name: (out / name).stat().st_mtime_ns for name in names} == before
+    tokenize(mapped(texts, KillsItself(tmp_path, 0)), tmp_path / "alone", processes=1)
+    found, wanted = hashes(out), hashes(tmp_path / "alone")
+    assert [found[n] for n in found if n.startswith("part")] == [
+        wanted[n] for n in found if n.startswith("part")
+    ]
+    assert found.keys() == wanted.keys()
+
+
+def test_a_disk_that_is_full_leaves_whole_files(cluster, texts, tmp_path):
+    out = tmp_path / "ids"
+    with driver(texts, out, "full") as process:
+        _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert "ConfigError: tokenize(): " in stderr
+    assert "File too large; free space there" in stderr
+    check_whole(out)
+
+
+def test_ctrl_c_leaves_whole_files(cluster, texts, tmp_path):
+    out = tmp_path / "ids"
+    with only(2), driver(texts, out, "slow") as process:
+        wait_for_files(out, 1, process)
+        process.send_signal(signal.SIGINT)
+        process.wait(300)
+    check_whole(out)
+
+
+# The command
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainpipes", "tokenize", *map(str, words)],
+        env=environment(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def config(texts: Path, path: Path) -> Path:
+    path.write_text(tp.list_files(texts).read_text().tokenize("bytes").to_yaml())
+    return path
+
+
+def test_the_command_writes_what_it_writes_alone_and_says_nothing_of_ray(cluster, tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / "in" / f"{name}.txt").write_text(f"text of {name}\n" * 5000)
+    words = ("--config", config(tmp_path / "in", tmp_path / "it.yaml"), "--json")
+    alone = command(tmp_path / "alone", *words, "--processes", 1)
+    assert (alone.returncode, alone.stderr) == (0, "")
+    done = command(tmp_path / "ids", *words, "--engine", "ray")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["tokens"] == json.loads(alone.stdout)["tokens"]
+    assert hashes(tmp_path / "ids") == hashes(tmp_path / "alone")
+
+
+def test_the_command_tells_an_error_in_its_own_words(cluster, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes(b"good\n" * 9000 + b"\xff\xfe\n")
+    words = ("--config", config(tmp_path / "in", tmp_path / "it.yaml"))
+    done = command(tmp_path / "ids", *words, "--engine", "ray", "--address", "auto")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "a.txt" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ray" not in done.stderr.lower()
+
+
+# Storage on other machines
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    s3fs = pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server")
+    served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    served.start()
+    host, port = served.get_host_and_port()
+    options = {"endpoint_url": f"http://{host}:{port}", "key": "someone", "secret": "hush"}
+    s3fs.S3FileSystem(**options).mkdir("bucket")
+    yield options
+    served.stop()
+
+
+def test_a_folder_on_s3_holds_the_same_files(cluster, texts, alone, tmp_path, s3):
+    import s3fs
+
+    system = s3fs.S3FileSystem(**s3, skip_instance_cache=True)
+
+    def there() -> dict[str, str]:
+        system.invalidate_cache()
+        paths = system.ls("bucket/ids", detail=False)
+        return {p.rsplit("/", 1)[1]: hashlib.sha256(system.cat_file(p)).hexdigest() for p in paths}
+
+    def make(**more: Any) -> Any:
+        return tokenize(
+            pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, engine="ray",
+            storage_options=s3, **more,
+        )  # fmt: skip
+
+    done = make(verify=True)
+    assert there() == alone
+    assert done.files[0] == "s3://bucket/ids/part-00000.parquet"
+    done.verify()
+    for wanted, batch in zip(pipeline(texts), done.pipeline, strict=True):
+        assert wanted["input_ids"].equal(batch["input_ids"])
+    assert make().kept == 2 * FILES
+    system.pipe_file("bucket/ids/part-00003.parquet", b"another")
+    with pytest.raises(tp.DataChangedError, match=r"s3://bucket/ids/part-00003.parquet is not as"):
+        make()
+    make(overwrite=True)
+    assert there() == alone
+    tokenize(
+        pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, processes=2, storage_options=s3,
+        overwrite=True,
+    )  # fmt: skip
+    assert there() == alone
+
+
+def test_what_a_killed_driver_left_on_s3_is_gone_on_with(cluster, texts, alone, s3):
+    import s3fs
+
+    system = s3fs.S3FileSystem(**s3, skip_instance_cache=True)
+    how = {"bytes_per_file": SMALL, "storage_options": s3, "engine": "ray"}
+    tokenize(pipeline(texts), "s3://bucket/killed", **how)
+    manifest = json.loads(system.cat_file("bucket/killed/_manifest.json"))
+    manifest["files"] = manifest["files"][:5]  # the others are there, and nobody has noted them
+    manifest |= {"next": None, "notes": {}}
+    system.pipe_file("bucket/killed/_unfinished.json", json.dumps(manifest).encode())
+    system.rm_file("bucket/killed/_manifest.json")
+    assert tokenize(pipeline(texts), "s3://bucket/killed", **how).kept == 5
+    content = system.cat_file("bucket/killed/part-00007.parquet")
+    assert hashlib.sha256(content).hexdigest() == alone["part-00007.parquet"]
+
+
+def test_a_bucket_that_is_not_there_is_told(cluster, texts, s3):
+    with pytest.raises(
+        ConfigError, match=r"s3://nowhere/ids/.* cannot be written: there is no such"
+    ):
+        tokenize(pipeline(texts), "s3://nowhere/ids", engine="ray", storage_options=s3)
+
+
+def test_paths_of_one_machine_are_refused_on_several(cluster, texts, tmp_path, monkeypatch, s3):
+    monkeypatch.setattr(RayCluster, "nodes", 2)
+    with pytest.raises(ConfigError, match=r"tokenize\(folder\): .* has 2 nodes"):
+        tokenize(pipeline(texts), tmp_path, engine="ray")
+    with pytest.raises(ConfigError, match=r"tokenize\(pipeline\): .* has 2 nodes"):
+        tokenize(pipeline(texts), "s3://bucket/several", engine="ray", storage_options=s3)
+    done = tokenize(pipeline(texts), tmp_path / "ids", engine="ray", shared_filesystem=True)
+    assert done.rows == FILES * ROWS
+
+
+# What needs no cluster
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "dask"}, r'tokenize\(engine\) is "processes" or "ray"'),
+        ({"engine": "ray", "processes": 2}, r"tokenize\(processes=2\) is of engine"),
+        ({"address": "auto"}, r'tokenize\(address\) is of engine="ray"'),
+        ({"shared_filesystem": True}, r'tokenize\(shared_filesystem\) is of engine="ray"'),
+        ({"engine": "ray", "shared_filesystem": 1}, "True or False"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(texts, tmp_path, options, said):
+    with pytest.raises(ConfigError, match=said):
+        tokenize(pipeline(texts), tmp_path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_content_of_a_tokenizer_file_travels(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"x": 1}')
+    file = File(str(path))
+    file.carry("tokenizer_config.json")
+    sent = pickle.dumps(file)
+    path.unlink()
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert pickle.loads(sent).read() == b"{}"
+    assert pickle.loads(sent).beside("tokenizer_config.json") == b'{"x": 1}'
+
+
+@pytest.mark.slow
+def test_two_gigabytes(cluster, tmp_path):
+    rows = pa.table({"text": pa.array([text(n) * 4 for n in range(20_000)], pa.string())})
+    (tmp_path / "texts").mkdir()
+    files = (2 << 30) // rows.nbytes
+    for number in range(files):
+        pq.write_table(rows, tmp_path / "texts" / f"{number}.parquet", row_group_size=5000)
+    pipe = tp.list_files(tmp_path / "texts").read_parquet().tokenize("bytes")
+    tokenize(pipe, tmp_path / "ids", engine="ray")
+    tokenize(pipe, tmp_path / "alone")
+    assert hashes(tmp_path / "ids") == hashes(tmp_path / "alone")
