@@ -230,6 +230,8 @@ class RayCluster:
                     yield task, done.result
         finally:
             _cancel([*running])
+            if counts is not None:
+                counts.close()
 
     def _put(self, open_work: Callable[[], Work]) -> Any:
         import ray
@@ -314,6 +316,14 @@ class _Counts:
                 found = ray.get(asked)
                 for number in found.keys() - self._ended:
                     self._set(number, found[number])
+
+    def close(self) -> None:
+        """End the actor, whose process else stays as long as a worker keeps the job."""
+        import ray
+
+        if ray.is_initialized():
+            with suppress(Exception):
+                ray.kill(self.actor)
 
     def end(self, number: int, rows: int) -> None:
         """A task has ended."""
