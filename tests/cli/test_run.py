@@ -132,7 +132,7 @@ def test_a_rank_alone_of_those_that_agree_where_an_epoch_ends_runs_on(capsys):
         capsys, *PRETRAIN, "--option", "epochs=1", "--rank", 0, "--world-size", 2, "--steps", 30
     )
     assert code == 0
-    assert "it runs on without an end" in err
+    assert "the run has no end" in err
     assert "steps        30" in out
 
 
