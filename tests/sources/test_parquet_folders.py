@@ -167,7 +167,7 @@ def test_folders_whose_value_is_null_are_found_and_left_out(tmp_path: Path) -> N
         ),
         (
             ("de", "en"),
-            r'partitioning="hive" makes columns of folders such as lang=en/, and .* is in none',
+            r'partitioning="hive" makes columns of folders such as lang=en/, and .* is in no such folder',
         ),
     ],
     ids=str,
