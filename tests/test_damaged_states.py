@@ -181,7 +181,7 @@ def test_parts_of_runs_whose_batch_sizes_differ_are_not_merged(folder: Path) -> 
         pipe = EVERY["batch"](folder).distributed(rank=rank, world_size=2)
         states.append(state_of(pipe, 2))
     sizes = '{"epoch":0,"start":0,"sizes":[[0,9],[2,7]]}'
-    with pytest.raises(tp.StateError, match="batch_sizes: state 1 has others than state 0"):
+    with pytest.raises(tp.StateError, match="batch_sizes: state 1 and state 0 differ"):
         tp.merge_states([states[0], {**bare(states[1]), "batch_sizes": sizes}])
 
 
@@ -193,5 +193,5 @@ def test_notes_beside_a_pipelines_identity_are_kept_and_not_compared() -> None:
     position = Position(1, 0, 4, notes={"schema": ["x", "int64"]})
     state = render(position, identity, {})
     assert parse(state, identity, 4) == position
-    with pytest.raises(tp.StateError, match="its checksum is not that of"):
+    with pytest.raises(tp.StateError, match="its checksum does not fit"):
         parse({**state, "pipeline": state["pipeline"].replace("int64", "int32")}, identity, 4)

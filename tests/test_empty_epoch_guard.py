@@ -40,15 +40,13 @@ def test_an_endless_repeat_of_nothing_is_an_error(stage: str) -> None:
     else:
         pipe = pipe.batch(2).filter(lambda batch: batch[0]["x"] > 9, version="1")
     for endless in (pipe.repeat(), tp.Loader(pipe.repeat(), num_workers=1)):
-        with pytest.raises(tp.DataError, match="goes on for ever only where each shard gets rows"):
+        with pytest.raises(tp.DataError, match="would wait forever"):
             next(iter(endless))
 
 
 def test_an_endless_stream_of_batches_that_a_filter_drops_is_an_error() -> None:
     pipe = rows(9).repeat().batch(2).filter(lambda batch: batch[0]["x"] > 9, version="1")
-    with pytest.raises(
-        tp.DataError, match=f"let no row of {MOST_EMPTY_EPOCHS} whole epochs through"
-    ):
+    with pytest.raises(tp.DataError, match=f"kept no row in {MOST_EMPTY_EPOCHS} epochs"):
         next(iter(pipe))
 
 

@@ -183,7 +183,7 @@ def test_a_state_without_shards_of_a_pipeline_that_is_not_counted_is_refused(
     for run in kept["pipelines"][name]:
         state = tp.merge_states(run["states"])
         bare = {key: value for key, value in state.items() if "shard-" not in key}
-        with pytest.raises(tp.StateError, match="needs the cursors of shards"):
+        with pytest.raises(tp.StateError, match="has no position for shards"):
             MAKES[name](tmp_path).load_state_dict(bare)
 
 

@@ -254,5 +254,5 @@ def test_who_did_not_ask_for_it_is_told_how() -> None:
         plain.provenance()
     known = tp.Loader(pipe, with_provenance=True)
     for subject in (known, iter(known)):
-        with pytest.raises(tp.ConfigError, match="none was given yet"):
+        with pytest.raises(tp.ConfigError, match="there was no batch yet"):
             subject.provenance()

@@ -237,7 +237,7 @@ def test_an_epoch_before_the_first_one_is_refused() -> None:
     pipe.load_state_dict(pipe.state_at(6))
     pipe.set_epoch(3)
     given_by(pipe)
-    with pytest.raises(tp.ConfigError, match="made epoch 3 the first one, got 2"):
+    with pytest.raises(tp.ConfigError, match="epoch 3 is the first one, got 2"):
         pipe.set_epoch(2)
     pipe.set_epoch(3)
     assert given_by(pipe) == EPOCHS[0]

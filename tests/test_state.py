@@ -419,7 +419,7 @@ def test_a_missing_shard_is_named_when_the_state_is_loaded() -> None:
     pipe = filtered()
     subjects = [pipe, iter(pipe), *(tp.Loader(pipe, num_workers=n) for n in (0, 2))]
     for subject in subjects:
-        with pytest.raises(tp.StateError, match=r"those of \[3\] are not in it"):
+        with pytest.raises(tp.StateError, match=r"no position for shards \[3\]"):
             subject.load_state_dict(state)
 
 
@@ -464,7 +464,7 @@ def test_an_edited_count_is_refused() -> None:
 def test_an_edited_m_is_refused(m: int) -> None:
     for make in (pipeline, filtered):
         state = {**saved(make()), "m": m}
-        assert "its checksum is not that of" in refusal(make(), state)
+        assert "its checksum does not fit" in refusal(make(), state)
     assert "micro-batches, but m =" in refusal(filtered(), bare(state))
 
 
@@ -483,7 +483,7 @@ def test_an_m_beyond_the_epoch_is_refused(make: Callable[[], tp.Pipeline], most:
     for m in (0, most):
         make().load_state_dict({**state, "m": m})
     for m in (most + 1, 1 << 61):
-        assert refusal(make(), {**state, "m": m}).startswith("m: pass 2 of this pipeline has ")
+        assert refusal(make(), {**state, "m": m}).startswith("m: epoch 2 of this pipeline has ")
 
 
 def test_a_state_of_format_2_that_lacks_its_checksum_is_refused() -> None:

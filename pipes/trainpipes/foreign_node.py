@@ -129,8 +129,9 @@ class NodeStream(RowStream):
         lower = max((known for known in self._left if known < epoch), default=None)
         if lower is None:
             raise StateError(
-                f"the state does not say how {type(self.node).__name__} comes to epoch {epoch}, only to "
-                f"{sorted(self._left)}: load the state as it was saved, with the positions of all shards"
+                f"the state has no position of {type(self.node).__name__} before epoch {epoch}, "
+                f"only in epochs {sorted(self._left)}: load the state as it was saved, with the "
+                "positions of all shards"
             )
         if last is None or last.epoch != lower:
             self._go(self._left[lower])

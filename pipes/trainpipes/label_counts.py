@@ -165,8 +165,8 @@ def _counted(stages: Sequence[Stage], column: str, asker: str) -> Counter[Label]
     if chain.endless or chain.opener.read_once:
         why = "have no end" if chain.endless else "can be read only once"
         raise ConfigError(
-            f"{asker}({column!r}) goes through all rows, and those of {chain.stages[0]} {why}: say which "
-            "labels there are"
+            f"{asker}({column!r}) reads all rows before training, and those of {chain.stages[0]} "
+            f"{why}: give the list of labels"
         )
     found: Counter[Label] = Counter()
     rows = pipeline._session.plan.inputs.epoch_rows

@@ -25,9 +25,10 @@ def warn_without_data_module() -> None:
             return
         if function == _ASKS and module.startswith(_PACKAGES):
             warn_once(
-                "Lightning does not load the position in the data at the end of an epoch, saves that of one "
-                "rank, and where there is no len() that of the batch after the one trained on: a resumed "
-                "run trains on some batches twice or never. Write trainer.fit(model, datamodule="
+                "Lightning alone does not resume data exactly: it does not load the position at the "
+                "end of an epoch, saves the position of one rank only, and without a len() that "
+                "of the following batch, so that a resumed run repeats or misses batches. "
+                "Write trainer.fit(model, datamodule="
                 "trainpipes.integrations.lightning.PipelineDataModule(train=pipe))",
                 key=_ASKS,
             )

@@ -76,24 +76,24 @@ def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
 
 
 class Loader:
-    """Runs a pipeline for training, and knows where it stands.
+    """Runs a pipeline for training, and saves and restores its position.
 
     It starts where the pipeline stands, and from then on only what is done to the loader moves it.
-    Iterating starts the next epoch, in another order; after ``load_state_dict`` it goes on with the
+    Iterating starts the next epoch, in another order; after ``load_state_dict`` it continues with the
     batch that would have come next. The state counts what was delivered, not what was fetched ahead,
-    and can be loaded with another ``num_workers``. Any number of workers will do.
+    and can be loaded with another ``num_workers``. It works with any number of workers.
 
     Holds a ``DataLoader`` for its workers, and takes the options of one that make sense here.
 
     Args:
         pipeline: what to run.
-        num_workers: worker processes; 0 to work in this one. Worth their cost where Python functions
-            of rows take the time.
+        num_workers: worker processes; 0 for threads of this process. Worth their cost where Python
+            functions of rows take the time.
         prefetch_factor: messages of each worker that are made ahead; 2 for None. Each has up to 8 batches
             and 8 MiB, or one larger batch.
         persistent_workers: keep the processes from one epoch to the next.
         worker_init_fn: called with the worker's id in each worker.
-        timeout: seconds to wait for a worker before an error; 0 for ever.
+        timeout: seconds to wait for a worker before an error; 0 to wait forever.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context.
         pin_memory: as ``.pin()`` at the end of the pipeline, or before its ``.to(device)``.
         threads: without workers, threads of this process that read and work ahead. Left out, one for each
@@ -358,7 +358,7 @@ class Loader:
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()
     ) -> None:
-        """Let the next iteration go on where ``state`` was taken, on any number of ranks and workers.
+        """Let the next iteration continue where ``state`` was taken, on any number of ranks and workers.
 
         Args:
             state: of this pipeline. Where batches are counted, of any rank; else of all ranks merged, or
@@ -378,7 +378,7 @@ class Loader:
         self._session.load(state, allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is, for frameworks that do. See ``Pipeline.set_epoch``.
+        """Say which epoch the next iteration is, for frameworks that call this. See ``Pipeline.set_epoch``.
 
         Raises:
             ConfigError: that is no integer of 0 or more.

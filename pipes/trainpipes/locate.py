@@ -97,14 +97,18 @@ def locate(
     if isinstance(at, Mapping):
         if epoch is not None:
             raise ConfigError(
-                f"locate(epoch) goes with a number of a batch, got {shown(epoch)} and a state"
+                f"locate(epoch) goes with the number of a batch, got {shown(epoch)} and a state: "
+                "leave epoch out"
             )
         whole_number(after, None, "locate(after)", "batches after the state")
         position, passed = session.looked_at(session.parse(at)), after
     else:
         whole_number(at, 0, "locate(at)", "a batch's number in its epoch, or a state")
         if after:
-            raise ConfigError(f"locate(after) counts from a state, got {shown(after)} and no state")
+            raise ConfigError(
+                f"locate(after) counts from a state, got {shown(after)} without one: "
+                "give a state, or leave after out"
+            )
         position, passed = _start(session, epoch), at
     return _found(session, topology, position, passed)
 
@@ -139,14 +143,15 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
         position, walked = replace(start, m=start.m + passed * world), 0
         if position.m < 0:
             raise StateError(
-                f"locate(after={passed}) leads to before the start of epoch {start.epoch}: the state is from "
-                f"after m = {start.m} batches of all ranks; to look into an epoch give a batch's number, and "
-                "epoch="
+                f"locate(after={passed}) goes back beyond the start of epoch {start.epoch}, of "
+                f"which m = {start.m} batches (of all ranks) were done in this state; for a "
+                "batch of another epoch give its number, and epoch="
             )
     elif passed < 0:
         raise StateError(
-            f"locate(after={passed}) counts back from a state, which needs batches that are counted, and "
-            "those of this pipeline are not: give an earlier state, or the batch's number in its epoch"
+            f"locate(after={passed}) cannot count back from a state here, since in this pipeline "
+            "the rows of a batch do not follow from its number (as with a filter, or pack()): "
+            "give an earlier state, or the batch's number in its epoch"
         )
     else:
         position.require(topology.shards(start.m, start.num_shards))

@@ -161,8 +161,8 @@ def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
         lock.leave()
     if found is None:
         raise ConfigError(
-            f"to_map_dataset(): {target} was written, and cannot be read back as a file that is yours alone: "
-            f"name another folder by {VARIABLE}, or use to_map_dataset(path)"
+            f"to_map_dataset(): {target} was written, but other users may change it: name another "
+            f"folder by {VARIABLE}, or use to_map_dataset(path)"
         )
     return found
 
@@ -187,8 +187,9 @@ def _known_by(plan: Plan) -> list[Any]:
         keys = [source.block_key(block) for block in range(len(source.lengths))]
     if None in keys:
         raise ConfigError(
-            f"to_map_dataset() names its file by what is in it, and the rows of {plan.chain.stages[0]} "
-            "cannot be told from others: use to_map_dataset(path), which writes the file anew"
+            "to_map_dataset() names its file by what is in it, and the rows of "
+            f"{plan.chain.stages[0]} have no fingerprint: use to_map_dataset(path), which "
+            "writes the file anew"
         )
     if any(stage.by_place or stage.by_row for stage in stages):
         known.append(plan.chain.urls)  # where rows are from counts
@@ -215,8 +216,8 @@ def _write(plan: Plan, target: Path, about: dict[str, Any] | None) -> None:
         if isinstance(error, OSError):
             raise _unwritten(target, error) from error
         raise SchemaError(
-            f"to_map_dataset(): rows must all have the same columns: {error}; bring them in line by map(), "
-            "select() or map_batches()",
+            f"to_map_dataset(): rows must all have the same columns: {error}; make them so by "
+            "map(), select() or map_batches()",
             stage=ASKER,
         ) from error
     if not written:

@@ -130,7 +130,8 @@ def _end_turns(positions: list[Position]) -> None:
             due = origin + ((turns - 1) * count + worker + 1) * ranks if turns else origin
             if position.m != due:
                 raise StateError(
-                    f"m: worker {worker} of {count} has {position.m}, and by the other workers it has {due}; "
+                    f"m: worker {worker} of {count} has {position.m}, and to fit the other workers "
+                    f"it must have {due}; "
                     "merge the whole state of a StatefulDataLoader, as it was saved"
                 )
             position.m = m
@@ -141,7 +142,7 @@ def _same_pipeline(parts: list[Saved]) -> None:
     for number, part in enumerate(parts):
         if part.position.sizes != first.position.sizes:
             raise StateError(
-                f"batch_sizes: state {number} has others than state 0; merge states of one run"
+                f"batch_sizes: state {number} and state 0 differ; merge states of one run"
             )
         if part.pipeline == first.pipeline:
             continue
@@ -151,7 +152,7 @@ def _same_pipeline(parts: list[Saved]) -> None:
         if notes.get(KEY) != own.get(KEY):
             raise StateError(
                 f"{KEY}: state 0 leaves out {shown(notes.get(KEY))}, state {number} {shown(own.get(KEY))}; "
-                "give the same to the Loader of every rank"
+                "give Loader(skip_batches) the same list on every rank"
             )
         found = named_difference(before, now)
         if found is not None:
@@ -168,8 +169,8 @@ def _own_ways(positions: list[Position]) -> str:
     if not any(turn and json.loads(turn)["num_workers"] > 1 for turn in turns):
         return ""
     return (
-        ". Or a shard has ended in the middle of an epoch, past which workers of a DataLoader get out of "
-        "step: load the state into a StatefulDataLoader with as many workers, or use trainpipes.Loader"
+        ". Or one worker's rows ended before the others', and their states no longer fit together: "
+        "load the state into a StatefulDataLoader with as many workers, or use trainpipes.Loader"
     )
 
 
@@ -187,7 +188,8 @@ def _complete(there: Collection[int], num_shards: int, parts: int) -> None:
             ranks = f", those of rank{'s' * (len(lost) > 1)} {shown(sorted(lost))} of {world}"
             break
     raise StateError(
-        f"the cursors of shards {shown(missing)} are missing{ranks}: merge the states of all ranks, or save "
+        f"the positions of shards {shown(missing)} are missing{ranks}: merge the states of all "
+        "ranks, or save "
         "with torch.distributed.checkpoint, or with loader.gather_state() on all ranks"
     )
 
@@ -204,8 +206,9 @@ def states_within(state: Any) -> list[Mapping[str, Any]]:
         late = state.get("_steps_since_snapshot", 0)
         if late:
             raise StateError(
-                f"this StatefulDataLoader's state was taken {shown(late)} batches after its last snapshot, "
-                "and holds no position for now: use snapshot_every_n_steps=1, or load it into a "
+                f"this StatefulDataLoader's state was taken {shown(late)} batches after its last "
+                "snapshot, and holds only that older position: use snapshot_every_n_steps=1, "
+                "or load it into a "
                 "StatefulDataLoader with as many workers"
             )
         workers = _inside(state, "_snapshot", "_worker_snapshots")

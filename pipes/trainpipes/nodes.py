@@ -1,11 +1,11 @@
 """All stages by their classes, to be put together as torchdata nodes.
 
 Each is a ``torchdata.nodes.BaseNode`` built as ``Stage(source, ...)``: a chain of them gives just what
-the pipeline of the same stages gives, and stands below or above torchdata's own nodes.
+the pipeline of the same stages gives, and can come before or after torchdata's own nodes.
 
 ``reset()``, ``next()`` and ``state_dict()`` are as torchdata's nodes have them: the state after an epoch's
 last item gives no more items, and the ``reset()`` after it begins the next epoch. The state of a node
-that is not ours is kept in that of the chain above it. It may hold what JSON can, tuples, bytes, NumPy
+that is not ours is kept in that of the chain after it. It may hold what JSON can, tuples, bytes, NumPy
 arrays and tensors.
 
 >>> import pyarrow as pa

@@ -103,7 +103,7 @@ __all__ = ["Pipeline"]
 
 
 class Pipeline(IterableDataset[Any]):
-    """A chain of stages. Made by ``list_files`` or a ``from_...`` function, never changed.
+    """A chain of stages. Made by ``list_files``, a ``read_...`` or a ``from_...`` function; never changed.
 
     Each ``iter()`` starts the next epoch, in another order if the pipeline shuffles. Iterators have
     ``state_dict`` and ``load_state_dict``, and start to read at the first ``next``. A pipeline can be
@@ -481,7 +481,7 @@ class Pipeline(IterableDataset[Any]):
 
     def mixture(self, rows: int = 10_000) -> MixtureShares:
         """Which sources the first rows of a mix are from, over all ranks, beside what the weights say,
-        without starting an epoch. ``mixture().plot()`` draws them. Stages above the mix are not carried out:
+        without starting an epoch. ``mixture().plot()`` draws them. Stages after the mix do not run:
         what one of these drops is counted.
 
         Args:
@@ -689,9 +689,9 @@ class Pipeline(IterableDataset[Any]):
     # State
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The state after the last item that an iterator of this pipeline gave; of the start of the next
-        pass if none has. Iterators have a ``state_dict`` of their own, and so has a ``Loader``. None in a
-        DataLoader's worker, whose iterator has it.
+        """The state after the last item that an iterator of this pipeline gave; if there was none, of the
+        start of the next epoch. Iterators have a ``state_dict`` of their own, and so has a ``Loader``. None
+        in a DataLoader's worker, whose iterator has it.
 
         Raises:
             StateError: the pipeline was iterated by a ``Loader``, or by workers of a DataLoader, which
@@ -702,7 +702,7 @@ class Pipeline(IterableDataset[Any]):
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()
     ) -> None:
-        """Let the next ``iter()`` go on where ``state`` was taken, also in workers.
+        """Let the next ``iter()`` continue where ``state`` was taken, also in workers.
 
         Args:
             state: of this pipeline, in any loader.
@@ -714,8 +714,8 @@ class Pipeline(IterableDataset[Any]):
         self._session.load(state, allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next ``iter()`` is, also in workers: for frameworks that do. There is no need
-        to, each is the next one by itself.
+        """Say which epoch the next ``iter()`` is, also in workers: for frameworks that call this. You need
+        not: each ``iter()`` is the next epoch by itself.
 
         It starts that epoch, or changes nothing where it comes next anyway and under an endless ``repeat``. A
         position that was loaded is never given up for it: the first call after a load is what the caller
@@ -728,13 +728,13 @@ class Pipeline(IterableDataset[Any]):
         self._session.set_epoch(epoch)
 
     def state_at(self, batches_delivered: int, *, epoch: int = 0) -> dict[str, Any]:
-        """The state after so many batches of each rank, without having kept one.
+        """The state after a number of batches of each rank, computed without a saved state.
 
         By arithmetic where row counts are known, else by running the pipeline that far.
 
         Args:
             batches_delivered: batches that each rank has had in that epoch.
-            epoch: which pass, from 0.
+            epoch: which epoch, from 0.
         """
         return self._session.state_at(batches_delivered, epoch)
 

@@ -47,7 +47,8 @@ class StageNode(BaseNode[Any]):
         name = type(self).__name__
         if source is not None and not isinstance(source, BaseNode):
             raise ConfigError(
-                f"{name}(source, ...) stands above a node, got {shown(source)}; options come after it"
+                f"{name}(source, ...) takes the node that it reads from first, got {shown(source)}; "
+                "options come after that"
             )
         self.source = source
         self.stage: Stage = self.kind(*args, **options)

@@ -129,7 +129,8 @@ class Position:
         turn = json.loads(self.extra.get("turn", "{}"))
         if turn.get("num_workers", 1) > 1:
             raise StateError(
-                f"turn: the state of worker {turn['worker']} of {turn['num_workers']} alone: load the "
+                f"turn: this is the state of a single worker, number {turn['worker']} of "
+                f"{turn['num_workers']}: load the "
                 "whole state of the StatefulDataLoader, or trainpipes.merge_states([...]) of all its workers'"
             )
 
@@ -146,10 +147,10 @@ class Position:
         ]
         if lacking:
             raise StateError(
-                f"a state for this consumer needs the cursors of shards {shown(sorted(shards))}, and "
-                f"those of {shown(sorted(lacking))} are not in it: load trainpipes.merge_states([...]) "
-                "of the states of all ranks and workers, or what loader.gather_state() or "
-                "torch.distributed.checkpoint saved"
+                f"this rank or worker reads shards {shown(sorted(shards))}, and the state has no "
+                f"position for shards {shown(sorted(lacking))}: merge the states of all ranks "
+                "and workers with trainpipes.merge_states([...]) and load that, or what "
+                "loader.gather_state() or torch.distributed.checkpoint saved"
             )
 
 
@@ -171,7 +172,8 @@ class Saved:
         """Raise if the pipeline's text is not worth parsing, beside the one that it is to be like."""
         if not self.has_checksum and len(self.pipeline) > len(present) + MOST_LONGER:
             raise StateError(
-                f"pipeline: damaged, of {len(self.pipeline):,} characters where {len(present):,} say it all; "
+                f"pipeline: damaged, it has {len(self.pipeline):,} characters where "
+                f"{len(present):,} are enough; "
                 "load the state as it was saved"
             )
 
@@ -230,9 +232,10 @@ def read(state: Any) -> Saved:
     tag = None if check is None else check[:8]
     if tag and check != tag + checksum(pipeline, tag, epoch, m, num_shards, sizes, turn):
         raise StateError(
-            f"pipeline: its checksum is not that of it and of epoch {epoch}, m = {m}, num_shards = "
-            f"{num_shards}, batch_sizes and turn: the state was edited or is damaged, or ranks saved it at "
-            "different steps: load it as it was saved, and save on all ranks after the same step"
+            f"pipeline: its checksum does not fit the other keys (epoch {epoch}, m = {m}, "
+            f"num_shards = {num_shards}, batch_sizes, turn). The state was edited or is "
+            "damaged, or ranks saved it at different steps: load it as it was saved, and "
+            "save on all ranks after the same step"
         )
     if tag is None and version > 1:
         raise damaged("it has no checksum")

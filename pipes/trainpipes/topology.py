@@ -89,8 +89,8 @@ def data_parallel() -> tuple[int, int]:
         ):
             raise TopologyError(
                 f"torch.distributed says rank {real[0]} of {real[1]}, and the environment RANK={set_rank}, "
-                f"WORLD_SIZE={set_world}: start all processes by one launcher, or say which is meant with "
-                "pipe.distributed(rank=..., world_size=...)"
+                f"WORLD_SIZE={set_world}: start all processes by one launcher, or give the right "
+                "ones with pipe.distributed(rank=..., world_size=...)"
             )
         return real
     if (set_rank or "0", set_world or "1") == ("0", "1"):

@@ -20,7 +20,12 @@ __all__ = ["command"]
 @click.command("inspect", cls=Command)
 @click.argument("files", nargs=-1, required=True)
 @click.option("--tokenizer", help="Count tokens, not bytes: a path or folder of one, or bytes.")
-@click.option("--column", "columns", multiple=True, help="Whose lengths; several are told as one.")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    help="Column whose lengths are shown. Repeatable: lengths of several are added.",
+)
 @click.option("--rows", type=click.IntRange(0), default=3, show_default=True, help="Rows to show.")
 @click.option(
     "--sample",
@@ -35,7 +40,7 @@ __all__ = ["command"]
     type=click.IntRange(1),
     default=24,
     show_default=True,
-    help="Shards of the pipeline to come.",
+    help="num_shards of the pipeline that will read the files.",
 )
 @STORAGE_OPTIONS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -39,10 +39,16 @@ def _duration(_: click.Context, __: click.Parameter, text: str | None) -> float:
 @click.command("run", cls=Command)
 @click.argument("source", metavar="CONFIG|RECIPE")
 @click.argument("more_files", metavar="[FILES]...", nargs=-1)
-@click.option("--files", multiple=True, help="Of a recipe: path, folder, glob or URL. Repeatable.")
-@click.option("--tokenizer", help="Of a recipe: a path, or bytes.")
 @click.option(
-    "--option", "options", multiple=True, metavar="NAME=VALUE", help="Of a recipe. Repeatable."
+    "--files", multiple=True, help="Files for the recipe: path, folder, glob or URL. Repeatable."
+)
+@click.option("--tokenizer", help="Tokenizer for the recipe: a path, or bytes.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Option of the recipe. Repeatable.",
 )
 @click.option(
     "--set", "changes", multiple=True, metavar="PATH=VALUE",
@@ -54,17 +60,22 @@ def _duration(_: click.Context, __: click.Parameter, text: str | None) -> float:
 @click.option("--epochs", type=click.IntRange(1), help="Whole epochs instead.")
 @click.option("--threads", type=click.IntRange(0), help="Threads that work ahead. [default: cores]")
 @click.option("--num-workers", type=click.IntRange(0), default=0, help="Worker processes.")
-@click.option("--rank", type=click.IntRange(0), help="Play this rank of --world-size.")
+@click.option("--rank", type=click.IntRange(0), help="Act as this rank of --world-size.")
 @click.option("--world-size", type=click.IntRange(1), help="Ranks in all.")
 @click.option(
     "--simulate-step", callback=_duration, metavar="TIME",
-    help="Take so long for each step, such as 5ms, and tell how long data was waited for.",
+    help="Pretend that each training step takes this long, such as 5ms, and report the time waiting "
+        "for data.",
 )  # fmt: skip
 @click.option(
     "--show", type=click.IntRange(0), default=0, metavar="N", help="Print the first batches."
 )
-@click.option("--resume", type=click.Path(dir_okay=False), help="Start where a state says: JSON.")
-@click.option("--save-state", type=click.Path(dir_okay=False), help="Write the last state: JSON.")
+@click.option(
+    "--resume", type=click.Path(dir_okay=False), help="Start from this state, a JSON file."
+)
+@click.option(
+    "--save-state", type=click.Path(dir_okay=False), help="Write the last state to this JSON file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     source: str,
@@ -98,7 +109,7 @@ def command(
       trainpipes run train.yaml --set options.batch_size=16 --simulate-step 5ms
     """
     if steps is not None and epochs is not None:
-        raise click.UsageError("--steps and --epochs both say how long to run: leave one out")
+        raise click.UsageError("give --steps or --epochs, not both")
     if (rank is None) != (world_size is None):
         raise click.UsageError("--rank and --world-size go together, as in --rank 0 --world-size 8")
     if rank is not None and world_size is not None and rank >= world_size:
@@ -106,7 +117,7 @@ def command(
             f"--rank counts from 0, 0 <= rank < world_size: got {rank} of {world_size} ranks"
         )
     if threads is not None and num_workers:
-        raise click.UsageError("--threads and --num-workers both say who works: leave one out")
+        raise click.UsageError("give --threads or --num-workers, not both")
     if save_state is not None:
         _check_writable(save_state)
     all_files = (*files, *more_files)
@@ -175,8 +186,8 @@ def _of_rank(pipe: Pipeline, rank: int | None, world_size: int | None) -> Pipeli
     plan = pipe._session.plan
     if pipe._data_parallel()[1] > 1 and plan.counts.ends_unevenly and not plan.chain.ragged:
         note(
-            "ranks of this pipeline agree where an epoch ends, and one alone cannot: it runs on without an "
-            "end, as with .repeat()"
+            "the ranks of this pipeline must agree where an epoch ends, which one rank alone "
+            "cannot: the run has no end, as with .repeat()"
         )
         return _endless(pipe)
     return pipe
@@ -271,11 +282,11 @@ def _state(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError, OSError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise click.ClickException(
-            f"--resume takes a state as JSON, and {path} is none: {why}"
+            f"--resume takes a state as JSON, and {path} is not JSON: {why}"
         ) from None
     if not isinstance(found, dict):
         raise click.ClickException(
-            f"--resume takes a state as JSON, and {path} is none: it is no object"
+            f"--resume takes a state, a JSON object, and {path} holds something else"
         )
     return found
 

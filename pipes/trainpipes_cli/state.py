@@ -109,14 +109,20 @@ def show(checkpoint: str, as_json: bool) -> int:
 @click.option("--allow-imports", is_flag=True, help="Import the functions that the config names.")
 @click.option("--recipe", shell_complete=recipe_names, help="Or the name of a recipe.")
 @click.option(
-    "--files", multiple=True, help="Of the recipe: path, folder, glob or URL. Repeatable."
+    "--files", multiple=True, help="Files for the recipe: path, folder, glob or URL. Repeatable."
 )
-@click.option("--tokenizer", help="Of the recipe: a path, or bytes.")
+@click.option("--tokenizer", help="Tokenizer for the recipe: a path, or bytes.")
 @click.option(
-    "--option", "options", multiple=True, metavar="NAME=VALUE", help="Of the recipe. Repeatable."
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Option of the recipe. Repeatable.",
 )
 @STORAGE_OPTIONS
-@click.option("--world-size", type=click.IntRange(1), default=1, help="Ranks of the run to come.")
+@click.option(
+    "--world-size", type=click.IntRange(1), default=1, help="Ranks of the run that would load it."
+)
 @click.option(
     "--allow-changes", multiple=True, metavar="NAME",
     help="What may differ: batch_size, pack_length, mix or schema. Repeatable.",

@@ -38,7 +38,7 @@ def storage_options(given: str | None) -> dict[str, Any] | None:
         found = None
     if not isinstance(found, dict):
         raise click.UsageError(
-            "--storage-options takes a JSON object, such as '{\"anon\": true}', or @FILE with one; what was "
-            "got is none, and is not shown as it may hold a secret"
+            "--storage-options takes a JSON object, such as '{\"anon\": true}', or @FILE with one; "
+            "the value given is not one; it is not shown, since it may hold a secret"
         )
     return found

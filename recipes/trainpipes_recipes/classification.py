@@ -110,7 +110,7 @@ def classification(
         if first is not None and classes == 2 and len(set(first)) < len(first):
             raise DataError(
                 f"classification: column {label!r} holds lists such as {first}, a 1 or 0 for each class, and "
-                "is to hold the numbers or names of a row's classes: make these by map(), or say classes="
+                "must hold the numbers or names of a row's classes: make these by map(), or say classes="
             )
     rows = given.rows([*texts, label]) if ready is None else ready
     rows = rows.encode_labels(label, classes=classes, counts=counts)

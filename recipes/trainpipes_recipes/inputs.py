@@ -232,8 +232,8 @@ class Input:
                 tried = ", ".join(" + ".join(names) for names in known)
                 lines = ", ".join(f"{name}=..." for name, value in options.items() if value is None)
                 raise tp.SchemaError(
-                    f"{self.recipe}: no column is known to hold the {option.replace('_', ' ')}; there are "
-                    f"{self.columns}, and looked for were {tried}: say which by {lines}",
+                    f"{self.recipe}: no column found for the {option.replace('_', ' ')}; the "
+                    f"columns are {self.columns}, and names tried were {tried}: name one by {lines}",
                     stage=self.recipe,
                 )
             found.append(usual)
@@ -271,8 +271,9 @@ class Input:
         if found == [""] or len(found) != 1:
             kinds = ", ".join(reader or "others" for reader in found)
             raise tp.ConfigError(
-                f"{self.recipe}: the names of {self._data!r} do not say one way to read them ({kinds}): read "
-                f"them with one of trainpipes' readers, and pass the pipeline, as in "
+                f"{self.recipe}: how to read {self._data!r} cannot be told from the names of the "
+                f"files ({kinds}): read them with one of trainpipes' readers, and pass the "
+                "pipeline, as in "
                 f"{self.recipe}(trainpipes.{_most_common(named)}(...), ...)"
             )
         return found[0]

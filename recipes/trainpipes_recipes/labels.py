@@ -40,7 +40,7 @@ def found_classes(
     if numbers and len(numbers) < len(counts):
         raise DataError(
             f"{recipe}: column {label!r} holds texts and integers, {names[0]!r} and {names[-1]!r} "
-            "among them: say by classes={label: class} what is what"
+            "among them: give the class of each by classes={label: class}"
         )
     if numbers:
         classes: Any = _class_names(rows, label) or max(numbers) + 1

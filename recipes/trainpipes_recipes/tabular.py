@@ -247,8 +247,8 @@ def _codes(values: Any, column: Categorical) -> Any:
     ):
         kinds = ("texts", "integers") if texts else ("integers", "texts")
         raise DataError(
-            f"categorical column {column.name!r} holds {kinds[0]}, and was fitted on {kinds[1]}: bring them "
-            "in line by map(), or fit again"
+            f"categorical column {column.name!r} holds {kinds[0]}, and was fitted on {kinds[1]}: "
+            "convert them by map(), or fit again"
         )
     coded = values.dictionary_encode()
     codes = [column.codes.get(value, UNKNOWN) for value in coded.dictionary.to_pylist()]
@@ -294,8 +294,8 @@ def _found_columns(given: Input, *others: str | None) -> tuple[list[str], list[s
     neither = [field.name for field in fields if field.name not in {*numeric, *categorical}]
     if not numeric and not categorical:
         raise SchemaError(
-            f"tabular: no column holds numbers, texts or bools; there are {given.columns}: say which by "
-            "numeric=[...], categorical=[...]",
+            f"tabular: no column holds numbers, texts or bools; there are {given.columns}: name "
+            "them by numeric=[...], categorical=[...]",
             stage="tabular",
         )
     left = f", and leaves {neither} out" if neither else ""
@@ -309,4 +309,4 @@ def _schema(given: Input, columns: list[str] | None) -> pa.Schema:
     for table in first.batch(1).collate(format="arrow"):
         schema: pa.Schema = table.schema
         return schema
-    raise DataError("tabular: there are no rows, and so no types of columns to go by")
+    raise DataError("tabular: there are no rows, so that the types of columns are unknown")

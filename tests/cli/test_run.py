@@ -132,7 +132,7 @@ def test_a_rank_alone_of_those_that_agree_where_an_epoch_ends_runs_on(capsys):
         capsys, *PRETRAIN, "--option", "epochs=1", "--rank", 0, "--world-size", 2, "--steps", 30
     )
     assert code == 0
-    assert "it runs on without an end" in err
+    assert "the run has no end" in err
     assert "steps        30" in out
 
 
@@ -187,11 +187,11 @@ def test_a_simulated_step_tells_of_waits(capsys):
         ([*SFT, "--option", "x=!!python/object/apply:os.system [ls]"], 2, "is no YAML value"),
         ([*SFT, "--set", "options.batch_size=2"], 2, "options are given as --option NAME=VALUE"),
         ([*SFT, "--steps", "0"], 2, "0 is not in the range x>=1"),
-        ([*SFT, "--steps", "1", "--epochs", "1"], 2, "leave one out"),
+        ([*SFT, "--steps", "1", "--epochs", "1"], 2, "not both"),
         ([*SFT, "--rank", "1"], 2, "--rank and --world-size go together"),
         ([*SFT, "--rank", "2", "--world-size", "2"], 2, "0 <= rank < world_size"),
         ([*SFT, "--rank", "0", "--world-size", "5"], 1, "must divide num_shards = 24"),
-        ([*SFT, "--threads", "1", "--num-workers", "1"], 2, "leave one out"),
+        ([*SFT, "--threads", "1", "--num-workers", "1"], 2, "not both"),
         ([*SFT, "--simulate-step", "5 minutes"], 2, "a time such as 5ms"),
         ([*SFT, "--storage-options", "secret"], 2, "takes a JSON object"),
         ([*SFT, "--resume", "chat.parquet"], 1, "--resume takes a state as JSON"),

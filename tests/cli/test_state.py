@@ -109,7 +109,7 @@ def test_one_that_is_damaged_is_told_beside_the_others(tmp_path, capsys):
     path = save({"a": {**good, "m": 3}, "b": good}, tmp_path / "x.json", "json")
     code, out, _ = said(capsys, str(path))
     assert code == 0
-    assert "  problem  pipeline: its checksum is not that" in out
+    assert "  problem  pipeline: its checksum does not fit" in out
     path = save({"a": {**good, "m": 3}}, tmp_path / "y.json", "json")
     code, out, _ = said(capsys, str(path), "--json")
     assert code == 1

@@ -15,7 +15,7 @@ from test_readme import PAGES, blocks, first_line
 REASONS = (
     "rows in memory have no place in a config",
     "a tokenizer that is an object",
-    "is of the program that runs",
+    "is defined in the script that runs",
     "a lambda has no name",
     "is made within a function",
     "has no form in a config",

@@ -372,7 +372,7 @@ stages:
     [
         ("own_stages:nope", "own_stages:nope is not there: "),
         ("own_nope:clean", "own_nope cannot be imported (ModuleNotFoundError: No module named 'own_nope')"),
-        ("__main__:clean", "__main__:clean is of the program that runs"),
+        ("__main__:clean", "__main__:clean is defined in the script that runs"),
         ("own_stages:number", "map(fn) is a function"),
         ("own_broken:f", "own_broken cannot be imported (ZeroDivisionError: division by zero)"),
     ],

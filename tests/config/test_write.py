@@ -173,9 +173,12 @@ for pipe in (tp.list_files("d").map(clean), tp.list_files("d").then(Upper())):
     )
     first, second = run.stdout.splitlines()
     assert first == (
-        f"to_yaml(): map(fn): clean is of the program that runs, which is another one each time: {MODULE}"
+        f"to_yaml(): map(fn): clean is defined in the script that runs, and other programs "
+        f"cannot import it from there: {MODULE}"
     )
-    assert second.startswith("to_yaml(): upper is a stage of your own, and Upper is of the program")
+    assert second.startswith(
+        "to_yaml(): upper is a stage of your own, and Upper is defined in the script"
+    )
 
 
 def test_a_tokenizer_says_where_it_is(tmp_path: Path) -> None:

@@ -419,7 +419,7 @@ def test_workers_that_start_where_too_little_is_left_for_their_ranks_all_begin_t
 def test_workers_that_did_not_take_turns_are_not_merged(
     steps: list[int], worker: int, ranks: int
 ) -> None:
-    with refused(tp.StateError, "m: worker", "by the other workers", "as it was saved"):
+    with refused(tp.StateError, "m: worker", "the other workers", "as it was saved"):
         tp.merge_states(worker_states(steps, ranks, len(steps)))
 
 
@@ -451,7 +451,10 @@ def test_a_stateful_data_loaders_state_between_two_snapshots_is_refused() -> Non
 def test_a_stateful_data_loaders_state_past_the_end_of_a_shard_is_refused_elsewhere() -> None:
     state = stateful(filtered(), 20)
     with refused(
-        tp.StateError, "a shard has ended", "StatefulDataLoader with as many", "trainpipes.Loader"
+        tp.StateError,
+        "rows ended before the others'",
+        "StatefulDataLoader with as many",
+        "trainpipes.Loader",
     ):
         tp.merge_states([state])
 

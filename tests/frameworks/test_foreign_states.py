@@ -60,7 +60,7 @@ def test_a_trainers_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:::lightning", "ignore:.*LeafSpec:FutureWarning")
-@pytest.mark.filterwarnings("ignore:Lightning does not load the position")
+@pytest.mark.filterwarnings("ignore:Lightning alone does not resume")
 def test_lightnings_checkpoint_and_where_our_state_is_in_it(tmp_path: Path) -> None:
     quiet: dict[str, Any] = {
         "logger": False,

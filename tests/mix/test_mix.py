@@ -364,8 +364,8 @@ A, B = rows("a", 5), rows("b", 5)
         ({"schedule": []}, r"is a list of \(draws, weights\)"),
         ({"schedule": [(0, {"a": 1, "b": 1}), (0, {"a": 1, "b": 1})]}, "got 0 after 0"),
         ({"schedule": [(0, {"a": 1})]}, r"mix\(schedule\) at 0 .*'b' has none"),
-        ({"schedule": [(5, {"a": 1, "b": 1})]}, "starts at 0, or later and"),
-        ({"interpolation": "linear"}, "and there is none"),
+        ({"schedule": [(5, {"a": 1, "b": 1})]}, "starts at 0, or it starts later"),
+        ({"interpolation": "linear"}, "no schedule is given"),
         ({"column": ""}, "is the name of a column, got ''"),
     ],
 )  # fmt: skip
@@ -377,8 +377,8 @@ def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("above", "said"),
     [
-        (lambda p: p.shuffle(5), "give each source its own"),
-        (lambda p: p.cache(), "give each source its own"),
+        (lambda p: p.shuffle(5), "put it into each source"),
+        (lambda p: p.cache(), "put it into each source"),
         (lambda p: p.sharding_filter(4).take(9), "take"),
     ],
 )
@@ -411,7 +411,7 @@ def test_sources_without_rows_are_refused_and_never_waited_for() -> None:
     ):
         list(tp.mix({"a": A, "b": B}, stop="first_exhausted").sharding_filter(12))
     above = tp.mix({"a": A, "b": B}, stop="repeat").filter(pc.field("who") == "c")
-    with pytest.raises(tp.DataError, match="let no row of 16 whole epochs through"):
+    with pytest.raises(tp.DataError, match="kept no row in 16 epochs"):
         next(iter(above))
 
 

@@ -164,7 +164,7 @@ def test_rows_that_a_stage_above_holds_forbid_a_change() -> None:
     iterator = iter(make({"a": 1, "b": 1}))
     next(iterator)
     state = iterator.state_dict()
-    with pytest.raises(tp.StateError, match=r"a stage above mix\(\) holds rows"):
+    with pytest.raises(tp.StateError, match=r"a stage after mix\(\) still holds mixed rows"):
         make({"a": 2, "b": 1}).load_state_dict(state, allow_changes=["mix"])
 
 

@@ -370,7 +370,7 @@ def test_content_of_two_types_names_its_file_and_row(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_told() -> None:
     with pytest.raises(
-        tp.SchemaError, match=r"looked for were messages, conversations, .*messages="
+        tp.SchemaError, match=r"names tried were messages, conversations, .*messages="
     ):
         chat(tp.from_arrow(pa.table({"x": [1]})), TOKENIZER)
     with pytest.raises(tp.SchemaError, match="mesages"):

@@ -164,7 +164,7 @@ def test_rows_may_be_none_empty_or_a_text() -> None:
         (tp.from_dataset(ROWS).rename({"id": "row"}), {}, tp.SchemaError, "a column 'row' already"),
         (tp.from_dataset(ROWS), {"text": "id", "prompt": "id"}, tp.ConfigError, "and response, or text"),
         (tp.from_dataset(ROWS), {"keep": ["idd"]}, tp.SchemaError, r"no column 'idd' \(did you mean 'id'"),
-        (tp.from_dataset([{"x": "a"}]), {}, tp.SchemaError, r"there are \['x'\], and looked for were text"),
+        (tp.from_dataset([{"x": "a"}]), {}, tp.SchemaError, r"columns are \['x'\], .*tried were text"),
         (tp.from_dataset([{"text": "a"}, {"text": None}]), {}, tp.DataError, r"'text' is null.*row 1\)"),
     ],
 )  # fmt: skip

@@ -255,8 +255,8 @@ def test_a_broken_picture_names_its_file_and_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "options", "error", "said"),
     [
-        (lambda: tp.from_dataset([{"x": 1, "label": 2}]), {}, tp.SchemaError, "looked for were image, img"),
-        (lambda: tp.from_dataset([{"image": b"", "x": 2}]), {}, tp.SchemaError, "looked for were label, lab"),
+        (lambda: tp.from_dataset([{"x": 1, "label": 2}]), {}, tp.SchemaError, "names tried were image, img"),
+        (lambda: tp.from_dataset([{"image": b"", "x": 2}]), {}, tp.SchemaError, "tried were label, lab"),
         (lambda: rows().batch(2), {}, tp.ConfigError, "got one that batches"),
         (lambda: 7, {}, tp.ConfigError, "got int"),
         (rows, {"classes": ["a", "a"]}, tp.ConfigError, "each class once, got"),

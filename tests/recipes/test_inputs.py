@@ -195,8 +195,8 @@ def test_pretrain_ends_documents_as_it_is_told() -> None:
         ([], tp.ConfigError, "got list"),
         (tp.from_arrow(ROWS).batch(2), tp.ConfigError, "got one that batches: leave out its batch"),
         (tp.from_arrow(ROWS).select("id"), tp.SchemaError,
-         r"no column is known to hold the prompt; there are \['id'\], and looked for were prompt \+ "
-         r"response, .*: say which by prompt=..., response=..."),
+         r"no column found for the prompt; the columns are \['id'\], and names tried were prompt \+ "
+         r"response, .*: name one by prompt=..., response=..."),
         ("nowhere", tp.MissingFilesError, "no file or folder 'nowhere'"),
     ],
 )  # fmt: skip
@@ -208,7 +208,10 @@ def test_what_is_no_input_is_refused(data: Any, error: type[Exception], said: st
 def test_files_of_two_formats_are_refused(tmp_path: Path) -> None:
     pq.write_table(ROWS, tmp_path / "a.parquet")
     write_json(ROWS, tmp_path / "b.jsonl")
-    with pytest.raises(tp.ConfigError, match=r"do not say one way.*\(read_json, read_parquet\)"):
+    with pytest.raises(
+        tp.ConfigError,
+        match=r"cannot be told from the names of the files.*\(read_json, read_parquet\)",
+    ):
         sft(tmp_path, "bytes")
 
 

@@ -266,10 +266,10 @@ def test_conversations_that_share_nothing_are_bad() -> None:
 
 
 def test_what_is_missing_is_told() -> None:
-    with pytest.raises(tp.SchemaError, match=r"looked for were chosen \+ rejected, .*chosen=..."):
+    with pytest.raises(tp.SchemaError, match=r"names tried were chosen \+ rejected, .*chosen=..."):
         preference(tp.from_arrow(pa.table({"x": ["a"]})), "bytes")
     with pytest.raises(
-        tp.SchemaError, match=r"hold the prompt; .*looked for were prompt, question"
+        tp.SchemaError, match=r"found for the prompt; .*names tried were prompt, question"
     ):
         preference(tp.from_arrow(pa.table({"chosen": ["a"], "rejected": ["b"]})), "bytes")
     with pytest.raises(tp.ConfigError, match="bad_rows is"):

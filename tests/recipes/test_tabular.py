@@ -273,9 +273,9 @@ def test_columns_are_found_by_their_types(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.parametrize(
     ("columns", "options", "error", "said"),
     [
-        ({"x": [1.0, math.inf]}, {}, tp.DataError, r"'x' holds inf, which has no place.*row 1\)"),
+        ({"x": [1.0, math.inf]}, {}, tp.DataError, r"'x' holds inf, which cannot be scaled.*row 1\)"),
         ({"x": [1e308, -1e308]}, {}, tp.DataError, r"up to 1e\+308, too large to scale"),
-        ({"x": ["a"]}, {"numeric": ["x"]}, tp.SchemaError, "'x' is to hold numbers, got string"),
+        ({"x": ["a"]}, {"numeric": ["x"]}, tp.SchemaError, "'x' must hold numbers, got string"),
         ({"x": [1.0, 1.5]}, {"categorical": ["x"]}, tp.DataError, r"that are not whole.*row 1\)"),
         ({"x": pa.array([2**63], pa.uint64())}, {"categorical": ["x"]}, tp.DataError, "63 bits"),
         ({"x": [[1]]}, {}, tp.SchemaError, r"no column holds numbers, texts or bools; there are \['x'\]"),

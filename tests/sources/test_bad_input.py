@@ -24,7 +24,7 @@ def read(path: Path, content: bytes, reader: str, **options: Any) -> list[Any]:
         ("read_parquet", "a.jsonl", b'{"a": 1}', r"a\.jsonl: .*; read_json\(\) is for such files"),
         ("read_arrow", "a.tsv.gz", b"a\tb\n", r"read_csv\(\) is for such files"),
         ("read_json", "a.npz", b"PK", r"not JSON: .*b'PK'; read_numpy\(\) is for such files"),
-        ("read_arrow", "a.feather", b"PAR1....", r"Parquet file: take read_parquet\(\)$"),
+        ("read_arrow", "a.feather", b"PAR1....", r"Parquet file: use read_parquet\(\)$"),
         ("read_webdataset", "a.bin", b"short", r"not a tar archive \(starts with b'short'\)$"),
         ("read_csv", "a.csv", "a,b\n".encode("utf-32"), r"is UTF-32: .* iconv -f utf-32 -t utf-8"),
         ("read_csv", "a.csv", b"a" * 200_000 + b"\n", r"its first line does not name columns: "),

@@ -54,7 +54,7 @@ def test_columns_that_the_format_leaves_out_are_left_out():
 def test_a_transform_that_would_not_be_carried_out_is_refused():
     data = SavedRows(pa.table({"x": [1, 2]}))
     data.format = {"type": "custom", "columns": None}  # type: ignore[misc]
-    with pytest.raises(tp.ConfigError, match=r"would not be carried out.*from_dataset"):
+    with pytest.raises(tp.ConfigError, match=r"would not run.*from_dataset"):
         tp.from_hf(data)
 
 
@@ -212,7 +212,7 @@ def test_an_iterable_dataset_that_shuffles_resumes_exactly_and_says_what_it_cost
         data = datasets.Dataset.from_dict(rows(300)).to_iterable_dataset(num_shards=3)
         return data.shuffle(seed=seed, buffer_size=50)
 
-    with pytest.warns(UserWarning, match=r"no position.*\.shuffle\(buffer_size\) behind from_hf"):
+    with pytest.warns(UserWarning, match=r"no position.*\.shuffle\(buffer_size\) after from_hf"):
         pipe = tp.from_hf(make())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

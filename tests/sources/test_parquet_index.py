@@ -275,7 +275,9 @@ def test_files_that_vanish_between_listing_and_footer_are_missing(tmp_path: Path
     write(tmp_path / "1.parquet", {"x": [1]})
     files = ListFiles(urls=tmp_path).files()
     (tmp_path / "1.parquet").unlink()
-    with pytest.raises(MissingFilesError, match=r"1\.parquet: it was listed, and is gone"):
+    with pytest.raises(
+        MissingFilesError, match=r"1\.parquet: it was listed, but is no longer there"
+    ):
         read_index(files, None, "read_parquet()")
 
 

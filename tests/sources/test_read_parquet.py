@@ -363,7 +363,11 @@ def rewrite(path: Path, rows: pa.Table, **options: Any) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
-    "gone": (Path.unlink, MissingFilesError, "was there when the files were listed, and is gone"),
+    "gone": (
+        Path.unlink,
+        MissingFilesError,
+        "was there when the files were listed, but no longer is",
+    ),
     "cut short": (
         lambda path: os.truncate(path, 5000),
         DataChangedError,

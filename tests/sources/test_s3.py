@@ -180,7 +180,7 @@ def test_an_object_that_changes_after_listing_is_named(options: dict[str, Any]) 
     assert found.reader().read(1, 0, 1).column("id").to_pylist() == [30]
     system.rm("changing/1.parquet")
     with pytest.raises(
-        MissingFilesError, match="was there when the files were listed, and is gone"
+        MissingFilesError, match="was there when the files were listed, but no longer is"
     ):
         found.reader().read(1, 0, 1)
 

@@ -170,8 +170,8 @@ def test_a_state_of_tokens_does_not_go_on_with_rows() -> None:
         ({"max_tokens": 0}, r"batch\(max_tokens\) is an integer of 1 or more"),
         ({"max_tokens": 9, "max_rows": 0}, r"batch\(max_rows\)"),
         ({"max_tokens": 9, "oversize": "drop"}, r'is "error" or "alone", got \'drop\''),
-        ({"batch_size": 4, "max_rows": 2}, "go with max_tokens"),
-        ({"batch_size": 4, "column": "x"}, "go with max_tokens"),
+        ({"batch_size": 4, "max_rows": 2}, r"which is not given; got batch_size"),
+        ({"batch_size": 4, "column": "x"}, r"which is not given; got batch_size"),
         ({"batch_size": 4, "drop_last": 1}, "True or False"),
     ],
 )

@@ -180,7 +180,9 @@ def test_a_state_that_points_past_what_is_there_is_refused() -> None:
     state = bare(iterator.state_dict())
     state["shard-0000"] = json.dumps({**json.loads(state["shard-0000"]), "row": 99})
     pipe.load_state_dict(state)
-    with pytest.raises(tp.StateError, match="after 99 micro-batches of a window that has 5"):
+    with pytest.raises(
+        tp.StateError, match="after 99 micro-batches of a shuffle window, which has only 5"
+    ):
         next(iter(pipe))
 
 
@@ -195,8 +197,8 @@ def test_a_state_that_points_past_what_is_there_is_refused() -> None:
         ({"batch_size": 4, "boundaries": []}, r"ascending lengths, each once, got \[\]"),
         ({"batch_size": 4, "boundaries": [3, 3]}, r"ascending lengths, each once, got \[3, 3\]"),
         ({"batch_size": 4, "boundaries": [2.5]}, r"bucket_by_length\(boundaries\) is an integer"),
-        ({"batch_size": 4, "max_rows": 2}, "go with max_tokens"),
-        ({"max_tokens": 4, "drop_last": True}, "goes with batch_size"),
+        ({"batch_size": 4, "max_rows": 2}, "are options of max_tokens, which is not given"),
+        ({"max_tokens": 4, "drop_last": True}, "is an option of batch_size"),
         ({"batch_size": 4, "drop_last": 1}, "True or False"),
         ({"batch_size": 4, "seed": "x"}, r"bucket_by_length\(seed\)"),
     ],

@@ -85,7 +85,7 @@ def test_labels_of_another_kind_say_what_to_pass() -> None:
         encoded(["0", "1"], 2)
     with pytest.raises(tp.DataError, match=r"'0', which .* \(did you mean 0\?\)"):
         encoded(["0", "1"], [0, 1])
-    with pytest.raises(tp.SchemaError, match=r"is to hold labels.* got binary"):
+    with pytest.raises(tp.SchemaError, match=r"must hold labels.* got binary"):
         encoded([b"x"], ["x"])
 
 

@@ -234,7 +234,10 @@ def test_global_generators_are_left_alone() -> None:
     ("options", "message"),
     [
         ({"rng": 1}, "map(rng) is True or False, got 1"),
-        ({"seed": 1.5}, "map(seed) is an integer, of the generators that rng=True gives; got 1.5"),
+        (
+            {"seed": 1.5},
+            "map(seed) is an integer, the seed of the generators that rng=True gives; got 1.5",
+        ),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:

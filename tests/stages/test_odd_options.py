@@ -90,7 +90,7 @@ def test_several_of_something_have_an_order_that_is_the_same_everywhere(
 
 
 def test_an_iterable_has_an_order_that_is_the_same_everywhere() -> None:
-    with pytest.raises(tp.ConfigError, match="a set, whose order is another one in each process"):
+    with pytest.raises(tp.ConfigError, match="a set, whose order differs between processes"):
         tp.from_iterable({"a", "b"})
 
 

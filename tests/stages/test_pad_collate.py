@@ -170,7 +170,7 @@ class TestPadValue:
             words, labels=True
         )
         with pytest.raises(
-            ConfigError, match=r"words .* is a function .*: give pad_collate\(value="
+            ConfigError, match=r"words .* is a function, .*: give pad_collate\(value="
         ) as caught:
             list(rows.batch(2).pad_collate())
         assert "'input_ids'" in str(caught.value)
@@ -179,7 +179,7 @@ class TestPadValue:
         assert batch["labels"].tolist() == [[1, 3, 5], [3, -100, -100]]
         own = rows.batch(2).pad_collate(columns={"input_ids": {"value": 8}})
         assert next(iter(own))["input_ids"][1].tolist() == [3, 8, 8]
-        with pytest.raises(ConfigError, match=r"is a function .*: give pack\(pad_id="):
+        with pytest.raises(ConfigError, match=r"is a function, .*: give pack\(pad_id="):
             rows.pack(8)
         packed = rows.pack(8, pad_id=9).batch(1).pad_collate(pad_to_multiple_of=10)
         assert next(iter(packed))["input_ids"][0, 4:].tolist() == [9] * 4
@@ -302,7 +302,7 @@ class TestDtypes:
             collated(large, columns=columns)
         with pytest.raises(SchemaError, match="no column 'smal'"):
             collated(large, columns={"smal": {"value": 1}})
-        with pytest.raises(SchemaError, match="to get the mask 'm', and holds no lists"):
+        with pytest.raises(SchemaError, match=r"has no lists to pad.*mask 'm'"):
             collated(large, mask={"small": "m"})
 
     @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ class TestDtypes:
         assert caught.value._trainpipes[1] == 1  # type: ignore[attr-defined]
         with pytest.raises(DataError, match="which int64 cannot hold"):
             one([2**63], pa.uint64())
-        with pytest.raises(SchemaError, match="holds float64, and int64 would cut fractions"):
+        with pytest.raises(SchemaError, match="holds float64, and int64 would cut off fractions"):
             one([[1.5]], pa.list_(pa.float64()), columns={"input_ids": {"dtype": torch.int64}})
         with pytest.raises(DataError, match="holds 2, which bool cannot hold"):
             one([[1, 0], [2]], columns={"input_ids": {"dtype": torch.bool}})
@@ -369,7 +369,7 @@ class TestMasks:
     def test_are_not_made_of_columns_that_are_not_padded(self) -> None:
         rows = pa.table({"input_ids": [1, 2]})
         assert list(collated(rows)[0]) == ["input_ids"]
-        with pytest.raises(SchemaError, match="is to get the mask 'm', and holds no lists"):
+        with pytest.raises(SchemaError, match=r"has no lists to pad.*mask 'm'"):
             collated(rows, mask={"input_ids": "m"})
 
     @pytest.mark.parametrize(
@@ -625,7 +625,7 @@ class TestWhereItStands:
 
     def test_it_makes_tensors_once(self) -> None:
         run = run_of(pa.table({"a": [1]}), [0, 1])
-        with pytest.raises(ConfigError, match="nothing else has collated yet"):
+        with pytest.raises(ConfigError, match="another stage has collated"):
             PadCollate().process(PadCollate().process(run))
 
     def test_it_can_be_pickled_with_the_tokenizer_it_knows(self) -> None:

@@ -170,9 +170,7 @@ def test_workers_of_a_plain_loader_pass_it_over_with_one_notice(
     with monkeypatch.context() as patched:  # in a worker, its warnings would be its own
         patched.setattr(_utils.worker, "_worker_info", info)
         iterator = iter(pipe)
-        with pytest.warns(
-            UserWarning, match=r"to\('meta'\) is carried out by the process that trains"
-        ):
+        with pytest.warns(UserWarning, match=r"to\('meta'\) runs in the process that trains"):
             first = next(iterator)
     assert first["x"].device.type == "cpu"
     loader: DataLoader[Any] = DataLoader(batches().to("meta"), batch_size=None, num_workers=0)

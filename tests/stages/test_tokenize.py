@@ -214,8 +214,8 @@ class TestWhereATokenizerComesFrom:
                 "nowhere/tokenizer.json",
                 "no tokenizer nowhere/tokenizer.json: the nearest directory",
             ),
-            ("gpt2", r"'gpt2' is no path.*nothing is downloaded.*from_pretrained\('gpt2'\)"),
-            ("meta-llama/Llama-3", "is no path, and nothing is downloaded"),
+            ("gpt2", r"'gpt2' is not a path.*downloads no tokenizer.*from_pretrained\('gpt2'\)"),
+            ("meta-llama/Llama-3", "is not a path, and trainpipes downloads no tokenizer"),
             ("s3://bucket/tokenizer.txt", "ends in .json, a SentencePiece model in .model"),
             (None, "a tokenizer is the path of a tokenizer.json.*got None"),
             (7, "got 7"),
@@ -226,7 +226,7 @@ class TestWhereATokenizerComesFrom:
             Tokenize(tokenizer=given)
 
     def test_the_nearest_directory_that_is_there_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=f"that is there is {tmp_path}$"):
+        with pytest.raises(ConfigError, match=f"that exists is {tmp_path}$"):
             Tokenize(tokenizer=tmp_path / "a" / "b" / "tokenizer.json")
 
     def test_a_directory_without_a_tokenizer_is_refused(self, tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ class TestEndToken:
         [
             ("two ends", True, r"has several \(</s>, <\|im_end\|>\); give it: eos=\"<token>\""),
             ("bytes", "</s>", "bytes has no such token; give another, or its id"),
-            ("function", True, r"does not say which its is; give it"),
+            ("function", True, r"does not tell which token that is; give it"),
         ],
     )
     def test_must_be_known(self, tokenizer: Any, eos: Any, message: str) -> None:
@@ -522,7 +522,7 @@ class TestRefusals:
             ({"template": "{a.b}"}, "without index, format"),
             ({"template": "{a}", "columns": "a"}, "leave out columns and pair"),
             ({"labels": "txt"}, r"got 'txt' \(did you mean 'text'\?\)"),
-            ({"labels": "a", "columns": {"a": "b"}}, 'goes with "input_ids"'),
+            ({"labels": "a", "columns": {"a": "b"}}, 'needs ids in a column "input_ids"'),
             ({"keep_text": True, "columns": {"a": "a"}}, "keeps the text column 'a'"),
         ],
     )
@@ -533,11 +533,11 @@ class TestRefusals:
     def test_a_length_without_room_for_special_tokens(self) -> None:
         for options in ({"columns": "a"}, {"columns": ["a", "b"], "pair": True}):
             stage = Tokenize(tokenizer=bracketed(), max_length=1, **options)
-            with pytest.raises(ConfigError, match=r"of which \d tokens are special.*got 1"):
+            with pytest.raises(ConfigError, match=r"with its \d special tokens.*got 1"):
                 stage.process(run_of(pa.table({"a": ["x"], "b": ["y"]})))
 
     def test_a_template_that_writes_the_text_twice(self) -> None:
-        with pytest.raises(ConfigError, match="writes a text 2 times"):
+        with pytest.raises(ConfigError, match="puts a text 2 times"):
             column(Tokenize(tokenizer=bpe("$A </s> $A")), ["x"])
 
     @pytest.mark.parametrize("as_rows", [False, True])
@@ -608,7 +608,7 @@ class TestRefusals:
 
     def test_it_stands_below_what_makes_tensors(self) -> None:
         run = run_of(pa.table({"text": ["a"]}), [0, 1]).with_items([{}])
-        with pytest.raises(ConfigError, match="stands below pad_collate"):
+        with pytest.raises(ConfigError, match="before pad_collate"):
             Tokenize(tokenizer="bytes").process(run)
 
 

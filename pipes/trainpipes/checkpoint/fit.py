@@ -105,8 +105,8 @@ def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
             raise StateError(one.problem or "there is no state")
         if one.kept_by == "datasets":
             raise StateError(
-                "this is the position of pipe.to_hf() with the stages of datasets above it: load it by "
-                "the trainer that saved it"
+                "this is the position of a pipe.to_hf() that further stages of Hugging Face "
+                "datasets follow: load it with the trainer that saved it"
             )
     several = {
         id(state): state for one in group for state in one.states

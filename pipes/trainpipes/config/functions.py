@@ -43,7 +43,8 @@ def imported(name: str) -> Any:
     module_name, _, path = name.partition(":")
     if module_name == "__main__":
         raise ValueError(
-            f"{name} is of the program that runs, which is another one each time: put it into a module"
+            f"{name} is defined in the script that runs, and other programs cannot import it from "
+            f"there: put it into a module"
         )
     try:
         module = importlib.import_module(module_name)
@@ -83,12 +84,15 @@ def name_of(value: Any) -> str:
     if "<locals>" in path:
         raise ValueError(f"{path.replace('<locals>.', '')} is made within a function")
     if module == "__main__":
-        raise ValueError(f"{path} is of the program that runs, which is another one each time")
+        raise ValueError(
+            f"{path} is defined in the script that runs, and other programs cannot "
+            f"import it from there"
+        )
     try:
         found = functools.reduce(getattr, path.split("."), sys.modules[module])
     except (AttributeError, KeyError):
         raise ValueError(f"{module}:{path} is not there") from None
     same = found is value or (not isinstance(value, FunctionType | type) and found == value)
     if not same:
-        raise ValueError(f"{module}:{path} is another one")
+        raise ValueError(f"{module}:{path} is another object")
     return f"{module}:{path}"

@@ -220,8 +220,9 @@ def _of_groups(given: GivenFiles, found: Found, num_shards: int) -> Iterator[Fin
         yield Finding(
             "warning",
             "one_member",
-            f"compressed files can only be entered at few places, up to {amount(float(sizes.max()))} apart: "
-            "they are read again from there by each shard and on a resume",
+            "compressed files can only be read from few places on, up to "
+            f"{amount(float(sizes.max()))} apart: each shard, and each resume, reads from the "
+            "last such place",
             repack(given, ""),
         )
     small = len(lengths) >= MANY and rows < SMALL_ROWS and float(np.median(sizes)) < SMALL_BYTES

@@ -137,7 +137,8 @@ class TableStage(RunStage):
     def process(self, run: Run) -> Run:
         if run.items is not None:
             raise ConfigError(
-                f"{self} works on columns, and stands above pad_collate() or collate(): put it before"
+                f"{self} works on columns, and after pad_collate() or collate() there are none: put "
+                "it before them"
             )
         block = run.block
         table = table_of(block.data, self)
@@ -150,15 +151,15 @@ class TableStage(RunStage):
         if not isinstance(found, pa.Table) or len(found) != len(table):
             got = f"{len(found)} rows" if isinstance(found, pa.Table) else type(found).__name__
             raise DataError(
-                f"{self} is given a table of {len(table)} rows and returns one of as many, got {got}; to "
-                "drop rows use filter()",
+                f"{self} must return as many rows as it is given, {len(table)}, got {got}; to drop "
+                "rows use filter()",
                 stage=str(self),
             )
         return run.with_block(block.with_data(found))
 
 
 class RowStage(RunStage):
-    """A stage on each row by itself, as a dict or what else the source gives; above a batch, on each item.
+    """A stage on each row by itself, as a dict or what else the source gives; after ``batch``, on each item.
 
     >>> import trainpipes as tp
     >>> class AddSuffix(tp.RowStage):
@@ -433,7 +434,7 @@ class _Processed:
             epochs.add(round_of(below.cursors.state(0)))
             if len(epochs) > MOST_EMPTY_EPOCHS + 1:
                 raise DataError(
-                    f"{self._stage} let no row of {MOST_EMPTY_EPOCHS} whole epochs through, and under "
-                    "repeat() would look for one for ever: check its condition",
+                    f"{self._stage} kept no row in {MOST_EMPTY_EPOCHS} epochs, so that repeat() "
+                    "would wait forever: check its condition",
                     stage=str(self._stage),
                 )

@@ -85,7 +85,7 @@ class Stage:
         by_row: whether what becomes of a row depends on its number, too, as random choices do.
         by_place: whether it depends on where the row is from.
         finds_types: whether types of columns that come out are those of the data's first rows.
-        by_epoch: whether it depends on the epoch: then nothing above it can be kept in a ``cache()``.
+        by_epoch: whether it depends on the epoch: then no later ``cache()`` can keep its rows.
         needs_columns: whether it works on Arrow columns, which rows that are Python objects are turned
             into below it.
         takes_objects: of one that does, whether it also takes rows of which Arrow can't make columns.

@@ -22,7 +22,7 @@ __all__ = ["Batch"]
 class Batch(BatchingStage):
     """Cuts rows into micro-batches.
 
-    In: rows. Out: micro-batches; without a collate above, each is a list of rows. The epoch is cut
+    In: rows. Out: micro-batches; without a collate after it, each is a list of rows. The epoch is cut
     in whole micro-batches over all shards, so that there is at most one short one in an epoch and
     as many as a plain ``DataLoader`` gives (where a filter makes counts unknown: one short one a
     shard). Cursor: that of the last row; nothing of an open batch is kept. Costs nothing.
@@ -70,8 +70,8 @@ class Batch(BatchingStage):
             whole_number(self.batch_size, 1, "batch(batch_size)", "rows in a micro-batch")
             if (self.max_rows, self.column, self.oversize) != (None, None, None):
                 raise ConfigError(
-                    "batch(max_rows, column, oversize) go with max_tokens; got batch_size="
-                    f"{self.batch_size} without it"
+                    "batch(max_rows, column, oversize) are options of batch(max_tokens=...), which "
+                    f"is not given; got batch_size={self.batch_size}"
                 )
         elif self.batch_size is not None:
             raise ConfigError(

@@ -94,12 +94,14 @@ class BucketByLength(BatchingStage):
         if self._budget is not None:
             if self.drop_last is not False:
                 raise ConfigError(
-                    f"{name}(drop_last) goes with batch_size, got max_tokens={self.max_tokens}"
+                    f"{name}(drop_last) is an option of batch_size, got max_tokens={self.max_tokens}"
                 )
         else:
             whole_number(self.batch_size, 1, f"{name}(batch_size)", "rows in a micro-batch")
             if self.max_rows is not None or self.oversize is not None:
-                raise ConfigError(f"{name}(max_rows, oversize) go with max_tokens, got none")
+                raise ConfigError(
+                    f"{name}(max_rows, oversize) are options of max_tokens, which is not given"
+                )
         if self.boundaries is not None and self.num_buckets is not None:
             raise ConfigError(
                 f"{name}() takes boundaries or num_buckets, got {shown(self.boundaries)} and "
@@ -234,8 +236,8 @@ class _Buckets:
         items = len(bounds) - 1
         if self._item and self._item >= items:
             raise StateError(
-                f"{stage}: the state is from after {self._item} micro-batches of a window that has "
-                f"{items}; it was edited or is damaged: load it as it was saved"
+                f"{stage}: the state is from after {self._item} micro-batches of a shuffle window, "
+                f"which has only {items}; it was edited or is damaged: load it as it was saved"
             )
         held.gave(items > 0, stage)
         if items:

@@ -30,7 +30,7 @@ class Cache(CacheStage):
     and renamed, for their owner alone; one that is cut short, damaged, or another user's is made again.
     Where the disk is full or the folder cannot be written, it says so once and goes on without, until it can.
 
-    A function that gives something else each time it is called, or from epoch to epoch, must stand above
+    A function that gives something else each time it is called, or from epoch to epoch, must come after
     it. Rows that a Python function returned are kept as Arrow columns: arrays and tuples come back as
     lists, and what Arrow cannot hold is refused.
 
@@ -44,7 +44,7 @@ class Cache(CacheStage):
         enabled: False leaves it out. ``TRAINPIPES_CACHE=off`` does so everywhere.
 
     Raises:
-        ConfigError: it stands after ``shuffle``, ``batch`` or ``repeat``, or above a source without
+        ConfigError: it stands after ``shuffle``, ``batch`` or ``repeat``, or on a source without
             blocks; or a function uses an object that does not say what it holds, and has no version.
         SchemaError: a row that a function returned does not come back from Arrow as it was.
 

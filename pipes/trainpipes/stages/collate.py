@@ -70,7 +70,10 @@ class Collate(RunStage):
 
     def process(self, run: Run) -> Run:
         if run.items is not None:
-            raise ConfigError(f"{self} stands above batch(), and nothing else has collated yet")
+            raise ConfigError(
+                f"{self} takes rows that batch() has grouped, and another stage has "
+                "collated them already: leave one of the two out"
+            )
         if self.format == "rows":
             if self.fn is not None:
                 return run.with_items(each(self, self.fn, run))
@@ -162,17 +165,19 @@ def unfit(rows: Sequence[Any]) -> BadCell:
             first, row, where = first[name], row[name], f"column {name!r}"
     if row is None:
         problem = (
-            "is null, which has no place in a tensor: fill it with map(), or drop it with filter()"
+            "is null, which a tensor cannot hold: fill it with map(), or drop it with filter()"
         )
     elif size_of(row) is not None and size_of(first) not in (None, size_of(row)):
         problem = (
-            f"has the shape {size_of(row)} where the first row of its micro-batch has {size_of(first)}, and "
-            "rows are stacked as they are: pad_collate() pads lists of numbers"
+            f"has the shape {size_of(row)} where the first row of its micro-batch has "
+            f"{size_of(first)}, and only equal shapes can be stacked: pad_collate() pads lists "
+            "of numbers"
         )
     else:
         problem = (
-            f"is {shown(row, 60)} ({type(row).__name__}), of which torch's default_collate makes no tensor "
-            "here: leave it out with select(), make a number of it with map(), or use pad_collate()"
+            f"is {shown(row, 60)} ({type(row).__name__}), which torch's default_collate cannot make "
+            "a tensor of: leave the column out with select(), make numbers of it with map(), "
+            "or use pad_collate()"
         )
     return BadCell(number, f"{where} {problem}")
 

@@ -59,8 +59,8 @@ class ColumnFunction(RunStage):
         """
         if run.items is not None:
             raise ConfigError(
-                f"{self} stands below pad_collate() or collate(), which make tensors of columns; "
-                "above them use map()"
+                f"{self} must come before pad_collate() or collate(), which make tensors of "
+                "columns; after them use map()"
             )
         columns = columns_as(run.block, self.format, self)
         try:

@@ -28,7 +28,7 @@ class Draw(OrderStage):
     own work (30 ns a row for a random order), and the reading of single rows. Each consumer reads its
     own rows only.
 
-    It orders the rows, so there is no ``shuffle`` beside it. Stages that drop rows stand above it.
+    It orders the rows, so there is no ``shuffle`` beside it. Stages that drop rows come after it.
 
     Args:
         sampler: one of ``trainpipes.samplers``, or one of your own (``RowSampler``); or a sampler of

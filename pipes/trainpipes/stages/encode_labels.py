@@ -110,7 +110,8 @@ class EncodeLabels(RunStage):
         if self.counts is not None:
             if not several(self.counts) or len(self.counts) != self.num_classes:
                 raise ConfigError(
-                    f"encode_labels(counts) are the rows of each of {self.num_classes:,} classes, got "
+                    f"encode_labels(counts) are the numbers of rows of the {self.num_classes:,} "
+                    "classes, got "
                     f"{shown(self.counts)}"
                 )
             for count in self.counts:

@@ -60,13 +60,13 @@ class Enumerate(RunStage):
         for stage in below:
             if stage.role in ("shuffle", "pack", "batch", "repeat") or not stage.keeps_rows:
                 raise ConfigError(
-                    f"{self} numbers rows in file order: put it before {stage.name}(), or number what "
-                    "comes in the loop, for n, batch in enumerate(loader)"
+                    f"{self} numbers rows in file order: put it before {stage.name}(), or number "
+                    "the batches in the loop, for n, batch in enumerate(loader)"
                 )
             if isinstance(stage, MixingSource):
                 raise ConfigError(
-                    f"{self} numbers rows in file order, which those of several sources have each by "
-                    f"itself: put it before {stage.name}(), in each of its sources"
+                    f"{self} numbers rows in file order, and each of several sources has its own: "
+                    f"put it before {stage.name}(), in each of its sources"
                 )
         passed = sum(stage.options["count"] for stage in below if stage.role == "skip")
         return self.resolved(_passed=passed)

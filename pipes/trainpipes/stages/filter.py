@@ -22,7 +22,7 @@ __all__ = ["Filter"]
 
 
 class Filter(RunStage):
-    """Keeps the rows for which a predicate holds; above a batch, the batches.
+    """Keeps the rows for which a predicate holds; after ``batch``, the batches.
 
     In: rows or items. Out: those kept, unchanged and in order. Cursor: none of its own. A
     ``pyarrow.compute`` expression costs nanoseconds a row, a Python function a call a row. How
@@ -87,7 +87,7 @@ class Filter(RunStage):
             kept = table.append_column("", to_arrow(np.arange(len(table)))).filter(self.predicate)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
             raise SchemaError(
-                f"{self} cannot be asked of columns {table.column_names}: {error}", stage=str(self)
+                f"{self} does not fit the columns {table.column_names}: {error}", stage=str(self)
             ) from error
         mask = np.zeros(len(table), dtype=np.bool_)
         mask[to_numpy(kept.column(table.num_columns))] = True

@@ -178,8 +178,8 @@ class _Rows:
             self._run = None
             if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
                 raise DataError(
-                    f"{self._stage} made nothing of the rows of {MOST_EMPTY_EPOCHS} whole epochs, and under "
-                    "repeat() would wait for some for ever",
+                    f"{self._stage} made nothing of the rows of {MOST_EMPTY_EPOCHS} epochs, so that "
+                    "repeat() would wait forever: check its function",
                     stage=str(self._stage),
                 )
 
@@ -235,8 +235,9 @@ class _Rows:
             self._failed(error, run, number)
         if passed < self._used:
             raise StateError(
-                f"{self._stage}: the state is from after {self._used} rows made of one that gives "
-                f"{passed}; the function gives others now, or the state was edited or is damaged"
+                f"{self._stage}: the state is from after {self._used} rows made of one row, for "
+                f"which the function now gives {passed}: use the function as it was, or load "
+                "the state as it was saved"
             )
 
     def _take(self, run: Run, number: int, most: int) -> list[Any]:

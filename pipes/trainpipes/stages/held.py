@@ -120,7 +120,7 @@ class Held:
             self._seen.clear()
         elif len(self._seen) > MOST_EMPTY_EPOCHS + 1:
             raise DataError(
-                f"{stage} made nothing of the rows of {MOST_EMPTY_EPOCHS} whole epochs, and under repeat() "
-                "would wait for some for ever: they hold no tokens, or all of them are dropped",
+                f"{stage} made nothing of the rows of {MOST_EMPTY_EPOCHS} epochs, so that repeat() "
+                "would wait forever: they hold no tokens, or all of them are dropped",
                 stage=str(stage),
             )

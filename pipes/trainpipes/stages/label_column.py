@@ -57,7 +57,7 @@ class LabelColumn:
             self.values = self._whole(to_numpy(array))
         else:
             raise SchemaError(
-                f"{asker}: column {name!r} is to hold labels, which are texts, integers, bools or lists of "
+                f"{asker}: column {name!r} must hold labels, which are texts, integers, bools or lists of "
                 f"these, got {kind}: make texts of them with map(), or name another column",
                 stage=str(asker),
             )

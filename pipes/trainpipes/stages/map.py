@@ -1,4 +1,4 @@
-"""``map``: a Python function on each row, or on each item above a batch."""
+"""``map``: a Python function on each row, or on each batch."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ CHUNKS = 2
 class Map(RunStage):
     """Applies a function to each item.
 
-    In: rows, or what stands above a batch: lists of rows, collated batches. Out: what the function
+    In: rows; after ``batch``, lists of rows; after a collate, its batches. Out: what the function
     returns; None is refused (to drop rows use ``filter``). Cursor: none of its own. Costs a Python
     call an item; rows come as dicts of Python values and of arrays that ``map_batches`` made
     (about 1 us a column), so prefer ``map_batches`` where Arrow or NumPy can do the work.
 
     With ``rng=True`` it gets a ``numpy.random.Generator`` too, for augmentations: the same for the same row
     in the same epoch, after any resume, on any number of ranks, workers and threads; another one for
-    another row, epoch, seed or function. Above a batch it is that of the rows of the batch. A row that a
+    another row, epoch, seed or function. After ``batch`` it is that of the rows of the batch. A row that a
     sampler draws twice is told apart by its place in the epoch, a packed row by its first token. Costs about
     5 us an item. torch takes a seed from it: ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
 
@@ -81,7 +81,7 @@ class Map(RunStage):
             there. A fork copies locks that threads of this process hold, and may hang.
 
     Raises:
-        WorkerError: a worker process died; names the row that it had at hand.
+        WorkerError: a worker process died; names the row that it worked on.
         ConfigError: the function or an item does not pickle.
         DataError: the function returned None, or what does not pickle.
 
@@ -116,7 +116,7 @@ class Map(RunStage):
     def check(self) -> None:
         if not callable(self.fn):
             raise ConfigError(f"map(fn) takes a function of one row, got {shown(self.fn)}")
-        whole_number(self.seed, None, "map(seed)", "of the generators that rng=True gives")
+        whole_number(self.seed, None, "map(seed)", "the seed of the generators that rng=True gives")
         whole_number(
             self.num_workers, 0, "map(num_workers)", "threads or processes that call the function"
         )

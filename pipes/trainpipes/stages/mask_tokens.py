@@ -56,7 +56,7 @@ class MaskTokens(RunStage):
         whole_words: choose words, all of whose tokens are hidden then. Where words begin is told by the
             tokenizer's vocabulary: "##" goes on, "Ġ" and "▁" begin.
         tokenizer: says which its special tokens and its mask are, as ``tokenize`` takes it; by default that
-            of the ``tokenize`` below.
+            of the ``tokenize`` before it.
         mask_id: the mask token; by default the tokenizer's.
         special_ids: tokens that are never chosen; by default the tokenizer's special ones.
         vocab_size: random tokens are from 0 to this; by default the tokenizer's.
@@ -134,8 +134,8 @@ class MaskTokens(RunStage):
             lacking.append("whole_words")
         if self._own is None and not makers and lacking:
             raise ConfigError(
-                f"{self} needs a tokenizer to tell {', '.join(lacking)}, and no tokenize() stands below: "
-                "pass tokenizer=..., or say them"
+                f"{self} needs a tokenizer to tell {', '.join(lacking)}, and there is no tokenize() "
+                "before it: pass tokenizer=..., or give these options"
             )
         return self.resolved(_below=makers[-1] if makers and self._own is None else None)
 

@@ -81,7 +81,7 @@ class Pack(CutStage):
             is counted: a warning of the logger ``trainpipes`` says so, and ``explain()`` how much so far.
         along: other columns of as many numbers as ``column`` to pack the same way; padded with 0.
         seed: of the order of a window's rows.
-        pad_id: what input_ids are padded with: by default the pad token of the ``tokenize`` below, or 0;
+        pad_id: what input_ids are padded with: by default the pad token of the ``tokenize`` before it, or 0;
             to be given where a function tokenizes.
 
     Raises:
@@ -145,7 +145,7 @@ class Pack(CutStage):
         if tokenize is not None and not tokenize.says_pad_id:
             raise ConfigError(
                 f"{self} fills rows up with the tokenizer's pad token, and {tokenize.maker} is a "
-                "function that does not say which that is: give pack(pad_id=...)"
+                "function, which does not tell its pad token: give pack(pad_id=...)"
             )
         crosses = any(stage.role == "repeat" for stage in below)
         return self.resolved(_crosses=crosses, _tokenize=tokenize)
@@ -195,8 +195,8 @@ class Pack(CutStage):
     def misplaced(self, used: int) -> StateError:
         """What to raise where a cursor points past what is read there."""
         return StateError(
-            f"{self}: the state is from after {used} rows or tokens of what is read here, which are not "
-            "there; it was edited or is damaged: load it as it was saved"
+            f"{self}: the state is from after {used} rows or tokens of a part of the data that has "
+            "fewer; it was edited or is damaged: load it as it was saved"
         )
 
 

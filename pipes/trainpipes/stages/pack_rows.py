@@ -101,7 +101,7 @@ def documents_of(
 def _int32(values: Array, lengths: IntArray, name: str, block: Block, asker: Stage) -> Array:
     if values.dtype.kind not in "iu" and values.size:
         raise SchemaError(
-            f"{asker}: column {name!r} is to hold token ids, got {values.dtype}", stage=str(asker)
+            f"{asker}: column {name!r} must hold token ids, got {values.dtype}", stage=str(asker)
         )
     ends = np.cumsum(lengths)
     try:

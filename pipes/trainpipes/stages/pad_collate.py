@@ -107,13 +107,13 @@ class PadCollate(RunStage):
 
     Args:
         max_length: L of every ragged column; longer rows are cut.
-        pad_to_multiple_of: L is rounded up to a multiple of it, also above ``max_length``.
-        padding_side: the side that is filled up: "right" (the default, unless the tokenizer below
+        pad_to_multiple_of: L is rounded up to a multiple of it, even if that is more than ``max_length``.
+        padding_side: the side that is filled up: "right" (the default, unless the tokenizer before
             pads on the left) or "left".
         truncation_side: the side on which rows longer than ``max_length`` are cut: "right" (the
             default) or "left".
         value: what ragged columns are padded with. Left out, columns of token ids get the pad
-            token of the ``tokenize`` below, others 0; to be given where a function tokenizes, which
+            token of the ``tokenize`` before it, others 0; to be given where a function tokenizes, which
             does not say what its pad token is. "labels" get -100, "attention_mask" and
             "token_type_ids" 0, unless ``columns`` says otherwise.
         mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 where there is a
@@ -260,7 +260,10 @@ class PadCollate(RunStage):
 
     def process(self, run: Run) -> Run:
         if run.items is not None:
-            raise ConfigError(f"{self} stands above batch(), and nothing else has collated yet")
+            raise ConfigError(
+                f"{self} takes rows that batch() has grouped, and another stage has "
+                "collated them already: leave one of the two out"
+            )
         if run.bounds is None:
             return run.with_items(self._of_foreign(run))
         if run.block.has_columns:
@@ -500,7 +503,7 @@ class PadCollate(RunStage):
             if self._pack is None and not tokenize.says_pad_id:
                 raise ConfigError(
                     f"{self}: column {name!r} is padded with the tokenizer's pad token, and "
-                    f"{tokenize.maker} is a function that does not say which that is: give "
+                    f"{tokenize.maker} is a function, which does not tell its pad token: give "
                     "pad_collate(value=...)"
                 )
             value = tokenize.pad_id if self._pack is None else self._pack.fill_id

@@ -72,7 +72,7 @@ Column = Ragged | Even | Opaque
 
 
 TWO_RAGGED = (
-    "holds lists of lists, and one ragged dimension is what can be padded: flatten it with "
+    "holds lists of lists, and only one dimension of different lengths can be padded: flatten it with "
     "map_batches(), or leave it out with select()"
 )
 
@@ -152,7 +152,7 @@ def _refuse_null(array: Any, name: str) -> None:
 
 def no_null(name: str) -> str:
     return (
-        "is null, which has no place in a tensor: fill it with map_batches(), or drop such rows "
+        "is null, which a tensor cannot hold: fill it with map_batches(), or drop such rows "
         f"with .filter(pc.field({name!r}).is_valid())"
     )
 
@@ -166,7 +166,9 @@ def _refuse_null_within(values: Any, starts: IntArray) -> None:
 
 
 def no_mask(mask: str) -> BadCell:
-    return BadCell(None, f"is to get the mask {mask!r}, and holds no lists that are padded")
+    return BadCell(
+        None, f"has no lists to pad, so that it cannot get the mask {mask!r}: leave its mask out"
+    )
 
 
 NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_batches()"
@@ -270,7 +272,7 @@ def check_fit(values: Any, dtype: np.dtype[Any], row_of: Any) -> None:
     """Raise BadCell unless all integers can be had in ``dtype``, and no fraction is lost."""
     if values.dtype.kind == "f" and dtype.kind in "iub":
         raise BadCell(
-            None, f"holds {values.dtype}, and {dtype} would cut fractions: give a float dtype"
+            None, f"holds {values.dtype}, and {dtype} would cut off fractions: give a float dtype"
         )
     place = first_unfit(values, dtype)
     if place is not None:

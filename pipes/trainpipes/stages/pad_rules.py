@@ -86,7 +86,7 @@ def numpy_dtype(dtype: Any, asker: str) -> np.dtype[Any]:
     except TypeError:
         raise ConfigError(
             f"{asker}(dtype) is a torch.dtype that NumPy has too (torch.int64, torch.float32, …), got "
-            f"{dtype!r}; for another, convert in a map() above"
+            f"{dtype!r}; for another, convert in a map() after it"
         ) from None
 
 

@@ -30,7 +30,7 @@ def row_table(run: Run, asker: Stage) -> tuple[Block, pa.Table]:
     """
     if run.items is not None:
         raise ConfigError(
-            f"{asker} works on columns of rows, and stands below pad_collate() or collate()"
+            f"{asker} works on columns of rows: put it before pad_collate() or collate()"
         )
     block = columns_of(run.block, asker)
     table = block.data

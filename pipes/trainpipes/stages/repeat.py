@@ -9,17 +9,17 @@ __all__ = ["Repeat"]
 
 
 class Repeat(RepeatStage):
-    """Goes on with the next epoch where one ends, each in its own order.
+    """Starts the next epoch where one ends, each in its own order.
 
-    In and out: rows or micro-batches. Before ``batch``, micro-batches go across the epochs' joints and
+    In and out: rows or micro-batches. Before ``batch``, micro-batches may hold rows of two epochs, and
     none is short; after it, each epoch ends with its own last micro-batch. An endless pipeline goes on
     where it stands when it is iterated again. Cursor: the epoch. Costs nothing.
 
     Args:
-        times: epochs in a pass; None for no end.
+        times: epochs that one ``iter()`` gives; None for no end.
 
     Raises:
-        DataError: a stage below yields nothing in a whole epoch.
+        DataError: the stages before it give nothing in a whole epoch.
     """
 
     times: int | None = None

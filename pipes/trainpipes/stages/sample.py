@@ -73,8 +73,8 @@ class Drawn(RunStage):
                 hashes = hash_keys(run.block.data, self._key, self)
             except NullKey as null:
                 error = DataError(
-                    f"{self}: a row's key is null, so that it belongs nowhere: drop such rows with filter() "
-                    "before, or choose another key",
+                    f"{self}: a row's key is null, so that no part can be chosen for it: drop such "
+                    "rows with filter() before, or choose another key",
                     stage=str(self),
                 )
                 blame(error, self, int(run.block.ids[null.row]))

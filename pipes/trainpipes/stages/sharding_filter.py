@@ -18,7 +18,7 @@ class ShardingFilter(DealStage):
     ``m % num_shards``; rank r of R takes every m with ``m % R == r``. So the sequence is the same
     on any number of ranks that divides ``num_shards``, and a state saved on one can be resumed on
     another. Cursor: one for each shard, unless batches are counted. Costs nothing; large data is read
-    by each rank in its own part only. Stands anywhere before ``batch``.
+    by each rank in its own part only. Put it anywhere before ``batch``.
 
     Args:
         num_shards: S, logical shards. A number with many divisors fits many world sizes: 24, 48,

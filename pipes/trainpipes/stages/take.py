@@ -37,8 +37,8 @@ class _Counted(CutStage):
 class Take(_Counted):
     """Gives the first ``count`` items of each epoch.
 
-    In and out: rows, or micro-batches above ``batch``. Directly after the source the rows are
-    counted in file order; above ``batch``, micro-batches are counted over all ranks.
+    In and out: rows, or micro-batches after ``batch``. Directly after the source the rows are
+    counted in file order; after ``batch``, micro-batches are counted over all ranks.
 
     Args:
         count: items.
@@ -95,8 +95,8 @@ class _Counter:
             if epoch != self._epoch:
                 if self._guard.next_epoch():
                     raise DataError(
-                        "repeat() goes on for ever only where an epoch gives something, and take() or "
-                        f"skip() left nothing of {MOST_EMPTY_EPOCHS} in a row"
+                        "repeat() would wait forever: take() or skip() left nothing of "
+                        f"{MOST_EMPTY_EPOCHS} epochs in a row"
                     )
                 self._passed = 0
                 self._state = run.cursors.state(0)

@@ -146,8 +146,8 @@ def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
     except UnicodeEncodeError as error:
         bad = next(k for k, text in enumerate(texts) if text == error.object)
         problem = DataError(
-            f"{asker}: column {name!r} holds a surrogate, which is no character and has no UTF-8 "
-            "form; clean it in the map() that makes it",
+            f"{asker}: column {name!r} holds a surrogate (half of a character), which UTF-8 cannot "
+            "write; clean it in the map() that makes it",
             stage=str(asker),
         )
         blame(problem, asker, int(block.ids[bad]))
@@ -166,8 +166,8 @@ def _null(name: str, row_id: int, asker: Stage) -> DataError:
 
 def _no_text(name: str, found: str, asker: Stage) -> SchemaError:
     return SchemaError(
-        f"{asker}: column {name!r} holds {found}, and text is what can be tokenized; make it a "
-        "string with map_batches()",
+        f"{asker}: column {name!r} holds {found}, and only text can be tokenized; make it a string "
+        "with map_batches()",
         stage=str(asker),
     )
 
@@ -177,7 +177,7 @@ def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]
     if templated:
         if columns != "text" or pair:
             raise ConfigError(
-                "tokenize(template) says which columns it is made of: leave out columns and pair"
+                "tokenize(template) names its columns itself: leave out columns and pair"
             )
         return {"input_ids": []}
     if isinstance(columns, Mapping):
@@ -188,7 +188,7 @@ def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]
         outputs = {ids: [text] for text, ids in columns.items()}
         if len(outputs) < len(columns):
             raise ConfigError(
-                "tokenize(columns): two text columns are to become one of ids; to join them pass a "
+                "tokenize(columns): two text columns would become one column of ids; to join them pass a "
                 f"list, got {shown(columns)}"
             )
         names: list[str] = []
@@ -206,8 +206,8 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
         return None
     if "input_ids" not in outputs:
         raise ConfigError(
-            f'tokenize(labels) goes with "input_ids", and the ids become {list(outputs)}; name a '
-            'column of ids "labels" instead'
+            'tokenize(labels) needs ids in a column "input_ids", and here they are in '
+            f'{list(outputs)}; name a column of ids "labels" instead'
         )
     if labels is True:
         return True

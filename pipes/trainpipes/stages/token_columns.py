@@ -86,13 +86,13 @@ def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
             if (lengths < 0).any():
                 place = int(np.argmax(lengths < 0))
                 raise _at_row(
-                    f"{asker}: column {name!r} is to say how long a row is, and holds "
+                    f"{asker}: column {name!r} must tell how long a row is, and holds "
                     f"{lengths[place]}: lengths are 0 or more",
                     asker, int(block.ids[place]),
                 )  # fmt: skip
             return lengths
     raise SchemaError(
-        f"{asker}: column {name!r} is to say how long a row is, as a list of numbers or as an integer, "
+        f"{asker}: column {name!r} must tell how long a row is, as a list of numbers or as an integer, "
         f"got {_kind(block, name)}; name another by column=...",
         stage=str(asker),
     )
@@ -128,7 +128,7 @@ def _length_of_row(row: Any, name: str, asker: Stage) -> int:
         length = -1
     if not 0 <= length < 1 << 63:
         raise SchemaError(
-            f"{asker}: column {name!r} is to say how long a row is, as a list of numbers or as an integer "
+            f"{asker}: column {name!r} must tell how long a row is, as a list of numbers or as an integer "
             f"of 0 or more, got {shown(value, 60)}; name another by column=...",
             stage=str(asker),
         )
@@ -150,7 +150,7 @@ def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any],
         rows, length = read.values.shape
         return read.values.reshape(-1), np.full(rows, length, dtype=np.int64)
     raise SchemaError(
-        f"{asker}: column {name!r} is to hold a list of numbers a row, got {_kind(block, name)}; "
+        f"{asker}: column {name!r} must hold a list of numbers a row, got {_kind(block, name)}; "
         "tokenize() makes such columns",
         stage=str(asker),
     )
@@ -166,7 +166,7 @@ def ids_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], Int
     values, lengths = numbers_of(block, name, asker)
     if values.dtype.kind not in "iu":
         raise SchemaError(
-            f"{asker}: column {name!r} is to hold lists of token ids, which are integers, got "
+            f"{asker}: column {name!r} must hold lists of token ids, which are integers, got "
             f"{_kind(block, name)}",
             stage=str(asker),
         )

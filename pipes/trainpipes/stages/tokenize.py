@@ -32,7 +32,7 @@ class Tokenize(Tokenizes):
     In: rows with columns of text (string, large_string, string_view, dictionary of these), without
     nulls. Out: the same rows; the text columns replaced by columns ``list<int32>`` of ids (in rows
     that are dicts, by int32 arrays). Cursor: none of its own. Costs what the tokenizer costs, and
-    about 35 ns a token above it (5 with gigatoken); best after a shuffle and a sharding filter, so that
+    about 35 ns a token more (5 with gigatoken); best after a shuffle and a sharding filter, so that
     each consumer tokenizes only what it trains on, and nothing twice after a resume.
 
     The tokenizer is loaded at first use, once in each process, for all threads. What is cut is text;
@@ -124,8 +124,8 @@ class Tokenize(Tokenizes):
         taken = sorted(set(self._texts) & set(self._outputs))
         if self.keep_text and taken:
             raise ConfigError(
-                f"tokenize(keep_text=True) keeps the text column {taken[0]!r}, and the ids are to "
-                "have that name too; give them another by columns={text: ids}"
+                f"tokenize(keep_text=True) keeps the text column {taken[0]!r}, and the ids would "
+                f"have that name too; give them another by columns={{text: ids}}"
             )
         if isinstance(self._engine, Function) and self.eos is True:
             raise ConfigError(self._no_end({}))
@@ -196,7 +196,7 @@ class Tokenize(Tokenizes):
         return next(iter(ends.values()))
 
     def _no_end(self, ends: Mapping[str, int]) -> str:
-        said = f"has several ({', '.join(ends)})" if ends else "does not say which its is"
+        said = f"has several ({', '.join(ends)})" if ends else "does not tell which token that is"
         return (
             f"tokenize(eos=True) needs the tokenizer's end token, and {self._engine} {said}; give it: "
             'eos="<token>" or eos=<id>'
@@ -217,7 +217,7 @@ class Tokenize(Tokenizes):
         room = self.max_length
         if room is not None and room < special:
             raise ConfigError(
-                f"{self}: max_length is the whole sequence, of which {special} tokens are special ones "
+                f"{self}: max_length counts the whole sequence, with its {special} special tokens "
                 f"(or the end token), got {room}; raise it, or pass add_special_tokens=False"
             )
 
@@ -226,7 +226,7 @@ class Tokenize(Tokenizes):
     def process(self, run: Run) -> Run:
         if run.items is not None:
             raise ConfigError(
-                f"{self} stands below pad_collate() or collate(), which make tensors of columns"
+                f"{self} must come before pad_collate() or collate(), which make tensors of columns"
             )
         block = run.block
         if isinstance(block.data, list) and not block.data:

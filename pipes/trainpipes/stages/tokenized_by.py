@@ -14,7 +14,7 @@ __all__ = ["TokenizedBy"]
 
 
 class TokenizedBy(Tokenizes):
-    """Says which tokenizer has made the ids that rows hold already, for the stages above that ask: ``pack``
+    """Says which tokenizer has made the ids that rows hold already, for later stages that ask: ``pack``
     and ``pad_collate`` for the pad token and the side, ``mask_tokens`` for the mask token.
 
     In: rows, out: the same rows. Cursor: none of its own. Costs nothing; the tokenizer is loaded when it is

@@ -1,4 +1,4 @@
-"""What stages that make token ids share: the tokenizer, and what it says to stages above."""
+"""What stages that make token ids share: the tokenizer, and what it says to later stages."""
 
 from __future__ import annotations
 

@@ -145,8 +145,9 @@ class Chat:
                 before = self._text(prompt, tools, prompt=True)
                 if not text.startswith(before):
                     raise DataError(
-                        "the chat template writes the prompt otherwise where it is all, or the response "
-                        "does not start with the assistant: it cannot be told where the response starts"
+                        "the chat template writes the prompt differently when no response follows, "
+                        "or the response does not start with an assistant message, so that it "
+                        "cannot be told where the response starts"
                     )
                 spans = [span for span in spans if span[0] >= len(before)]
         return Written(text, spans)
@@ -223,9 +224,9 @@ class Chat:
             upto = text if last else self._text(messages[: number + 1], tools)
             if before is None or not (upto.startswith(before) and text.startswith(upto)):
                 raise DataError(
-                    f"the chat template writes message {number} otherwise where it is the last one, or its "
-                    "start is not what the assistant is prompted with, so that it cannot be told which "
-                    "tokens are the assistant's: mark them in the template by {% generation %} … "
+                    f"the chat template writes message {number} differently when it is the last "
+                    "one, or starts it differently from its generation prompt, so that it cannot be told "
+                    "which tokens are the assistant's: mark them in the template by {% generation %} … "
                     "{% endgeneration %}, and pass it as template=..."
                 )
             content = message.get("content")

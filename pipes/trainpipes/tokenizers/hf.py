@@ -178,8 +178,8 @@ class HuggingFace(Engine):
         ids, special = self.loaded.around_text()
         if special.count(0) != 1:
             raise ConfigError(
-                f"{self} writes a text {special.count(0)} times between its special tokens, and once "
-                "is what can be cut and joined here; pass add_special_tokens=False"
+                f"{self} puts a text {special.count(0)} times between its special tokens, and only "
+                "once is supported here; pass add_special_tokens=False"
             )
         place = special.index(0)
         return tuple(ids[:place]), tuple(ids[place + 1 :])

@@ -81,7 +81,8 @@ def _from_file(path: str, fast: bool) -> Engine:
     if path.endswith(".model"):
         return SentencePiece(File(path))
     raise ConfigError(
-        f"{path} is no tokenizer by its name: a tokenizer.json ends in .json, a SentencePiece model in .model"
+        f"{path} has no known ending of a tokenizer file: a tokenizer.json ends in .json, a "
+        "SentencePiece model in .model"
     )
 
 
@@ -103,10 +104,10 @@ def _not_there(text: str) -> str:
     named = not text.endswith((".json", ".model")) and text.count("/") < 2 and text[:1] not in "./~"
     if named:
         return (
-            f"{text!r} is no path, and nothing is downloaded here; {KINDS}. For a name on the "
+            f"{text!r} is not a path, and trainpipes downloads no tokenizer; {KINDS}. For a name on the "
             f"Hugging Face hub: transformers.AutoTokenizer.from_pretrained({text!r})"
         )
     parent = Path(os.path.expanduser(text)).absolute().parent
     while not parent.exists():
         parent = parent.parent
-    return f"there is no tokenizer {text}: the nearest directory that is there is {parent}"
+    return f"there is no tokenizer {text}: the nearest directory that exists is {parent}"

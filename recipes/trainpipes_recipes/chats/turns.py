@@ -110,8 +110,8 @@ class _Turns:
         if self.places[place] < 0:
             known = ", ".join(PLACES)
             return (
-                f"is of role {role!r}, which is none of {known}: say which it is, as in "
-                f'roles={{{role!r}: "user"}}'
+                f"is of role {role!r}, which is none of {known}: give its role, as in roles="
+                f'{{{role!r}: "user"}}'
             )
         if self.silent[place]:
             how = "an empty response" if role == "assistant" else "without content"

@@ -39,7 +39,7 @@ def numbers_of(table: pa.Table, name: str) -> npt.NDArray[np.float64]:
     kind = column.type
     if not (is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise SchemaError(
-            f"numeric column {name!r} is to hold numbers, got {kind}: name it in categorical, or make "
+            f"numeric column {name!r} must hold numbers, got {kind}: name it in categorical, or make "
             "numbers of it by map()"
         )
     if pa.types.is_boolean(kind):
@@ -48,8 +48,8 @@ def numbers_of(table: pa.Table, name: str) -> npt.NDArray[np.float64]:
     found = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if np.isinf(found).any():
         raise DataError(
-            f"numeric column {name!r} holds {found[np.isinf(found)][0]}, which has no place on a scale: put "
-            "null or a number there by map(), or leave such rows out with filter()"
+            f"numeric column {name!r} holds {found[np.isinf(found)][0]}, which cannot be scaled: "
+            "put null or a number there by map(), or leave such rows out with filter()"
         )
     return found
 
@@ -86,7 +86,7 @@ def categories_of(table: pa.Table, name: str) -> Any:
             "texts of it by map()"
         )
     raise SchemaError(
-        f"categorical column {name!r} is to hold texts, integers or bools, got {kind}: make texts of it by "
+        f"categorical column {name!r} must hold texts, integers or bools, got {kind}: make texts of it by "
         "map(), or leave it out"
     )
 

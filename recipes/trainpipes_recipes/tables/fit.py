@@ -274,6 +274,7 @@ def _check_few(name: str, counter: Counter[str | int]) -> None:
 def _sorted(name: str, values: list[str | int]) -> tuple[str | int, ...]:
     if len({isinstance(value, str) for value in values}) > 1:
         raise DataError(
-            f"column {name!r} holds texts and integers: bring them in line by map() in the sources"
+            f"column {name!r} holds texts and integers: make them all texts or all integers by "
+            "map() in the sources"
         )
     return tuple(sorted(values))

@@ -79,7 +79,9 @@ class Checkpoints:
         """
         found = self._how != "never" and self.path.exists()
         if self._how == "must" and not found:
-            raise SystemExit(f"--resume must: there is no {self.path}")
+            raise SystemExit(
+                f"--resume must: a checkpoint is needed, and {self.path} does not exist"
+            )
         step = self._load() if found else 0
         steps = self._rank.gather(step)
         if len(set(steps)) > 1:

@@ -30,4 +30,6 @@ def batches(loader: Loader, rank: Rank, steps: int) -> Iterator[Any]:
             if given == steps:
                 return
         if given == before:
-            raise SystemExit("an epoch has no batch: fewer rows than --batch-size, on each rank?")
+            raise SystemExit(
+                "an epoch has no batch: give --batch-size that is at most the rows of each rank"
+            )

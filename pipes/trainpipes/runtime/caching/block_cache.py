@@ -94,8 +94,8 @@ class BlockCache:
         root = folder(options.path)
         if root is None:
             raise ConfigError(
-                f"{options}: TRAINPIPES_CACHE was set to keep nothing after the pipeline was planned: build "
-                "it again"
+                f"{options}: TRAINPIPES_CACHE was set to keep nothing after the pipeline had "
+                "started: build the pipeline again"
             )
         self.holes = holes
         self._source = source
@@ -191,8 +191,8 @@ class BlockCache:
         key = source.block_key(block)
         if key is None:
             raise ConfigError(
-                f"{self._options} keeps rows of data that can be told from other data, and "
-                f"{type(source).__name__} has no key for its blocks: leave it out"
+                f"{self._options} needs a key for each block of rows, and {type(source).__name__} "
+                "has none: leave the cache out"
             )
         for number in range(start * count // max(1, length), count):
             begin, end = (n * length // count for n in (number, number + 1))
@@ -284,8 +284,9 @@ class BlockCache:
         if size > most:
             self._too_large.add(file.digest)
             warn_once(
-                f"{self._options}: max_bytes has room for one row group at least, got {most:,}, and one "
-                f"takes {size:,} here: such are made again every time; raise max_bytes",
+                f"{self._options}: max_bytes is at least the size of a row group, got {most:,}, and "
+                f"one takes {size:,} here: such row groups are made again in every epoch; raise "
+                "max_bytes",
                 ("too large", str(self._root), most),
             )
             return False
@@ -302,9 +303,9 @@ class BlockCache:
         self._untried = min(2**self._failures, MOST_UNTRIED)
         said = error.strerror or str(error)
         warn_once(
-            f"{self._options}: rows cannot be kept in {self._root} ({said}); it goes on without, and makes "
-            "rows again in every epoch, until they can be. Make room there, or name another folder by "
-            "cache(path=...) or TRAINPIPES_CACHE",
+            f"{self._options}: rows cannot be kept in {self._root} ({said}); it goes on without "
+            "the cache, and makes rows again in every epoch until they can be kept. Make room there, or "
+            "name another folder by cache(path=...) or TRAINPIPES_CACHE",
             ("off", str(self._root)),
         )
 

@@ -243,4 +243,4 @@ def _check_checksum(content: memoryview) -> None:
         done = place + len(BLANK)
         said.add(bytes(content[place:done]))
     if said != {b"%08x" % zlib.crc32(content[done:], found)}:
-        raise ValueError("the checksum is another")
+        raise ValueError("the checksum differs")

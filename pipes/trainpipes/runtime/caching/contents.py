@@ -84,9 +84,10 @@ class Contents:
                 return _hash(_kind(value))
             what = str(error) if isinstance(error, _UntoldError) else f"what raises {error!r:.200}"
             raise ConfigError(
-                f"{self._asker}: rows are kept by what functions do, and it cannot be told of "
-                f"{show(value)}: it uses {what} ({', '.join(self._where)}). Say which version of it this "
-                'is, by version="..." of its stage'
+                f"{self._asker}: rows are kept until a function changes, and whether {show(value)} "
+                f"changes cannot be told: it uses {what} ({', '.join(self._where)}). Give its "
+                "version, by version="
+                '"..." of its stage'
             ) from error
 
     def of(self, value: Any) -> str:

@@ -55,7 +55,7 @@ def agreement_over(topology: Topology) -> Agreement:
     if len(members) != topology.world_size:
         raise TopologyError(
             f"the pipeline is one of {topology.world_size} ranks, and torch.distributed has "
-            f"{len(members)}, so that it is not known who must agree where an epoch ends: give "
+            f"{len(members)}, so that it is not known which ranks must agree where an epoch ends: give "
             "pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh"
         )
     world = dist.group.WORLD

@@ -146,8 +146,8 @@ class OnePass:
         """
         if not isinstance(self.items, KnownLast):
             raise ConfigError(
-                "provenance() tells where the rows of the batch given last come from, which a loader keeps "
-                "only where it is asked to: Loader(pipe, with_provenance=True); "
+                "provenance() tells where the rows of the last batch come from, which is recorded "
+                "only by Loader(pipe, with_provenance=True); without it, "
                 "trainpipes.locate(loader, step) finds out afterwards"
             )
         last = self.items.last
@@ -219,7 +219,7 @@ def provenance_of(last: OnePass | None) -> Provenance:
     found = None if last is None else last.provenance()
     if found is None:
         raise ConfigError(
-            "provenance() tells of the batch given last, and none was given yet: take one first, or ask "
-            "trainpipes.locate(loader, 0)"
+            "provenance() tells where the rows of the last batch come from, and there was no batch "
+            "yet: take one first, or use trainpipes.locate(loader, 0)"
         )
     return found

@@ -125,8 +125,8 @@ class PassCounter:
             if not now.loaded:
                 if epoch + now.offset < 0:
                     raise ConfigError(
-                        f"set_epoch(epoch): the state that was loaded made epoch {-now.offset} the "
-                        f"first one, got {epoch}; load a state of an earlier epoch"
+                        f"set_epoch(epoch): in the state that was loaded, epoch {-now.offset} is "
+                        f"the first one, got {epoch}; load a state of an earlier epoch"
                     )
                 now.upcoming = epoch + now.offset
             now.named = epoch

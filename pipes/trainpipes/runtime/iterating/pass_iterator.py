@@ -187,8 +187,8 @@ class PassIterator:
         placing = session.plan.chain.place_stages
         if placing:
             warn_once(
-                f"{placing[0]} is carried out by the process that trains, not by a worker "
-                "of a plain DataLoader: pass pin_memory=True to the DataLoader, or use trainpipes.Loader"
+                f"{placing[0]} runs in the process that trains, not in a worker of a plain "
+                "DataLoader: pass pin_memory=True to the DataLoader, or use trainpipes.Loader"
             )
         if self._own is None:
             assert self._shared is not None

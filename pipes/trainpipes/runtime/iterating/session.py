@@ -202,9 +202,10 @@ class Session:
             return
         if self.plan.counted and not chain.endless and not last.items.state().over:
             warn_once(
-                f"the loop before was left within epoch {last.epoch}, and this one begins the next epoch: "
-                "what was left of it does not come. To go on in an epoch, keep its iterator: batches = "
-                "iter(loader); peek() only looks at what comes next; repeat() makes one epoch without an end",
+                f"the loop before was left within epoch {last.epoch}, and this one begins the next "
+                f"epoch: the rest of epoch {last.epoch} is skipped. To continue within an "
+                "epoch, keep its iterator, batches = iter(loader); to look at one item, "
+                "use peek(); repeat() makes one epoch without an end",
                 ("rest", self.plan.identity),
                 # The loop; around its loader may be what shows its progress.
                 level=6 + any(module == SHOWS_PROGRESS for module, _ in islice(callers(), 8)),
@@ -232,8 +233,8 @@ class Session:
             return self.loaded(self.pending[1])
         if load % 2:
             raise StateError(
-                "persistent workers that have started do not see a state that is loaded into the pipeline "
-                f"afterwards, got one from within epoch {number}: make a new DataLoader after "
+                f"a state from within epoch {number} was loaded into the pipeline after its "
+                "persistent workers had started, and they do not see it: make a new DataLoader after "
                 "load_state_dict(), or use StatefulDataLoader or trainpipes.Loader"
             )
         return self.start_of(number)
@@ -332,16 +333,17 @@ class Session:
             left = last.left and not last.ended
             if left and any(not (one.ended or one.left) for one in self.begun):
                 warn_once(
-                    "the iterator that gave the last item was left before its end, and another one is "
-                    "unfinished: this state is that of the last item. To save where the other one is, ask "
-                    "it for its own state_dict(); peek() looks at an item without an iterator"
+                    "two iterators of this pipeline are unfinished, and this state is of the one "
+                    "that gave the last item. For the other one, save its own state_dict(); to "
+                    "only look at an item, use peek()"
                 )
             return last.state()
         if self.passes.now.elsewhere:
             raise StateError(
-                "this pipeline was last iterated by a trainpipes.Loader or by workers of a DataLoader, and "
-                "does not know how far they are: ask the Loader or StatefulDataLoader for its state_dict(); "
-                "for a plain DataLoader count batches, and use pipe.state_at(batches, epoch=...)"
+                "this pipeline was last iterated by a trainpipes.Loader or by workers of a "
+                "DataLoader, and does not know how far they are: save the state_dict() of the "
+                "Loader or StatefulDataLoader; for a plain DataLoader count batches, and "
+                "use pipe.state_at(batches, epoch=...)"
             )
         # With cursors of a rank's own shards, also of a state that had all of them.
         return OnePass(self.plan, self.topology(), self.upcoming()).state()

@@ -22,8 +22,9 @@ from trainpipes.topology import Topology
 __all__ = ["WorkerReceiver"]
 
 _INTERRUPTED = (
-    "this iteration was interrupted while it waited for its workers: iterate the Loader anew, after "
-    "loader.load_state_dict(loader.state_dict()) to go on with the batch that comes next"
+    "this iteration was interrupted while it waited for its workers: call "
+    "loader.load_state_dict(loader.state_dict()), then iterate the Loader again; it continues "
+    "with the next batch"
 )
 
 

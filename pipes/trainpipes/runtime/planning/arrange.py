@@ -81,7 +81,10 @@ def _on_files(chain: Chain, stage: Stage) -> Chain:
         return replace(chain, shard=_once(chain.shard, stage))
     shuffles = isinstance(stage, OrderStage) and stage.order is None
     if not shuffles and stage.name != "filter":
-        raise ConfigError(f"{stage} cannot stand on file paths; put it after {chain.opener.name}()")
+        raise ConfigError(
+            f"{stage} works on rows, and here there are only file paths; put it after "
+            f"{chain.opener.name}()"
+        )
     return chain
 
 
@@ -93,12 +96,12 @@ def _check(chain: Chain) -> None:
             f"{opener} orders the rows itself, and so does {chain.shuffle}: leave one out"
         )
     if chain.shard is not None and opener.one_consumer:
-        raise ConfigError(f"{chain.shard} cannot stand above {opener}: {opener.one_consumer}")
+        raise ConfigError(f"{chain.shard} cannot follow {opener}: {opener.one_consumer}")
     above_mix = next((s for s in (chain.shuffle, chain.cache) if s is not None), None)
     if chain.mixes and above_mix is not None:
         raise ConfigError(
-            f"{above_mix} stands above mix(), where rows come in the order in which they are mixed: give "
-            f"each source its own, mix({{'name': source.{above_mix.name}(...), ...}})"
+            f"{above_mix} comes after mix(), which has set the order of the rows already: put it "
+            f"into each source, mix({{'name': source.{above_mix.name}(...), ...}})"
         )
     counts_epochs = chain.repeat is not None and chain.repeat.times is not None
     if chain.mixes and opener.endless and counts_epochs:
@@ -107,8 +110,8 @@ def _check(chain: Chain) -> None:
         )
     if chain.cache is not None and not opener.has_blocks:
         raise ConfigError(
-            f"{chain.cache} keeps Arrow rows block by block, as read_parquet() and from_arrow() give them, "
-            f"and {opener} does not: leave it out, or write the rows to Parquet files first"
+            f"{chain.cache} needs Arrow rows, as read_parquet() and from_arrow() give them, and "
+            f"{opener} gives others: leave the cache out, or write the rows to Parquet files first"
         )
     if chain.batch is not None and opener.makes_batches:
         raise ConfigError(f"{opener} makes the batches: leave out {chain.batch}")
@@ -136,7 +139,7 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
         return replace(chain, place_stages=(*chain.place_stages, stage))
     if stage.role == "pack":
         if chain.batch is not None:
-            raise ConfigError(f"{stage} makes rows of rows: put it before {chain.batch.name}()")
+            raise ConfigError(f"{stage} works on rows: put it before {chain.batch.name}()")
         return replace(chain, rolling=chain.repeat is not None, after=after)
     if isinstance(stage, CacheStage):
         return _cached(chain, stage)
@@ -144,7 +147,9 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
         return _counted(chain, stage, cut_later)
     if stage.role in ("rows", "finish"):
         return replace(chain, after=after)
-    raise ConfigError(f"{stage} starts a pipeline; it cannot stand above another stage")
+    raise ConfigError(
+        f"{stage} is a source, which starts a pipeline: it cannot come after another stage"
+    )
 
 
 def _shuffled(chain: Chain, stage: OrderStage) -> Chain:
@@ -154,7 +159,7 @@ def _shuffled(chain: Chain, stage: OrderStage) -> Chain:
     packed = next((s for s in chain.after if s.role == "pack"), None)
     if packed is not None:
         raise ConfigError(
-            f"{packed} makes rows of rows in the order in which they are dealt"
+            f"{packed} takes rows in the order in which they come"
             + (", and mixes them itself" if packed.name == "pack" else "")
             + ": put shuffle() before it"
         )
@@ -164,8 +169,8 @@ def _shuffled(chain: Chain, stage: OrderStage) -> Chain:
     before = chain.before + chain.after
     if any(s.role in ("take", "skip") for s in before):
         raise ConfigError(
-            "take() and skip() before a shuffle stand directly after the source, where rows "
-            "are counted in file order; here a stage that drops rows stands between"
+            "take() and skip() before a shuffle count rows in file order, so that no stage that "
+            "drops rows may come before them: put them directly after the source"
         )
     return replace(chain, shuffle=shuffle, before=before, after=())
 
@@ -189,8 +194,8 @@ def _cached(chain: Chain, stage: CacheStage) -> Chain:
     below = next((s for s in chain.after if s.by_epoch), None)
     if below is not None:
         raise ConfigError(
-            f"{below} gives other rows in every epoch, and {stage} would keep those of one: put "
-            f"cache() before {below.name}()"
+            f"{below} gives other rows in every epoch, and {stage} would keep only the first "
+            f"epoch's: put cache() before {below.name}()"
         )
     cached = len(chain.after) if stage.on else None
     return replace(chain, cache=_once(chain.cache, stage), cached=cached)

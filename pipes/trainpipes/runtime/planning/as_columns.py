@@ -100,7 +100,7 @@ class AsColumns(RunStage):
     def _refusal(self, unfit: UnfitRow, schema: pa.Schema) -> str:
         given = self.schema is not None
         which = "of the schema given" if given else "with the types of the first rows"
-        cure = "bring rows in line with map()"
+        cure = "give all rows the same columns with map()"
         if unfit.column is not None and unfit.found is not None:
             fields = {field.name: field.type for field in schema} | {unfit.column: unfit.found}
             wider = pa.schema(list(fields.items()))
@@ -151,8 +151,8 @@ def _with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
         given = makes and isinstance(schema, pa.Schema)
         if given and batched:
             raise ConfigError(
-                f"{stage} stands above batch(), and schema= is of rows: put it before batch(), or leave "
-                "schema out"
+                f"{stage} comes after batch(), and schema= is for rows: put the stage before "
+                "batch(), or leave schema out"
             )
         if given:
             found.append(AsColumns(str(stage), schema, key=str(number)))

@@ -46,27 +46,26 @@ def _check(plan: Plan, position: Position) -> None:
     chain, counts, number = plan.chain, plan.counts, position.epoch
     kept_batches(position.notes)
     if not is_count(_last_epoch(plan, number)):
-        raise StateError(
-            f"epoch: there is no pass {number} of this pipeline, whose epochs could not be counted; {_EDITED}"
-        )
+        raise StateError(f"epoch: {number} is more than this pipeline can count to; {_EDITED}")
     if not _sizes_lead(plan, position):
         raise StateError(
-            f"batch_sizes: {shown(position.sizes)} do not lead to micro-batches of {chain.batch_size} rows "
-            f"in pass {number}; {_EDITED}"
+            f"batch_sizes: {shown(position.sizes)} do not agree with micro-batches of "
+            f"{chain.batch_size} rows in epoch {number}; {_EDITED}"
         )
     if plan.counted:
         most = counts.batches_in_pass
         # Ranks that end at different steps count the last one as a whole.
         if position.m > (most + chain.num_shards - 1 if chain.ragged else most):
             raise StateError(
-                f"m: pass {number} of this pipeline has {most} micro-batches, got m = {position.m}; {_EDITED}"
+                f"m: epoch {number} of this pipeline has {most} micro-batches, got m = "
+                f"{position.m}; {_EDITED}"
             )
     for shard, cursor in position.cursors.items():
         place = {k: v for k, v in cursor.items() if k not in ("delivered", "ended")}
         if not (leads(plan, shard, number, place) and _delivered(plan, shard, position, cursor)):
             raise StateError(
-                f"{shard_key(shard)}: {shown(cursor, 200)} is not where {cursor['delivered']} micro-batches "
-                f"of pass {number} have led; {_EDITED}"
+                f"{shard_key(shard)}: {shown(cursor, 200)} is not a position after "
+                f"{cursor['delivered']} micro-batches of epoch {number}; {_EDITED}"
             )
 
 

@@ -135,9 +135,8 @@ class Counts:
                 total -= left_out.below(int(total))
             if chain.endless and not total:
                 raise DataError(
-                    "repeat() goes on for ever only where an epoch gives something, and one of "
-                    f"{chain.stages[0]} gives nothing: there are no rows, or drop_last, take() or "
-                    "skip() leave none"
+                    f"repeat() would wait forever: an epoch of {chain.stages[0]} gives nothing. "
+                    "There are no rows, or drop_last, take() or skip() leave none"
                 )
             if math.isinf(total) or chain.ragged:
                 return total

@@ -139,8 +139,8 @@ def _add(
     except UnfitRow as unfit:
         place = inputs.place_of(int(ids[unfit.number]))
         raise UnfitRows(
-            f"{asker} works on columns, and a row {unfit}; make dicts whose values go together with map() "
-            f"(at {place})",
+            f"{asker} works on columns, and a row {unfit}; make dicts with values of the same types "
+                f"with map() (at {place})",
             path=place.path, row_group=place.row_group, row=place.row, source=place.source, stage=asker,
         ) from None  # fmt: skip
 

@@ -106,10 +106,11 @@ def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
         if changed and not _begins_epoch(cursor, shard, position.epoch, plan):
             old, new = shown(changed[0][0]), changed[0][1]
             raise StateError(
-                f"pack/length: saved {old}, now {new}; it can change where an epoch starts, and "
-                f"{shard_key(shard)} stands within epoch {innermost(cursor)['epoch']} (m = {position.m}): "
-                f"load the state of an epoch's start or end, or go on with max_length={old} until there; a "
-                "run under repeat() without an end goes on with it, or is started anew"
+                f"pack/length: saved {old}, now {new}; it may change only between epochs, and "
+                f"{shard_key(shard)} is within epoch {innermost(cursor)['epoch']} (m = "
+                f"{position.m}): load the state of an epoch's start or end, or continue "
+                f"with max_length={old} until then; with repeat() and no end, keep "
+                f"{old} or start a new run"
             )
     for before, now in packs:
         before["length"] = now["length"]
@@ -148,13 +149,14 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     before["batch_size"] = new
     if any(epoch == position.epoch for epoch, _ in kept_batches(position.notes)):
         raise StateError(
-            f"batch/batch_size: saved {old}, now {new}; it can't change in an epoch of which batches are "
-            f"left out ({KEY}), since these are known by their numbers: load the state of another epoch's "
-            "start"
+            f"batch/batch_size: saved {old}, now {new}; it can't change within an epoch of which "
+            f"batches are skipped ({KEY}), since these are named by their numbers: load the "
+            "state of another epoch's start"
         )
     within = StateError(
-        f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, since "
-        "the rows that come next do not follow from the number of micro-batches: load the state of an "
+        f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an "
+        "epoch, since how many rows are used up cannot be told from the number of "
+        "micro-batches: load the state of an "
         "epoch's start"
     )
     chain, sized = plan.chain, _of_size(plan.chain, old)

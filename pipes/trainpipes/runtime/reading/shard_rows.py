@@ -135,8 +135,8 @@ class ShardRows:
             return
         if self._guard.next_epoch(self._layout):
             raise DataError(
-                f"repeat() goes on for ever only where each shard gets rows: a shard of "
-                f"{self._layout.num_shards} got none up to epoch {self._epoch}; lower num_shards in "
+                f"repeat() would wait forever: one of {self._layout.num_shards} shards got no rows "
+                f"up to epoch {self._epoch}; lower num_shards in "
                 "sharding_filter(), or check the filter"
             )
         self._epoch += 1

@@ -109,7 +109,7 @@ def _no_null(array: pa.Array, name: str, has_null: Callable[[pa.Array], bool]) -
         low, high = (low, middle) if has_null(array.slice(low, middle - low)) else (middle, high)
     return BadCell(
         low,
-        f"column {name!r} holds a null, for which an array of {array.type} has no place: fill it in a "
+        f"column {name!r} holds a null, which a NumPy array of {array.type} cannot hold: fill it in a "
         'map_batches(format="arrow"), drop such rows with filter(), or leave the column out with select()',
     )
 
@@ -150,8 +150,8 @@ def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> 
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SchemaError(
-                f"{asker}: the function returned a table with the column {twice[0]!r} twice, of which rows "
-                "would have one: give each a name of its own",
+                f"{asker}: the function returned a table with two columns {twice[0]!r}, of which a "
+                "row can have only one: give them different names",
                 stage=str(asker),
             )
         return columns
@@ -159,7 +159,7 @@ def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> 
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise SchemaError(
-            f"{asker}: the columns that the function returns are equally long, got "
+            f"{asker}: the columns that the function returns must be equally long, got "
             + ", ".join(f"{length} in {name!r}" for name, length in lengths.items()),
             stage=str(asker),
         )
@@ -180,7 +180,7 @@ def _returned(column: Any, name: Any, asker: object, type_of: TypeOf | None) -> 
         if isinstance(error, TrainpipesError):
             raise
         raise SchemaError(
-            f"{asker}: the function returned in {name!r} what makes no column: {error}",
+            f"{asker}: the function returned values in {name!r} that cannot be made a column: {error}",
             stage=str(asker),
         ) from error
 

@@ -141,9 +141,9 @@ class ShardRuns:
             return PlacedRun(None, 0, 0, self.at, self.state)
         if self._guard.next_epoch(plan.layouts.of(self.epoch)):
             raise DataError(
-                f"repeat() goes on for ever only where each shard gets rows: shard "
-                f"{self._shard} of {plan.chain.num_shards} got none up to epoch {self.epoch}; lower "
-                "num_shards in sharding_filter(), or check the filter"
+                f"repeat() would wait forever: shard {self._shard} of {plan.chain.num_shards} got "
+                f"no rows up to epoch {self.epoch}; lower num_shards in sharding_filter(), or "
+                "check the filter"
             )
         self._enter(self.epoch + 1)
         return None

@@ -90,7 +90,7 @@ def read_layout(fetch: Fetch, size: int) -> ArrowLayout:
             "pyarrow.feather.write_feather(pyarrow.feather.read_table(path), path)"
         )
     if head.startswith(b"PAR1"):
-        raise BadFileError("a Parquet file: take read_parquet()")
+        raise BadFileError("a Parquet file: use read_parquet()")
     try:
         if head.startswith(MAGIC):
             return _file(fetch, size)

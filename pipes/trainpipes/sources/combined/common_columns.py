@@ -244,7 +244,7 @@ class CommonColumns:
             raise self._marked(
                 SchemaError(
                     f"{self._asker}(): rows of {self._named(name)} become columns, as those of other sources "
-                    f"are, and a row {unfit}: bring rows in line with map()",
+                    f"are, and a row {unfit}: give all rows the same columns with map()",
                     stage=self._stage,
                 ),
                 int(block.ids[unfit.number]),
@@ -264,7 +264,7 @@ class CommonColumns:
         odd = difference(schema, columns_of(block.within)) or ("", "")
         found = SchemaError(
             f"{self._asker}(): {self._named(name)} has {odd[1]}, which becomes {odd[0]}, as the other "
-            f"sources ask for, and a value does not fit: {error}; bring them in line by map_batches()",
+            f"sources ask for, and a value does not fit: {error}; convert them by map_batches()",
             stage=self._stage,
         )
         return self._marked(found, int(block.ids[low]))
@@ -298,8 +298,8 @@ class CommonColumns:
 
     def _unlike(self, name: Any, other: str, has: str, other_has: str) -> SchemaError:
         return SchemaError(
-            f"{self._asker}(): {self._rule} {other} has {other_has}, {self._named(name)} {has}; bring them "
-            "in line in the one or the other, by select(), rename() or map_batches()",
+            f"{self._asker}(): {self._rule} {other} has {other_has}, {self._named(name)} {has}; "
+            "make them alike in one of the two, by select(), rename() or map_batches()",
             stage=self._stage,
         )
 

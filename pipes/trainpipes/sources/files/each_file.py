@@ -189,7 +189,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, BadFileError):
         return str(error)
     if isinstance(error, FileNotFoundError):
-        return "it was listed, and is gone"
+        return "it was listed, but is no longer there"
     if isinstance(error, PermissionError):
         return "permission denied"
     if is_encrypted(error):

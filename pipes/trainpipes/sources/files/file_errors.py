@@ -46,8 +46,8 @@ def check_unchanged(files: FileList, file: int, place: Place, handle: int | None
 def gone(place: Place) -> MissingFilesError:
     """The error for a file that is no longer there."""
     return MissingFilesError(
-        f"{place}: the file was there when the files were listed, and is gone; bring it back, or "
-        "make the pipeline anew without it",
+        f"{place}: the file was there when the files were listed, but no longer is; bring it back, "
+        "or build the pipeline again without it",
         **vars(place),
     )
 
@@ -55,8 +55,8 @@ def gone(place: Place) -> MissingFilesError:
 def changed(place: Place, how: str) -> DataChangedError:
     """The error for a file that has changed since it was listed."""
     return DataChangedError(
-        f"{place}: the file has changed since the files were listed: {how}; bring the "
-        "old one back, or make the pipeline anew",
+        f"{place}: the file has changed since the files were listed: {how}; bring the old one back, "
+        "or build the pipeline again",
         **vars(place),
     )
 

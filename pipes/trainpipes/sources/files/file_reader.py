@@ -80,14 +80,15 @@ class FileReader(Source):
     def _kept(self, files: FileList, stage: Any) -> FileList:
         if isinstance(stage.predicate, pc.Expression):
             raise ConfigError(
-                f"{stage} stands on file paths, and an expression is about columns; give a function of "
-                f"a path, or put the filter after {self.name}()"
+                f"{stage} comes before {self.name}(), where there are only file paths, and an "
+                "expression needs columns; give a function of a path, or put the filter after "
+                f"{self.name}()"
             )
         kept = np.flatnonzero([bool(stage.predicate(name)) for name in files.names])
         if not len(kept):
             raise MissingFilesError(
-                f"{stage} keeps none of the {len(files):,} files, {files.names[0]} for one; its function "
-                "gets the path or URL as text",
+                f"{stage} keeps none of the {len(files):,} files, for example {files.names[0]}; its "
+                "function gets the path or URL as text: check its condition",
                 stage=str(stage),
             )
         return files.pick(kept.astype(np.int64))

@@ -125,8 +125,8 @@ class IndexFile:
             )
         except checked_file.ForeignError as error:
             raise ConfigError(
-                f"{self._kind.reader}(index={str(self.path)!r}) names a file that is there, and not an index "
-                f"of {self._kind.holds}: name another one, or remove it",
+                f"{self._kind.reader}(index={str(self.path)!r}) names a file that exists, but is "
+                f"not an index of {self._kind.holds}: name another one, or remove it",
                 path=str(self.path),
             ) from error
 

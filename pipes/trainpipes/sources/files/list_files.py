@@ -99,7 +99,7 @@ def _made_again(system: Any) -> Any:
 class ListFiles(Source):
     """Lists files by path, folder, glob or URL.
 
-    Out: the files' names, or, with ``read_parquet`` above, their rows. Nothing is listed before the
+    Out: the files' names, or, with ``read_parquet`` after it, their rows. Nothing is listed before the
     first row, ``len()`` or state is asked for. Cursor: none of its own. Cost: one listing of each
     folder, about 20 µs a local file, 200 bytes of memory a file.
 
@@ -326,6 +326,6 @@ def _texts(urls: Any) -> list[str]:
         )
     if not urls:
         raise MissingFilesError(
-            "list_files(urls) was given an empty list: there is nothing to read"
+            "list_files(urls) needs at least one path, folder, glob or URL, got an empty list"
         )
     return [_text(url) for url in urls]

@@ -167,7 +167,7 @@ def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
             if not os.path.islink(path):
                 raise
             raise MissingFilesError(
-                f"{path} is a link to {os.readlink(path)}, which is not there; mend the link or "
+                f"{path} is a link to {os.readlink(path)}, which does not exist; repair the link or "
                 "remove it",
                 path=path,
             ) from None

@@ -209,7 +209,7 @@ def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
             f"{place()}: column {field.name!r} is {column.type} here and {field.type} over all files, and a "
-            f"value does not fit: {error}; convert the file, or read the files apart",
+            f"value does not fit: {error}; convert the file, or read the files in pipelines of their own",
             **vars(place()),
         ) from error
 
@@ -243,8 +243,8 @@ def _wider(field: pa.Field, other: pa.Field, first_path: str, path: str, asker: 
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise SchemaError(
             f"{asker}: column {field.name!r} is {field.type} in {first_path} and {other.type} in "
-            f"{path}, which no one type holds; convert one, leave the column out by columns=[...], or "
-            "read the files apart",
+            f"{path}, and no type can hold both; convert one, leave the column out by columns=[...], or "
+            "read the files in pipelines of their own",
             path=path,
             stage=asker,
         ) from error

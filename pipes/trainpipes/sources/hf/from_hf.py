@@ -66,24 +66,25 @@ class FromHf(Source):
         if not (_is_table(chosen) or _is_stream(chosen)):
             raise ConfigError(
                 "from_hf(dataset) takes a datasets.Dataset, IterableDataset or DatasetDict, got "
-                f"{shown(chosen)}; for one of torch's take from_dataset(dataset)"
+                f"{shown(chosen)}; for a torch Dataset use from_dataset(dataset)"
             )
         if _is_table(chosen) and dict(chosen.format).get("type") == "custom":
             raise ConfigError(
-                "from_hf(dataset) reads the dataset's tables, and a transform that set_transform() or "
-                "with_transform() gave it would not be carried out: take dataset.with_format(None), and "
-                ".map(fn) behind from_hf(); or from_dataset(dataset), which fetches row by row"
+                "from_hf(dataset) reads the dataset's tables, so that a transform set by "
+                "set_transform() or with_transform() would not run: use "
+                "from_hf(dataset.with_format(None)).map(fn), or from_dataset(dataset), "
+                "which reads row by row"
             )
         if getattr(chosen, "_distributed", None) is not None:
             raise ConfigError(
-                "from_hf(dataset) takes the whole dataset, got one that split_dataset_by_node() cut: leave "
-                "that out, and put .sharding_filter() behind from_hf()"
+                "from_hf(dataset) takes the whole dataset, got one that split_dataset_by_node() "
+                "cut: leave that out, and put .sharding_filter() after from_hf()"
             )
         if not _is_table(chosen) and shuffles(chosen):
             warn_once(
-                "from_hf(dataset): an IterableDataset that shuffles has no position to go on from, and a "
-                "resume goes through its rows again from the epoch's start: leave its shuffle() out, and "
-                "put .shuffle(buffer_size) behind from_hf()"
+                "from_hf(dataset): an IterableDataset that shuffles cannot save its position, so "
+                "that a resume reads the epoch's rows again from its start: leave its shuffle() "
+                "out, and put .shuffle(buffer_size) after from_hf()"
             )
 
     @property
@@ -99,7 +100,7 @@ class FromHf(Source):
         names = list(map(str, self.dataset))
         if self.split is None:
             raise ConfigError(
-                f"from_hf(dataset): there are the splits {', '.join(map(repr, names))}: choose one by "
+                f"from_hf(dataset): it has the splits {', '.join(map(repr, names))}: choose one by "
                 f"from_hf(dataset, split={next(iter(names), 'train')!r})"
             )
         if self.split not in self.dataset:

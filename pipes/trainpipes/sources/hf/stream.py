@@ -78,8 +78,12 @@ class HFStream(RowStream):
         return found
 
     def describe(self) -> list[tuple[str, str]]:
-        how = "goes on from its own state" if self.seekable else "passes over the rows already used"
-        return [("rows", f"an IterableDataset: not counted; a resume {how}")]
+        how = (
+            "goes on from its own state"
+            if self.seekable
+            else "reads and drops the rows already used"
+        )
+        return [("rows", f"an IterableDataset: number of rows unknown; a resume {how}")]
 
 
 class HFReader(StreamReader):

@@ -133,7 +133,7 @@ def _there(target: Path, overwrite: bool) -> Manifest | None:
         ) from error
     if not overwrite:
         raise ConfigError(
-            f"{target} is there already: pass overwrite=True, or give another path",
+            f"{target} exists already: pass overwrite=True, or give another path",
             path=str(target),
         )
     return found

@@ -34,7 +34,7 @@ class FromDataset(Source):
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
 
     Out: the items, untouched up to ``collate``. Cursor: a row number. Indices are shuffled and dealt,
-    and a consumer fetches only its own; a shuffle's buffer costs 8 bytes a row. Without ``batch``,
+    and a rank or worker fetches only its own; a shuffle's buffer costs 8 bytes a row. Without ``batch``,
     items are fetched one by one; with it, a micro-batch at a time.
 
     A state knows the dataset by its class and length only. A dataset of the same class and length whose
@@ -45,7 +45,7 @@ class FromDataset(Source):
         sampler: gives the indices (or other keys) of each epoch; in file order if left out. For those of
             ``trainpipes.samplers`` see ``draw``. Torch's samplers draw from a seed of their own for each
             epoch, not from the global one; a ``DistributedSampler`` stands for all its replicas, which
-            ``sharding_filter`` tells apart. Resuming draws the epoch's keys again and passes over those
+            ``sharding_filter`` tells apart. Resuming draws the epoch's keys again and drops those
             used.
         batch_sampler: gives a list of keys for each micro-batch, in place of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
@@ -84,7 +84,7 @@ class FromDataset(Source):
         ):
             raise ConfigError(
                 f"{type(sampler or batch_sampler).__name__} is a stage of its own here: Draw(FromDataset("
-                "dataset=...), sampler), and Batch above it"
+                "dataset=...), sampler), and Batch after it"
             )
         keys = self.keys
         if keys is None and not isinstance(dataset, Sized):

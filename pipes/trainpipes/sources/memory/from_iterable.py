@@ -25,7 +25,7 @@ class FromIterable(Source):
     """Rows of an iterable that is made anew for each epoch.
 
     Out: the items, untouched. Cursor: a count. There is no seeking: a resume makes the iterable again
-    and passes over the items already used, and with ``sharding_filter`` every consumer reads all of
+    and drops the items already used, and with ``sharding_filter`` every rank and worker reads all of
     it. The same factory must give the same items in the same order each time.
 
     Args:
@@ -57,8 +57,8 @@ class FromIterable(Source):
             )
         if isinstance(factory, set | frozenset):
             raise ConfigError(
-                "from_iterable(factory) takes what has an order, got a set, whose order is another one in "
-                "each process: pass sorted(...) of it"
+                "from_iterable(factory) needs data in a fixed order, got a set, whose order differs "
+                "between processes: pass sorted(...)"
             )
         if not callable(factory) and not isinstance(factory, Iterable):
             raise ConfigError(
@@ -105,7 +105,12 @@ class IterableStream(RowStream):
         return {"iterable": identify(factory) if callable(factory) else type(factory).__qualname__}
 
     def describe(self) -> list[tuple[str, str]]:
-        return [("rows", "an iterable: not counted; a resume passes over the rows already used")]
+        return [
+            (
+                "rows",
+                "an iterable: number of rows unknown; a resume reads and drops the rows already used",
+            )
+        ]
 
 
 class IterableReader(StreamReader):

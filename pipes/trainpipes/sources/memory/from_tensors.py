@@ -63,7 +63,7 @@ class FromTensors(Source):
         shapes = [tuple(t.shape) for t in converted]
         if any(not s for s in shapes) or len({s[0] for s in shapes}) > 1:
             raise ConfigError(
-                f"from_tensors(...) takes tensors of one and the same first dimension, got shapes {shapes}"
+                f"from_tensors(...) takes tensors of the same first dimension, got shapes {shapes}"
             )
         self._set(tensors=converted)
 

@@ -44,7 +44,7 @@ class FromTorchdata(Source):
     item of the epoch before was read, which is how torchdata's nodes count epochs. So an epoch is the same
     whether or not the one before it was read to its end, in this process or another.
 
-    One consumer only: a node has one place, and each of several ranks or workers would have a copy of it
+    One rank and no workers: each of several ranks or workers would have its own copy of the node, one
     that gives all items again. That holds for a node that knows its rank, too. Where there are more, read the
     same files by ``list_files``, or the same data by ``from_dataset``.
 
@@ -65,9 +65,8 @@ class FromTorchdata(Source):
     runs_user_code = True
     free = frozenset({"node"})
     one_consumer = (
-        "a torchdata node has one place, and each of several ranks or workers would have a copy of it that "
-        "gives all of its items again: read it in one process, or read its data by list_files() or "
-        "from_dataset()"
+        "each of several ranks or workers would have its own copy of the torchdata node, and read "
+        "all of its items: read it in one process, or read its data by list_files() or from_dataset()"
     )
 
     node: BaseNode[Any]
@@ -81,13 +80,13 @@ class FromTorchdata(Source):
 
         if isinstance(self.node, StageNode):
             raise ConfigError(
-                "from_torchdata(node) takes a node that is not ours, got one of trainpipes.nodes: write it "
-                "as a pipeline"
+                "from_torchdata(node) takes a node of torchdata or of your own, got one of "
+                "trainpipes.nodes: write that as a pipeline"
             )
         if not isinstance(self.node, BaseNode):
             raise ConfigError(
-                f"from_torchdata(node) takes a torchdata.nodes.BaseNode, got {shown(self.node)}; for what "
-                "can be iterated take from_iterable()"
+                f"from_torchdata(node) takes a torchdata.nodes.BaseNode, got {shown(self.node)}; "
+                "for any other iterable use from_iterable()"
             )
 
     def open(self) -> TorchdataStream:
@@ -123,7 +122,10 @@ class TorchdataStream(RowStream):
 
     def describe(self) -> list[tuple[str, str]]:
         return [
-            ("rows", f"items of {type(self._node).__name__}: not counted, resumed by its state")
+            (
+                "rows",
+                f"items of {type(self._node).__name__}: their number is unknown; resumed by its state",
+            )
         ]
 
 

@@ -71,8 +71,8 @@ class Mix(MixingSource):
     """Mixes the rows of several pipelines, each with its share.
 
     In: pipelines of rows, by name, each with its own filters, shuffle, cache and so on. Out: their rows,
-    interleaved. ``sharding_filter``, ``batch`` and what comes after them stand above. All sources have the
-    same columns.
+    interleaved. ``sharding_filter``, ``batch`` and later stages come after the mix. All sources have the same
+    columns.
 
     In each shard, a source's part of the first n rows never differs from its share by a whole row, for any n;
     by tokens, never by more than the longest row (see ``trainpipes.fair_queue`` for the rule and its
@@ -108,7 +108,7 @@ class Mix(MixingSource):
         column: a column to add, with the name of each row's source.
 
     Raises:
-        ConfigError: a weight is missing, negative or no number; a pipeline has a stage that stands above.
+        ConfigError: a weight is missing, negative or no number; a pipeline has a stage that belongs after it.
         DataError: a source has no rows.
         SchemaError: the sources have different columns; names both.
 
@@ -149,12 +149,14 @@ class Mix(MixingSource):
         if schedule:
             if (schedule[0][0] == 0) != (weights is None):
                 raise ConfigError(
-                    "mix(schedule) starts at 0, or later and mix(weights) hold before; got a start at "
+                    "mix(schedule) starts at 0, or it starts later and mix(weights) are used until "
+                    "then; got a start at "
                     f"{schedule[0][0]} {'with' if weights else 'without'} weights"
                 )
         elif self.interpolation != "constant":
             raise ConfigError(
-                "mix(interpolation) is between the steps of a schedule, and there is none"
+                "mix(interpolation) is between the steps of a schedule, and no schedule is given: "
+                "give one, or leave interpolation out"
             )
         if self.temperature is not None:
             good = isinstance(self.temperature, Real) and not isinstance(self.temperature, bool)
@@ -172,8 +174,8 @@ class Mix(MixingSource):
             last = schedule[-1][1] if schedule else weights
             if not any(limits[n] is None and (last is None or last[n]) for n in limits):
                 raise ConfigError(
-                    'mix(stop="repeat") has no end, so that a source needs a weight at the end and no limit '
-                    f"of repetitions; got repetitions={self.repetitions!r}"
+                    'mix(stop="repeat") has no end, so that at least one source needs a weight at '
+                    f"the end and no limit of repetitions; got repetitions={self.repetitions!r}"
                 )
 
     @cached_property
@@ -318,7 +320,7 @@ class Mix(MixingSource):
             shares = [step[i] / sum(step) for step in rules.steps]
             said = f"{shares[0]:.1%}" + (f" to {shares[-1]:.1%}" if len(shares) > 1 else "")
             size = sizes[name]
-            said += " of an uncounted number of rows" if size is None else f", {size:,} rows"
+            said += " with an unknown number of rows" if size is None else f", {size:,} rows"
             if rows is not None and size:
                 times = rows * shares[0] / size
                 limit = rules.repetitions[i]
@@ -436,8 +438,9 @@ def _check_source(name: str, pipeline: Any, stop: str) -> None:
         )
     if getattr(stages[0], "endless", False) and stop != "repeat":
         raise ConfigError(
-            f"mix(sources): {name!r} is a mix without an end, and stop={stop!r} would wait for it: take "
-            'stop="repeat" here, or another stop there'
+            f"mix(sources): {name!r} is a mix without an end, and stop={stop!r} would wait for it: "
+            "use stop="
+            '"repeat" here, or another stop there'
         )
 
 

@@ -43,9 +43,9 @@ def change_mix(saved: dict[str, Any], now: dict[str, Any], position: Position) -
     for shard, cursor in position.cursors.items():
         if any(level.get("row") for level in levels(cursor)):
             raise StateError(
-                f"{shard_key(shard)}: a stage above mix() holds rows that were mixed and are not used up, so "
-                "that the mix cannot change here: load the state with the mix as it was, or build the "
-                "pipeline with pack() and take() in the sources, where it can"
+                f"{shard_key(shard)}: a stage after mix() still holds mixed rows, so that the mix "
+                "cannot change here: load the state with the mix as it was; where pack() and "
+                "take() are in the sources, before mix(), it can change"
             )
         place = innermost(cursor)
         place.pop("ahead", None)

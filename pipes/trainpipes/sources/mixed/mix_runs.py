@@ -192,8 +192,8 @@ class MixRuns:
                 continue
             if not active and rules.stop == "repeat":
                 raise DataError(
-                    f"{rules.asker}: all sources that have a weight here were gone through as often as "
-                    "repetitions lets them: leave one without a limit"
+                    f"{rules.asker}: every source with a weight has reached its limit of "
+                    "repetitions: leave one without a limit"
                 )
             if not active or (rules.stop == "all_exhausted" and self._all_exhausted()):
                 return None

@@ -89,8 +89,8 @@ class Mixture(RowMixture):
             for column in sorted(set(schema.names) ^ set(types)):
                 has, lacks = (name, first) if column in schema.names else (first, name)
                 raise SchemaError(
-                    f"{rule} {has!r} has {column!r}, which {lacks!r} has not; bring them in line in the "
-                    "sources, by map() or select()",
+                    f"{rule} {has!r} has {column!r}, which {lacks!r} has not; make them alike in "
+                    "the sources, by map() or select()",
                     stage=asker,
                 )
             for field in schema:
@@ -98,8 +98,8 @@ class Mixture(RowMixture):
                     types[field.name] = unite(types[field.name], field.type)
                 except NoColumn as error:
                     raise SchemaError(
-                        f"{rule} {field.name!r} holds {error} in {first!r} and {name!r}; bring them in line "
-                        "in the sources, by map()",
+                        f"{rule} {field.name!r} holds {error} in {first!r} and {name!r}; convert "
+                        "them in the sources, by map()",
                         stage=asker,
                     ) from None
         return pa.schema(list(types.items()))

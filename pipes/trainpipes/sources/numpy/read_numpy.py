@@ -208,7 +208,8 @@ def _check_alike(
             if kinds[0] != kinds[1]:
                 raise SchemaError(
                     f"{asker}: rows of {name!r} are {kinds[0]} in {files.names[0]} and {kinds[1]} in {path}; "
-                    "save them alike, leave the array out by columns=[...], or read the files apart",
+                    "save them alike, leave the array out by columns=[...], or read the files in "
+                    "pipelines of their own",
                     path=path,
                     stage=asker,
                 )

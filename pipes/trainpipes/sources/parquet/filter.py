@@ -101,8 +101,8 @@ def needed_columns(filter: pc.Expression, schema: pa.Schema, asker: str) -> list
     missing = _missing(problem)
     if missing and missing[0] not in schema.names:
         raise SchemaError(
-            f"{asker}: filter names a column {'.'.join(missing)!r}{nearest(missing[0], schema.names)}, and "
-            f"there are {schema.names}",
+            f"{asker}: filter names a column {'.'.join(missing)!r}{nearest(missing[0], schema.names)}, "
+            f"and the columns are {schema.names}",
             stage=asker,
         )
     return [schema.field(n).name for n in named]
@@ -116,7 +116,7 @@ def check_fits(filter: pc.Expression, schema: pa.Schema, asker: str) -> None:
     types = {field.name: str(field.type) for field in schema if field.name in str(filter)}
     cure = "; where columns= names some fields of a column, name those of the filter, too"
     raise SchemaError(
-        f"{asker}: filter {filter} cannot be asked of columns {types}: {one_line(problem)}"
+        f"{asker}: filter {filter} does not fit the columns {types}: {one_line(problem)}"
         f"{cure if _missing(problem) else ''}",
         stage=asker,
     )

@@ -57,7 +57,8 @@ class FolderColumns:
         if needed and not first:
             raise SchemaError(
                 f'{asker}: partitioning="hive" makes columns of folders such as lang=en/, and '
-                f"{names[0]} is in none: leave partitioning out, or list the folder that holds them",
+                f"{names[0]} is in no such folder: leave partitioning out, or list the folder that "
+                "holds them",
                 path=names[0],
                 stage=asker,
             )

@@ -194,7 +194,7 @@ class ParquetSource(FileBlocks):
             self.unread = np.ones(len(known), dtype=np.bool_)
             self.unread[may_hold(filter, self.schema, known, own or None, text=not replace)] = False
             read = int((~self.unread).sum())
-            self._filtered = f"a row of {read:,} of {len(known):,} row groups may pass"
+            self._filtered = f"{read:,} of {len(known):,} row groups may have rows that match"
             if wanted.left_out:
                 self._filtered += f"; {wanted.left_out:,} more files are left out by their folders"
 

@@ -273,8 +273,9 @@ def _refuse(
     path, key = files.names[file], keys[row].as_py()
     more = f", and {len(rows) - 1:,} more" if len(rows) > 1 else ""
     raise SchemaError(
-        f"{asker}: sample {key!r} of {path} {what} {name!r}{more}: choose what all samples have by "
-        'columns=[...], or take missing="null"',
+        f"{asker}: sample {key!r} of {path} {what} {name!r}{more}: choose with columns=[...] what "
+        "all samples have, or pass missing="
+        '"null"',
         path=path,
         row=row - int(first_row[file]),
         stage=asker,

@@ -157,8 +157,8 @@ class _Scan:
         self._at = base + len(chunk)
         if self._at - self._last > MOST_ROW_BYTES:
             raise BadFileError(
-                f"line {self._line:,}: a row here has more than {MOST_ROW_BYTES:,} bytes: it is not text, or "
-                "its rows have no ends"
+                f"line {self._line:,}: a row here has more than {MOST_ROW_BYTES:,} bytes: this is "
+                "not text, or it has no line ends"
             )
 
     def _close(self, stop: int, tail: bytes) -> None:

@@ -173,7 +173,8 @@ def _merged(found: Sequence[tuple[str, pa.Schema]], form: TextFormat, asker: str
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise SchemaError(
                     f"{asker}: column {field.name!r} is {known.type} in {where[field.name]} and "  # type: ignore[union-attr]
-                    f"{field.type} in {path}, which no one type holds; convert one, leave the column out by "
+                    f"{field.type} in {path}, and no type can hold both; convert one, leave the "
+                    "column out by "
                     "columns=[...], or say the type by schema=",
                     path=path,
                     stage=asker,

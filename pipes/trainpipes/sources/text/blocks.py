@@ -159,13 +159,13 @@ class BlockSource(FileBlocks):
         sizes = np.where(compressed[self.file_of_block], self.block_bytes + before, 0)
         large = sizes > LARGE * PIECE_BYTES
         if not large.any():
-            said = "can be entered every few MB"
+            said = "can be read from every few MB on"
         else:
             count = len(np.unique(self.file_of_block[large]))
             said = (
-                f"{count:,} of {len(self.files):,} files are entered at few places, up to "
-                f"{amount(sizes.max())} apart, and read again from there by each shard that starts between, "
-                "and on a resume: write more files, or files of several members, by bgzip or pzstd"
+                f"{count:,} of {len(self.files):,} files can only be read from few places on, up to "
+                f"{amount(sizes.max())} apart: each shard, and each resume, reads from the last "
+                "such place. Write more files, or files of several members, by bgzip or pzstd"
             )
         lines = [("compressed", said)]
         if self.read_again.bytes:

@@ -182,7 +182,7 @@ class DecodeImage(RunStage):
         """A row with the image in place of its bytes."""
         if not isinstance(row, Mapping):
             raise SchemaError(
-                f"{self} works on rows that are dicts, got {type(row).__name__}: make them so with map()",
+                f"{self} works on rows that are dicts, got {type(row).__name__}: make dicts with map()",
                 stage=str(self),
             )
         if self.column not in row:

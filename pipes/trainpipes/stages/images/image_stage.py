@@ -72,7 +72,8 @@ class ImageStage(RunStage):
         """The rows, micro-batches or not."""
         if run.items is not None:
             raise ConfigError(
-                f"{self} works on the image of each row, and stands above collate(): put it before"
+                f"{self} works on the image of each row, and after collate() there are only "
+                "batches: put it before collate()"
             )
         return run.block.rows()
 
@@ -95,7 +96,7 @@ class RandomImageStage(ImageStage):
     _turn = 0  # which one it is of several with the same name
 
     def check(self) -> None:
-        whole_number(self.options["seed"], None, f"{self.name}(seed)", "of what is drawn")
+        whole_number(self.options["seed"], None, f"{self.name}(seed)", "the seed of random draws")
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         return self.resolved(_turn=sum(other.name == self.name for other in below))
@@ -124,7 +125,7 @@ def image_of(row: Any, column: str, asker: object) -> Pixels:
     """
     if not isinstance(row, Mapping):
         raise SchemaError(
-            f"{asker} works on rows that are dicts, got {type(row).__name__}: make them so with map()",
+            f"{asker} works on rows that are dicts, got {type(row).__name__}: make dicts with map()",
             stage=str(asker),
         )
     if column not in row:

@@ -80,7 +80,7 @@ class ImageTransform(RunStage):
                 f"{shown(self.transform)}"
             )
         column_name(self.column, "image_transform(column)")
-        whole_number(self.seed, None, "image_transform(seed)", "of what is drawn")
+        whole_number(self.seed, None, "image_transform(seed)", "the seed of random draws")
         whole_number(self.num_workers, 0, "image_transform(num_workers)", "processes")
 
     _turn = 0  # which one it is of several alike

@@ -30,7 +30,7 @@ class Normalize(ImageStage):
     """Makes float32 of pixels: ``(x / 255 - mean) / std``, with the mean and the standard deviation of each
     channel. Floats are not divided by 255, other integers by the largest one of their type.
 
-    In: rows with an image ``[C, H, W]``; or, above ``collate``, batches with images ``[B, C, H, W]``, which
+    In: rows with an image ``[C, H, W]``; or, after ``collate``, batches with images ``[B, C, H, W]``, which
     is faster, and gives the same numbers. Out: the same, float32. Cursor: none of its own. Costs about 60 us
     for an image of 224 x 224 pixels. Where a GPU waits for data, have the model do this instead: bytes are a
     quarter of what floats are to copy.
@@ -104,8 +104,8 @@ class Normalize(ImageStage):
     def _of_batch(self, batch: Any) -> Any:
         if not isinstance(batch, Mapping):
             raise SchemaError(
-                f"{self} works on batches that are dicts of tensors, got {type(batch).__name__}: put "
-                "collate() below, or use map()",
+                f"{self} works on batches that are dicts of tensors, got {type(batch).__name__}: "
+                "put collate() before it, or use map()",
                 stage=str(self),
             )
         need_columns(list(batch), [self.column], self)

@@ -88,8 +88,8 @@ def eight_bits(image: Any) -> Any:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise NoPicture(
-            f"it holds numbers of 32 bits (Pillow's mode {image.mode}), which have no scale of 8 bits: "
-            "decode these in a map()"
+            f"it holds numbers of 32 bits (Pillow's mode {image.mode}), which have no fixed range "
+            "to scale to 8 bits: decode these in a map()"
         )
     return image
 
