@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from trainpipes.progress_displays import may_show, take_screen
 from trainpipes_cli.console import err
 
 if TYPE_CHECKING:
@@ -34,6 +33,9 @@ def progress(unit: str = "rows", console: Console | None = None) -> Iterator[Rep
         unit: what is counted, in the plural.
         console: where to show it; stderr if left out.
     """
+    # Not at the top: help answers without the library, which imports torch.
+    from trainpipes.progress_displays import may_show, take_screen
+
     console = console or err()
     if not console.is_terminal or not may_show():
         yield None
