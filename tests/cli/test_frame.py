@@ -406,6 +406,8 @@ def test_a_signal_stops_it_also_while_torch_is_imported(number, code, said):
         found, told = stopped(number, after)
         if found == 0:  # a fast machine: it was done already
             break
+        if found == -number:  # a slow one: Python had not started yet
+            continue
         assert (found, told) == (code, said), after
 
 
