@@ -66,6 +66,7 @@ FLOORS = {
     "label_counts": 4,
     "map_dataset": 4,
     "memmap": 4,
+    "memmap_on_ray": 4,
     "loader": 4,
     "locate": 4,
     "training_progress": 4,

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -704,12 +704,18 @@ class Pipeline(IterableDataset[Any]):
         dtype: Any = None,
         ragged: Collection[str] = (),
         overwrite: bool = False,
+        engine: Literal["ray"] | None = None,
+        address: str | None = None,
+        shared_filesystem: bool = False,
     ) -> MemmapDataset:
         """Write the rows, or batches, of one epoch to a memory map: ``trainpipes.write_memmap``, which says
         what the options are. It is there when it is whole, and begins anew after a kill."""
         from trainpipes.memmap import write_memmap
 
-        return write_memmap(path, self, dtype=dtype, ragged=ragged, overwrite=overwrite)
+        return write_memmap(
+            path, self, dtype=dtype, ragged=ragged, overwrite=overwrite,
+            engine=engine, address=address, shared_filesystem=shared_filesystem,
+        )  # fmt: skip
 
     # State
 

@@ -53,22 +53,30 @@ class Cluster:
     address: str | None = None
     shared_filesystem: bool = False
 
-    def enter(self, stack: ExitStack, asker: str) -> RayCluster | None:
-        """Connect to the cluster; None for this process."""
+    def checked(self, asker: str) -> Cluster:
+        """This one.
+
+        Raises:
+            ConfigError: there is no such engine, or an option is of another.
+        """
         flag(self.shared_filesystem, f"{asker}(shared_filesystem)")
-        if self.engine == "ray":
-            cluster = RayCluster(
-                self.address, asker=f"{asker}()", shared_filesystem=self.shared_filesystem
-            )
-            return stack.enter_context(cluster)
-        if self.engine is not None:
+        if self.engine not in (None, "ray"):
             raise ConfigError(
                 f'{asker}(engine) is "ray", or None for this process, got {shown(self.engine)}'
             )
-        if self.address is not None or self.shared_filesystem:
+        if self.engine is None and (self.address is not None or self.shared_filesystem):
             name = "address" if self.address is not None else "shared_filesystem"
             raise ConfigError(f'{asker}({name}) is of engine="ray": give that, or leave it out')
-        return None
+        return self
+
+    def enter(self, stack: ExitStack, asker: str) -> RayCluster | None:
+        """Connect to the cluster; None for this process."""
+        if self.checked(asker).engine is None:
+            return None
+        cluster = RayCluster(
+            self.address, asker=f"{asker}()", shared_filesystem=self.shared_filesystem
+        )
+        return stack.enter_context(cluster)
 
 
 #: This process.
