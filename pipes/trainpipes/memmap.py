@@ -68,8 +68,8 @@ def write_memmap(
         batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
         overwrite: whether a memory map that is there may be replaced.
         engine: "ray" for tasks on a Ray cluster that make the rows of a ``Pipeline``, where these are
-            counted, and columns; None for this process. The bytes are the same. They are written twice: to files
-            beside ``path``, with which a call after a kill goes on, and from these to the columns.
+            counted, and columns; None for this process. The bytes are the same. They are written twice: to
+            files beside ``path``, with which a call after a kill goes on, and from these to the columns.
         address, shared_filesystem: of the cluster; see ``Pipeline.write_parquet``.
 
     Returns:
