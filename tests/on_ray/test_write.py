@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_read_fails_once_with_its_name(files: str, tmp_pat
     out = tmp_path / "out"
     with pytest.raises(tp.TrainpipesError, match=r"1\.parquet, row group 0"):
         pipe.write_parquet(out, files=6, engine="ray")
-    assert not list(out.glob(".part-of-*"))
+    assert not list(out.glob(".part-of-*"))  # of it, too
     for part in out.glob("part-*"):
         pq.read_table(part)
 
@@ -226,6 +226,22 @@ def test_what_cannot_be_cut_is_refused_with_a_way_out(files: str, tmp_path: Path
     with pytest.raises(tp.SchemaError, match="a row is no dict"):
         rows.map(len).write_parquet(out, files=2, engine="ray")
     assert not out.exists()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_file_that_nobody_noted_does_not_stay(files: str, tmp_path: Path):
+    pipe, out = tp.read_parquet(files), tmp_path / "out"
+    stop = tmp_path / "stop"
+    stop.touch()
+    with pytest.raises(RuntimeError, match="stopped"):
+        pipe.map(Stops(stop, 0), version=1).write_parquet(out, files=3)
+    out.mkdir(exist_ok=True)
+    (out / "_unfinished.json").write_text(
+        '{"trainpipes_files": 1, "rows": 0, "files": [], "notes": {}}'
+    )
+    (out / "part-00009.parquet").write_bytes(b"of a program that was killed")
+    pipe.write_parquet(out, files=3, engine="ray")
+    assert sorted(p.name for p in out.glob("part-*")) == [f"part-0000{n}.parquet" for n in range(3)]
 
 
 @pytest.mark.usefixtures("cluster")

@@ -1,19 +1,17 @@
 """Output files made by tasks on a Ray cluster, one task for each.
 
 Which rows a file has follows from its number, so a task opens the pipeline at the file's first row and reads
-its own part of the sources only. It writes under a hidden name; the driver gives the file its own when it is
-whole, and notes it. So the bytes are those that one process writes, whatever the number of tasks at a time.
+its own part of the sources only. It puts the file in its place when it is whole, and the driver notes it. So
+the bytes are those that one process writes, whatever the number of tasks at a time.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from trainpipes.checks import flag
 from trainpipes.errors import ConfigError, DataChangedError
@@ -34,9 +32,14 @@ from trainpipes.writers.one_file import (
     write_file,
 )
 from trainpipes.writers.output_file import OutputFile
-from trainpipes.writers.output_folder import PART, Opened, OutputFolder, Written
+from trainpipes.writers.output_folder import Opened, OutputFolder, Written
+from trainpipes.writers.storage import Storage
 
 __all__ = ["HERE", "Cluster", "check_cut", "check_paths", "write_on_ray"]
+
+
+#: What the manifest says of a file, and its columns.
+Made: TypeAlias = tuple[dict[str, Any], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -104,41 +107,33 @@ class Opener:
 
     rows: EpochRows
     form: Format
-    folder: Path
+    storage: Storage
+    token: str
 
-    def __call__(self) -> Callable[[FileTask, Callable[[int], None]], dict[str, Any]]:
+    def __call__(self) -> Callable[[FileTask, Callable[[int], None]], Made]:
         return self._make
 
-    def _make(self, task: FileTask, tell: Callable[[int], None]) -> dict[str, Any]:
-        """Write a file; gives what the manifest says of it, its columns, and where it lies."""
-        # A process that was taken for dead may still be writing.
-        part = self.folder / f"{PART}{secrets.token_hex(6)}-{self.form.name_of(task.number)}"
-        rows, file = self.rows, OutputFile(part, self.form.asker)
-        try:
-            with closing(rows):
-                rows.open_part(task.start, task.stop)
-                length = task.stop - task.start
-                group = rows.group(min(self.form.rows, length), self.form.bytes)
+    def _make(self, task: FileTask, tell: Callable[[int], None]) -> Made:
+        """Make a file and put it in its place."""
+        name, length = self.form.name_of(task.number), task.stop - task.start
+        # Two tries of a task may run at once, where a node is only thought to be dead.
+        with self.storage.making(name, f"{self.token}{secrets.token_hex(2)}") as path:
+            file = OutputFile(path, self.form.asker)
+            with closing(file), closing(self.rows):
+                self.rows.open_part(task.start, task.stop)
+                group = self.rows.group(min(self.form.rows, length), self.form.bytes)
+                count, columns = 0, {}
                 if group is not None:
-                    columns = columns_of(rows.schema)
-                    count = write_file(rows, self.form, file, group, length, task.start, tell)
-                if group is None or count != length:
+                    columns = columns_of(self.rows.schema)
+                    count = write_file(self.rows, self.form, file, group, length, task.start, tell)
+                if count != length:
                     raise DataChangedError(
-                        f"{self.form.asker}(): the rows of {self.form.name_of(task.number)} end before row "
-                        f"{task.stop - 1:,}: the input has changed; begin anew with overwrite=True"
+                        f"{self.form.asker}(): the rows of {name} end before row {task.stop - 1:,}: the "
+                        "input has changed; begin anew with overwrite=True"
                     )
                 file.sync()
-        except BaseException:
-            with suppress(OSError):
-                part.unlink()
-            raise
-        finally:
-            file.close()
-        return {
-            "entry": entry_of(self.form.name_of(task.number), count, file),
-            "part": part.name,
-            "columns": columns,
-        }
+            self.storage.put(path, name)
+        return entry_of(name, count, file), columns
 
 
 def check_cut(rows: EpochRows, lengths: Lengths) -> None:
@@ -160,7 +155,7 @@ def check_cut(rows: EpochRows, lengths: Lengths) -> None:
         )
 
 
-def check_paths(cluster: RayCluster, rows: EpochRows, folder: Path) -> None:
+def check_paths(cluster: RayCluster, rows: EpochRows, folder: str) -> None:
     """Raise where the nodes of the cluster cannot see the files that are read or written."""
     cluster.check_path(folder, f"{rows.asker}(folder)")
     for path in places_of(rows.plan.inputs.source):
@@ -194,20 +189,16 @@ def write_on_ray(
     tasks = [task for task in _tasks(lengths, count) if task.number not in known]
     with Progress(f"writing {out.path.name}", count, "rows") as progress:
         progress.advance(sum(entry["rows"] for entry in known.values()))
-        opener = Opener(rows, form, out.path)
+        opener = Opener(rows, form, out.storage, secrets.token_hex(4))
         done = cluster.run(
             opener, tasks, name_of=lambda task: f"{form.name_of(task.number)}, rows {task.start:,} to "
             f"{task.stop - 1:,}", tell=progress.advance,
         )  # fmt: skip
-        try:
-            with closing(done):
-                for task, made in done:
-                    columns = same_columns(form.asker, columns, made["columns"])
-                    out.publish(out.path / made["part"], made["entry"]["file"])
-                    known[task.number] = made["entry"]
-                    out.save(_state(rows, known, columns))
-        finally:
-            _sweep(out.path)
+        with closing(done):
+            for task, (entry, found) in done:
+                columns = same_columns(form.asker, columns, found)
+                known[task.number] = entry
+                out.save(_state(rows, known, columns))
     return out.finish(in_order(known), columns or {})
 
 
@@ -223,11 +214,3 @@ def _state(rows: EpochRows, known: dict[int, Any], columns: dict[str, str] | Non
     """What is whole, so that one process may go on with it, too."""
     before = sum(known[number]["rows"] for number in range(first_missing(known)))
     return Opened(None, in_order(known), rows.cursor_at(before), rows.plan.notes, columns)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove parts of files: no task runs any more."""
-    for name in os.listdir(folder):
-        if name.startswith(PART):
-            with suppress(OSError):
-                (folder / name).unlink()

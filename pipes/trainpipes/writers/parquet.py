@@ -61,7 +61,8 @@ def write_parquet(
             ``rows_per_file`` is given; None for this process. The bytes are the same.
         address: of the cluster. If left out, the one that this process is connected to, that of
             ``RAY_ADDRESS``, or a new one on this machine.
-        shared_filesystem: whether every node of the cluster sees this machine's paths.
+        shared_filesystem: whether every node of the cluster sees this machine's paths. Else ``folder`` is the
+            URL of shared storage, such as "s3://bucket/prepared", where the cluster has several nodes.
 
     Raises:
         ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, or those

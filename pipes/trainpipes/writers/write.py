@@ -27,6 +27,7 @@ from trainpipes.writers.one_file import (
     write_file,
 )
 from trainpipes.writers.output_folder import Opened, OutputFolder, Written
+from trainpipes.writers.storage import Storage, storage_at
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
@@ -66,16 +67,26 @@ def write(
         options |= {"files": files, "rows_per_file": rows_per_file}
         about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
         about |= about_inputs(rows.plan.inputs.source)
-        out = stack.enter_context(OutputFolder(folder, form.asker, about, overwrite))
+        storage = storage_at(folder, form.asker, urls=ray is not None)
+        out = stack.enter_context(OutputFolder(folder, form.asker, about, overwrite, storage))
         stack.enter_context(closing(rows))
         if ray is not None:
-            check_paths(ray, rows, out.path)
+            check_paths(ray, rows, storage.root)
         opened = out.open()
         if opened.written is not None:
             return opened.written
+        _clear(storage, opened)
         if ray is not None:
             return write_on_ray(ray, rows, out, opened, form, lengths)
         return _write(rows, out, opened, form, lengths)
+
+
+def _clear(storage: Storage, opened: Opened) -> None:
+    """Remove files that tasks have made and nobody has noted, since the program was killed."""
+    noted = {entry["file"] for entry in opened.files}
+    for name in storage.names():
+        if name.startswith("part-") and name not in noted:
+            storage.remove(name)
 
 
 def check_codec(compression: object, known: Collection[str], asker: str) -> None:
