@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trainpipes.checks import flag
-from trainpipes.errors import ConfigError, DataChangedError
+from trainpipes.errors import ConfigError, DataChangedError, TrainpipesError
 from trainpipes.on_ray import RayCluster
 from trainpipes.progress import Progress
 from trainpipes.shown import shown
@@ -33,7 +33,7 @@ from trainpipes.writers.one_file import (
 )
 from trainpipes.writers.output_file import OutputFile
 from trainpipes.writers.output_folder import Opened, OutputFolder, Written
-from trainpipes.writers.storage import Storage
+from trainpipes.writers.storage import PART, Storage
 
 __all__ = ["HERE", "Cluster", "check_cut", "check_paths", "write_on_ray"]
 
@@ -194,11 +194,15 @@ def write_on_ray(
             opener, tasks, name_of=lambda task: f"{form.name_of(task.number)}, rows {task.start:,} to "
             f"{task.stop - 1:,}", tell=progress.advance,
         )  # fmt: skip
-        with closing(done):
-            for task, (entry, found) in done:
-                columns = same_columns(form.asker, columns, found)
-                known[task.number] = entry
-                out.save(_state(rows, known, columns))
+        try:
+            with closing(done):
+                for task, (entry, found) in done:
+                    columns = same_columns(form.asker, columns, found)
+                    known[task.number] = entry
+                    out.save(_state(rows, known, columns))
+        finally:
+            with suppress(TrainpipesError, OSError):
+                _sweep(out.storage)
     return out.finish(in_order(known), columns or {})
 
 
@@ -214,3 +218,10 @@ def _state(rows: EpochRows, known: dict[int, Any], columns: dict[str, str] | Non
     """What is whole, so that one process may go on with it, too."""
     before = sum(known[number]["rows"] for number in range(first_missing(known)))
     return Opened(None, in_order(known), rows.cursor_at(before), rows.plan.notes, columns)
+
+
+def _sweep(storage: Storage) -> None:
+    """Remove parts of files, of processes that were killed: no task runs any more."""
+    for name in storage.names():
+        if name.startswith(PART):
+            storage.remove(name)
