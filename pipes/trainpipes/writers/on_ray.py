@@ -188,7 +188,7 @@ def write_on_ray(
     count = rows.count
     tasks = [task for task in _tasks(lengths, count) if task.number not in known]
     with Progress(f"writing {out.path.name}", count, "rows") as progress:
-        progress.advance(sum(entry["rows"] for entry in known.values()))
+        progress.skip(sum(entry["rows"] for entry in known.values()))
         opener = Opener(rows, form, out.storage, secrets.token_hex(4))
         done = cluster.run(
             opener, tasks, name_of=lambda task: f"{form.name_of(task.number)}, rows {task.start:,} to "
