@@ -194,6 +194,7 @@ def start(tmp_path: Path, *arguments: object) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.slow  # it starts two clusters
 def test_a_driver_that_is_killed_goes_on_with_any_number_of_workers(files: str, tmp_path: Path):
     assert start(tmp_path, files, tmp_path / "here", 0).wait(120) == 0
     out = tmp_path / "there"
@@ -245,6 +246,8 @@ def test_a_file_that_nobody_noted_does_not_stay(files: str, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.filterwarnings("ignore:::ray")
+@pytest.mark.filterwarnings("ignore:.*ObjectRef.*:UserWarning")
 def test_rows_of_a_dataset_of_ray_can_be_written(tmp_path: Path):
     pipe = tp.from_ray(ray.data.range(500, override_num_blocks=3), block_rows=64).shuffle(128)
     pipe.write_parquet(tmp_path / "here", files=3)

@@ -124,7 +124,7 @@ def _read(
             gave = True
             yield table
     if not gave and schema is not None:  # so that a dataset without rows has columns
-        yield schema.empty_table()
+        yield pa.Table.from_batches([], schema)
 
 
 def to_ray(pipeline: Pipeline, epoch: int) -> Dataset:

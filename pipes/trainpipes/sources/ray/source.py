@@ -80,7 +80,7 @@ class RayReader:
         made = self._blocks.made
         row, end = int(self._begins[block]) + start, int(self._begins[block]) + stop
         number = int(np.searchsorted(made.firsts, row, side="right")) - 1
-        parts = [made.schema.empty_table()] if row == end else []
+        parts = [pa.Table.from_batches([], made.schema)] if row == end else []
         while row < end:
             first = int(made.firsts[number])
             part = self._table(number).slice(row - first, end - row)
