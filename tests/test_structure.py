@@ -286,7 +286,7 @@ def test_all_stages_can_be_had_as_nodes():
     assert {stage.__name__ for stage in stages} == named | {"StageNode"}
 
 
-#: Where rows are Python objects, or are to become some, or a filter holds Python values, or blocks are those of
+#: Where rows are Python objects, or are to become some, or a filter holds Python values, or blocks are of
 #: Ray Data, which imports pandas itself: pyarrow may import pandas there.
 PYTHON_ROWS = {
     "runtime/rows/columns.py",
