@@ -36,17 +36,8 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 WORD = re.compile(r"\w+")
 #: Methods of a Pipeline that are no stages.
 NOT_STAGES = {
-    *(
-        "state_dict",
-        "load_state_dict",
-        "state_at",
-        "set_epoch",
-        "describe",
-        "to_hf",
-        "to_ray",
-        "to_yaml",
-    ),
-    *("mixture", "packing", "register_datapipe_as_function", "then"),
+    *("state_dict", "load_state_dict", "state_at", "set_epoch", "describe", "to_hf", "to_yaml"),
+    *("to_ray", "mixture", "packing", "register_datapipe_as_function", "then"),
 }
 
 END = "=== end of block {} ==="

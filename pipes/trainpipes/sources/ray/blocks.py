@@ -264,7 +264,8 @@ def _reaching(number: int) -> Iterator[None]:
     try:
         yield
     except RayError as error:
+        said = (str(error).strip().splitlines() or [""])[0].partition(". ")[0]
         raise DataError(
-            f"from_ray(dataset): block {number} of the dataset is lost ({type(error).__name__}: "
-            f"{str(error).strip()[:300]}): make the dataset again, and load the last state"
+            f"from_ray(dataset): block {number} of the dataset is lost ({type(error).__name__}: {said}): "
+            "make the dataset again, and load the last state"
         ) from error
