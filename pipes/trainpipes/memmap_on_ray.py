@@ -58,7 +58,8 @@ def rows_by_tasks(pipe: Pipeline, target: Path, cluster: Cluster) -> tuple[int, 
     beside = f".{target.name}."
     folder = target.with_name(f"{beside}{plan.tag}.rows")
     for other in target.parent.glob(f"{glob.escape(beside)}*.rows"):
-        if other != folder:  # of a pipeline that was given up
+        of_this = "." not in other.name[len(beside) :].removesuffix(".rows")
+        if of_this and other != folder:  # of a pipeline that was given up
             shutil.rmtree(other, ignore_errors=True)
 
     def write() -> Written:

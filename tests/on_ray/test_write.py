@@ -78,7 +78,11 @@ def test_other_formats_too(method: str, files: str, tmp_path: Path):
 def test_a_memory_map_has_the_same_bytes(files: str, tmp_path: Path):
     pipe = tp.read_parquet(files).select("x", "ids").shuffle(400, seed=2)
     pipe.write_memmap(tmp_path / "here", dtype={"ids": "uint16"})
+    given_up, of_another = tmp_path / ".there.0123.rows", tmp_path / ".there.too.0123.rows"
+    for folder in (given_up, of_another):
+        folder.mkdir()
     data = pipe.write_memmap(tmp_path / "there", dtype={"ids": "uint16"}, engine="ray")
+    of_another.rmdir()
     assert hashes(tmp_path / "here") == hashes(tmp_path / "there")
     assert len(data) == ROWS
     assert sorted(os.listdir(tmp_path)) == ["here", "there"]
@@ -241,8 +245,12 @@ def test_a_file_that_nobody_noted_does_not_stay(files: str, tmp_path: Path):
         '{"trainpipes_files": 1, "rows": 0, "files": [], "notes": {}}'
     )
     (out / "part-00009.parquet").write_bytes(b"of a program that was killed")
+    (out / "part-of-the-readme.txt").write_text("not ours")
     pipe.write_parquet(out, files=3, engine="ray")
-    assert sorted(p.name for p in out.glob("part-*")) == [f"part-0000{n}.parquet" for n in range(3)]
+    assert sorted(p.name for p in out.glob("part-*")) == [
+        *(f"part-0000{n}.parquet" for n in range(3)),
+        "part-of-the-readme.txt",
+    ]
 
 
 @pytest.mark.usefixtures("cluster")

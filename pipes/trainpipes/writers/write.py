@@ -75,17 +75,19 @@ def write(
         opened = out.open()
         if opened.written is not None:
             return opened.written
-        _clear(storage, opened)
+        _clear(storage, opened, form)
         if ray is not None:
             return write_on_ray(ray, rows, out, opened, form, lengths)
         return _write(rows, out, opened, form, lengths)
 
 
-def _clear(storage: Storage, opened: Opened) -> None:
+def _clear(storage: Storage, opened: Opened, form: Format) -> None:
     """Remove files that tasks have made and nobody has noted, since the program was killed."""
     noted = {entry["file"] for entry in opened.files}
     for name in storage.names():
-        if name.startswith("part-") and name not in noted:
+        number = name.removeprefix("part-").removesuffix(form.suffix)
+        ours = number.isdecimal() and name == form.name_of(int(number))
+        if ours and name not in noted:
             storage.remove(name)
 
 
