@@ -86,7 +86,7 @@ def test_a_memory_map_has_the_same_bytes(files: str, tmp_path: Path):
     assert hashes(tmp_path / "here") == hashes(tmp_path / "there")
     assert len(data) == ROWS
     assert sorted(os.listdir(tmp_path)) == ["here", "there"]
-    with pytest.raises(tp.ConfigError, match="there already: pass overwrite=True"):
+    with pytest.raises(tp.ConfigError, match="exists already: pass overwrite=True"):
         pipe.write_memmap(tmp_path / "there", engine="ray")
     with pytest.raises(tp.ConfigError, match=r"Python objects: make them by map_batches"):
         pipe.map(late).write_memmap(tmp_path / "objects", engine="ray")
