@@ -37,7 +37,7 @@ WORD = re.compile(r"\w+")
 #: Methods of a Pipeline that are no stages.
 NOT_STAGES = {
     *("state_dict", "load_state_dict", "state_at", "set_epoch", "describe", "to_hf", "to_yaml"),
-    *("mixture", "packing", "register_datapipe_as_function", "then"),
+    *("to_ray", "mixture", "packing", "register_datapipe_as_function", "then"),
 }
 
 END = "=== end of block {} ==="

@@ -66,6 +66,7 @@ FLOORS = {
     "label_counts": 4,
     "map_dataset": 4,
     "memmap": 4,
+    "memmap_on_ray": 4,
     "loader": 4,
     "locate": 4,
     "training_progress": 4,
@@ -285,13 +286,14 @@ def test_all_stages_can_be_had_as_nodes():
     assert {stage.__name__ for stage in stages} == named | {"StageNode"}
 
 
-#: Where rows are Python objects, or are to become some, or a filter holds Python values: pyarrow may import
-#: pandas there.
+#: Where rows are Python objects, or are to become some, or a filter holds Python values, or blocks are of
+#: Ray Data, which imports pandas itself: pyarrow may import pandas there.
 PYTHON_ROWS = {
     "runtime/rows/columns.py",
     "values/value_column.py",
     "values/row_types.py",
     "sources/parquet/filter.py",
+    "sources/ray/plain.py",
     "stages/row_hash.py",
 }
 MAKERS = {"array", "scalar", "repeat", "infer_type"}

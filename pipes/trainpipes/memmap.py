@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import torch
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.map_dataset import runs_of
+from trainpipes.memmap_on_ray import rows_by_tasks
 from trainpipes.pipeline import Pipeline
 from trainpipes.progress import counted
 from trainpipes.runtime.planning.plan import Plan
@@ -21,7 +22,8 @@ from trainpipes.sources.memmap.dataset import MemmapDataset
 from trainpipes.sources.memmap.given_rows import Part, of_arrays, of_batch, of_batches, of_rows
 from trainpipes.sources.memmap.manifest import DTYPES
 from trainpipes.sources.memmap.old_format import parts_of_old
-from trainpipes.sources.memmap.writer import write_parts
+from trainpipes.sources.memmap.writer import check_target, write_parts
+from trainpipes.writers.on_ray import Cluster
 
 __all__ = ["convert", "read_memmap", "write_memmap"]
 
@@ -38,6 +40,9 @@ def write_memmap(
     ragged: Collection[str] = (),
     batched: bool = False,
     overwrite: bool = False,
+    engine: Literal["ray"] | None = None,
+    address: str | None = None,
+    shared_filesystem: bool = False,
 ) -> MemmapDataset:
     """Write rows of numbers to a folder of ``.npy`` files that ``read_memmap`` maps into memory.
 
@@ -62,6 +67,10 @@ def write_memmap(
             rows do not show it.
         batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
         overwrite: whether a memory map that is there may be replaced.
+        engine: "ray" for tasks on a Ray cluster that make the rows of a ``Pipeline``, where these are
+            counted, and columns; None for this process. The bytes are the same. They are written twice: to
+            files beside ``path``, with which a call after a kill goes on, and from these to the columns.
+        address, shared_filesystem: of the cluster; see ``Pipeline.write_parquet``.
 
     Returns:
         The memory map, opened.
@@ -84,7 +93,16 @@ def write_memmap(
         whole_number(length, 0, "write_memmap(length)", "rows")
     if isinstance(ragged, str):
         ragged = [ragged]
-    rows, parts = _parts(source, ragged, batched)
+    cluster = Cluster(engine, address, shared_filesystem).checked("write_memmap")
+    if engine is None:
+        rows, parts = _parts(source, ragged, batched)
+    else:
+        if not isinstance(source, Pipeline):
+            raise ConfigError(
+                'write_memmap(engine="ray") takes a Pipeline, which tasks can read part by part, got '
+                f"{type(source).__name__}: leave engine out"
+            )
+        rows, parts = rows_by_tasks(source, check_target(path, overwrite), cluster)
     if rows is not None and length is not None and rows != length:
         raise ConfigError(f"write_memmap(length={length:,}) got a source of {rows:,} rows")
     rows = length if rows is None else rows

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -91,6 +91,7 @@ from trainpipes.writers import parquet as parquet_files
 
 if TYPE_CHECKING:
     from datasets import IterableDataset as IterableRows
+    from ray.data import Dataset
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainpipes.explain import Explanation
@@ -666,6 +667,30 @@ class Pipeline(IterableDataset[Any]):
 
         return to_hf(self)
 
+    def to_ray(self, *, epoch: int = 0) -> Dataset:
+        """The rows of one epoch as a ``ray.data.Dataset``, with their columns' types. Nothing is read before
+        Ray reads it.
+
+        Where rows are counted, each read task reads a range of them, in the order of this pipeline without
+        its ``sharding_filter``. Where they are not (``filter``, ``flat_map``, ``mix``), there is a task for
+        each shard of the ``sharding_filter``, whose rows follow each other in the dataset; without one, a
+        single task. Ray keeps the order of tasks if ``execution_options.preserve_order`` of its
+        ``ray.data.DataContext.get_current()`` is True.
+
+        The nodes need this library: ``ray.init(runtime_env={"py_modules": [trainpipes]})`` ships it.
+
+        Args:
+            epoch: which one; a pipeline that shuffles has another order in each.
+
+        Raises:
+            ConfigError: the pipeline makes batches, repeats, or is that of one rank.
+            SchemaError: rows have no columns.
+            MissingExtraError: ``ray`` is not installed.
+        """
+        from trainpipes.integrations.ray_data import to_ray
+
+        return to_ray(self, epoch)
+
     # Files
 
     write_parquet = parquet_files.write_parquet
@@ -679,12 +704,18 @@ class Pipeline(IterableDataset[Any]):
         dtype: Any = None,
         ragged: Collection[str] = (),
         overwrite: bool = False,
+        engine: Literal["ray"] | None = None,
+        address: str | None = None,
+        shared_filesystem: bool = False,
     ) -> MemmapDataset:
         """Write the rows, or batches, of one epoch to a memory map: ``trainpipes.write_memmap``, which says
         what the options are. It is there when it is whole, and begins anew after a kill."""
         from trainpipes.memmap import write_memmap
 
-        return write_memmap(path, self, dtype=dtype, ragged=ragged, overwrite=overwrite)
+        return write_memmap(
+            path, self, dtype=dtype, ragged=ragged, overwrite=overwrite,
+            engine=engine, address=address, shared_filesystem=shared_filesystem,
+        )  # fmt: skip
 
     # State
 

@@ -4,6 +4,7 @@
     trainpipes.integrations.accelerate      a loader that ``prepare`` keeps
     trainpipes.integrations.lightning       a LightningDataModule
     trainpipes.integrations.datasets        ``pipe.to_hf()``, for TRL and others
+    trainpipes.integrations.ray_data        ``pipe.to_ray()``, for Ray Data
     trainpipes.integrations.trl             SFTTrainer, DPOTrainer, and a callback for TRL's own
     trainpipes.integrations.keras           a loader for ``model.fit``, and a callback that keeps its position
     trainpipes.integrations.ray             a loader for workers of Ray Train, its position in checkpoints

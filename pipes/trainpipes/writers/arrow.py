@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
 from trainpipes.checks import whole_number
+from trainpipes.writers.on_ray import Cluster
+from trainpipes.writers.one_file import Format
 from trainpipes.writers.output_file import OutputFile
 from trainpipes.writers.output_folder import Written
-from trainpipes.writers.write import Format, check_codec, write
+from trainpipes.writers.write import check_codec, write
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
@@ -32,6 +34,9 @@ def write_arrow(
     files: int | None = None,
     compression: str | None = None,
     overwrite: bool = False,
+    engine: Literal["ray"] | None = None,
+    address: str | None = None,
+    shared_filesystem: bool = False,
 ) -> Written:
     """Write the rows of one epoch to Arrow IPC files (Feather): as ``write_parquet`` does.
 
@@ -42,6 +47,7 @@ def write_arrow(
         files: how many files; see ``write_parquet``.
         compression: "zstd", "lz4" or None, with which files can be mapped into memory.
         overwrite: whether to remove what was written there before.
+        engine, address, shared_filesystem: as in ``write_parquet``.
 
     Raises:
         ConfigError, SchemaError: as ``write_parquet``.
@@ -58,7 +64,8 @@ def write_arrow(
         {"rows_per_batch": rows_per_batch, "compression": compression},
         rows_per_batch or BATCH_ROWS, None if rows_per_batch else BATCH_BYTES,
     )  # fmt: skip
-    return write(pipeline, folder, form, files, rows_per_file, overwrite)
+    cluster = Cluster(engine, address, shared_filesystem)
+    return write(pipeline, folder, form, files, rows_per_file, overwrite, cluster)
 
 
 class _Arrow:

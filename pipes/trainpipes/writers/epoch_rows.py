@@ -7,6 +7,7 @@ bytes. Used by one thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +15,19 @@ import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.forecast.names import row_schema
 from trainpipes.runtime.kinds import RunStage
+from trainpipes.runtime.own_class import is_ours
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
+from trainpipes.runtime.reading.windows import WindowKey
 from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.finishing import say_where
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.runtime.source import RowSource
+from trainpipes.runtime.stage import Stage
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
@@ -59,17 +65,20 @@ class AsColumns(RunStage):
 
 
 class EpochRows:
-    """The rows of a pipeline's first epoch, without what deals them to ranks.
+    """The rows of one epoch of a pipeline, without what deals them to ranks.
+
+    Pickles before it is opened: who reads it elsewhere need not list files again.
 
     Args:
         pipeline: gives rows with columns; no batches.
         asker: who writes them, for messages.
+        dealt: whether rows stay dealt to shards, of which ``open`` takes one.
 
     Raises:
         ConfigError: the pipeline batches or repeats.
     """
 
-    def __init__(self, pipeline: Pipeline, asker: str) -> None:
+    def __init__(self, pipeline: Pipeline, asker: str, dealt: bool = False) -> None:
         chain = pipeline._session.plan.chain
         finishing = [stage for stage in chain.after if stage.role == "finish"]
         in_the_way = chain.batch or chain.repeat or (finishing[0] if finishing else None)
@@ -81,9 +90,14 @@ class EpochRows:
                 f"{asker}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
                 f"got {in_the_way}"
             )
+        left = ("place",) if dealt else ("shard", "place")
+        rows = [stage for stage in pipeline.stages if stage.role not in left]
+        self._begin(asker, [*rows, AsColumns(asker)])
+
+    def _begin(self, asker: str, stages: Sequence[Stage], source: RowSource | None = None) -> None:
         self.asker = asker
-        rows = [stage for stage in pipeline.stages if stage.role not in ("shard", "place")]
-        self.plan = Plan.of([*rows, AsColumns(asker)])
+        self.plan = Plan.of([stage.fresh() for stage in stages], source)
+        self._stages = stages
         self._pool: Pool | None = None
         self._runs: ShardRuns | None = None
         self._placed: PlacedRun | None = None
@@ -91,17 +105,49 @@ class EpochRows:
         self._used = 0  # rows of the table
         self._schema: pa.Schema | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        source = self.plan.inputs.source
+        # One of the user's may hold what does not pickle; several put together open theirs again.
+        goes = isinstance(source, RowSource) and is_ours(type(source)) and not source.joined_inputs
+        return {
+            "asker": self.asker,
+            "stages": self._stages,
+            "source": source if goes else None,
+            "notes": self.plan.notes,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin(state["asker"], state["stages"], state["source"])
+        self.plan.adopt(state["notes"])
+
+    def know_columns(self) -> pa.Schema | None:
+        """Find the columns of rows that are Python objects, so that all who read parts of them have the same;
+        None where there is no row."""
+        return row_schema(self.plan, self.asker)
+
     @property
     def count(self) -> int | None:
         """How many rows there are, where that is known."""
         return int(self.plan.counts.end(1)) if self.plan.counts.known else None
 
-    def open(self, cursor: dict[str, Any] | None) -> None:
-        """Begin at a cursor, or at the first row."""
+    def open(self, cursor: dict[str, Any] | None, epoch: int = 0, shard: int = 0) -> None:
+        """Begin at a cursor, or at the first row of an epoch, or of a shard in it."""
+        self._open(cursor, epoch, shard, None)
+
+    def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
+        """Begin at a row, where positions follow by arithmetic (``plan.counted``), and read no further ahead
+        than the window of row ``stop``. Whoever asks stops there."""
+        last = self._cursor_at(max(start, stop - 1), epoch)
+        key = WindowKey(last["epoch"], 0, last["window"])
+        self._open(self._cursor_at(start, epoch), epoch, 0, key)
+
+    def _open(
+        self, cursor: dict[str, Any] | None, epoch: int, shard: int, last: WindowKey | None
+    ) -> None:
         threads = default_threads()
         self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
-        opener = ShardOpener(self.plan, self.plan.windows(self._pool))
-        self._runs = ShardRuns(opener, 0, 0, cursor)
+        opener = ShardOpener(self.plan, self.plan.windows(self._pool, epoch, last))
+        self._runs = ShardRuns(opener, shard, epoch, cursor)
 
     def close(self) -> None:
         """Let the threads go, and the rows that were read ahead."""
@@ -119,7 +165,10 @@ class EpochRows:
 
     def cursor_at(self, row: int) -> dict[str, Any]:
         """The position before a row, where positions follow by arithmetic (``plan.counted``)."""
-        found = self.plan.counts.cursor_at(row, 0, 0)
+        return self._cursor_at(row, 0)
+
+    def _cursor_at(self, row: int, epoch: int) -> dict[str, Any]:
+        found = self.plan.counts.cursor_at(row, 0, epoch)
         del found["delivered"]
         return found
 

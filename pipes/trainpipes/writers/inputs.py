@@ -8,7 +8,7 @@ from typing import Any
 from trainpipes.checksum import checksum
 from trainpipes.sources.files.list_files import FileList
 
-__all__ = ["about_inputs"]
+__all__ = ["about_inputs", "places_of"]
 
 
 def about_inputs(source: Any) -> dict[str, str]:
@@ -35,3 +35,16 @@ def _file_lists(source: Any) -> Iterator[FileList]:
             yield from _file_lists(mixed[name])
     for joined in getattr(source, "joined_inputs", ()):
         yield from _file_lists(joined.source)
+
+
+def places_of(source: Any) -> Iterator[str]:
+    """A path or URL of each place that a source reads files from.
+
+    Args:
+        source: of a plan, opened.
+    """
+    for files in _file_lists(source):
+        systems = files.system_of.tolist()
+        yield from (str(files.names[systems.index(system)]) for system in sorted(set(systems)))
+    paths = getattr(getattr(source, "_dataset", None), "paths", ())  # of memory maps
+    yield from (str(path) for path in paths[:1])

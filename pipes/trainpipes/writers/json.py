@@ -9,9 +9,11 @@ import pyarrow as pa
 
 from trainpipes.errors import DataError
 from trainpipes.writers.json_text import NoJson, lines_of
+from trainpipes.writers.on_ray import Cluster
+from trainpipes.writers.one_file import Format
 from trainpipes.writers.output_file import OutputFile
 from trainpipes.writers.output_folder import Written
-from trainpipes.writers.write import Format, check_codec, write
+from trainpipes.writers.write import check_codec, write
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
@@ -34,6 +36,9 @@ def write_json(
     files: int | None = None,
     compression: Literal["gzip", "zstd"] | None = None,
     overwrite: bool = False,
+    engine: Literal["ray"] | None = None,
+    address: str | None = None,
+    shared_filesystem: bool = False,
 ) -> Written:
     """Write the rows of one epoch to files of JSON lines, UTF-8: as ``write_parquet`` does. Dates, times
     and decimals become text. Compressed files have a gzip member or zstd frame every 4 MiB, so that
@@ -45,6 +50,7 @@ def write_json(
         files: how many files; see ``write_parquet``.
         compression: "gzip", "zstd" or None.
         overwrite: whether to remove what was written there before.
+        engine, address, shared_filesystem: as in ``write_parquet``.
 
     Raises:
         ConfigError, SchemaError: as ``write_parquet``.
@@ -59,7 +65,8 @@ def write_json(
         "write_json", SUFFIXES.get(compression or "", ".jsonl"), begin, {"compression": compression},
         GROUP_ROWS, GROUP_BYTES,
     )  # fmt: skip
-    return write(pipeline, folder, form, files, rows_per_file, overwrite)
+    cluster = Cluster(engine, address, shared_filesystem)
+    return write(pipeline, folder, form, files, rows_per_file, overwrite, cluster)
 
 
 class _Lines:

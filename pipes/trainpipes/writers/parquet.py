@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes.checks import whole_number
+from trainpipes.writers.on_ray import Cluster
+from trainpipes.writers.one_file import Format
 from trainpipes.writers.output_file import OutputFile
 from trainpipes.writers.output_folder import Written
-from trainpipes.writers.write import Format, check_codec, write
+from trainpipes.writers.write import check_codec, write
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
@@ -34,6 +36,9 @@ def write_parquet(
     files: int | None = None,
     compression: str | None = "zstd",
     overwrite: bool = False,
+    engine: Literal["ray"] | None = None,
+    address: str | None = None,
+    shared_filesystem: bool = False,
 ) -> Written:
     """Write the rows of one epoch to Parquet files, in the order of this pipeline without its
     ``sharding_filter``: to prepare data once for many runs. See docs/prepare.md.
@@ -52,6 +57,12 @@ def write_parquet(
             ends after 512 MiB of rows as they are in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         overwrite: whether to remove what was written there before, and write everything anew.
+        engine: "ray" for tasks on a Ray cluster, one for each file, where rows are counted and ``files`` or
+            ``rows_per_file`` is given; None for this process. The bytes are the same.
+        address: of the cluster. If left out, the one that this process is connected to, that of
+            ``RAY_ADDRESS``, or a new one on this machine.
+        shared_filesystem: whether every node of the cluster sees this machine's paths. Else ``folder`` is the
+            URL of shared storage, such as "s3://bucket/prepared", where the cluster has several nodes.
 
     Raises:
         ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, or those
@@ -79,7 +90,8 @@ def write_parquet(
         "write_parquet", ".parquet", begin, options,
         rows_per_group or GROUP_ROWS, None if counted else GROUP_BYTES,
     )  # fmt: skip
-    return write(pipeline, folder, form, files, rows_per_file, overwrite)
+    cluster = Cluster(engine, address, shared_filesystem)
+    return write(pipeline, folder, form, files, rows_per_file, overwrite, cluster)
 
 
 class _Parquet:

@@ -4,63 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection
-from contextlib import closing, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from trainpipes.checks import whole_number
-from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors import ConfigError
 from trainpipes.progress import Progress
 from trainpipes.runtime.options import either
 from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.inputs import about_inputs
-from trainpipes.writers.output_file import OutputFile
+from trainpipes.writers.on_ray import HERE, Cluster, check_cut, check_paths, write_on_ray
+from trainpipes.writers.one_file import (
+    Format,
+    Lengths,
+    columns_of,
+    entry_of,
+    first_missing,
+    in_order,
+    numbered,
+    same_columns,
+    write_file,
+)
 from trainpipes.writers.output_folder import Opened, OutputFolder, Written
+from trainpipes.writers.storage import Storage, storage_at
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
-__all__ = ["Format", "GroupWriter", "check_codec", "write"]
-
-#: Bytes of rows in memory after which a file ends, where neither rows nor files are counted.
-FILE_BYTES = 512 << 20
-
-
-class GroupWriter(Protocol):
-    """Writes one file."""
-
-    def write(self, group: pa.Table, first_row: int) -> None:
-        """Write some rows; the first one's number in the epoch is for messages."""
-        ...
-
-    def close(self) -> None:
-        """Write what comes after the last rows."""
-        ...
-
-
-@dataclass(frozen=True)
-class Format:
-    """How rows are written.
-
-    Args:
-        asker: the method, for messages.
-        suffix: of the files' names.
-        open: begins a file with rows of a schema.
-        options: of the method, of JSON types, which shape the files.
-        rows: in a group, at most.
-        bytes: in a group, about; None where the user counts its rows.
-    """
-
-    asker: str
-    suffix: str
-    open: Callable[[OutputFile, pa.Schema], GroupWriter]
-    options: dict[str, Any]
-    rows: int
-    bytes: int | None
+__all__ = ["check_codec", "write"]
 
 
 def write(
@@ -70,6 +42,7 @@ def write(
     files: int | None,
     rows_per_file: int | None,
     overwrite: bool,
+    cluster: Cluster = HERE,
 ) -> Written:
     """Write the rows of a pipeline's first epoch.
 
@@ -81,16 +54,41 @@ def write(
         rows_per_file: how many rows each has. If both are left out, a file ends after 512 MiB of rows as they
             are in memory.
         overwrite: whether what was written there before is removed.
+        cluster: of Ray, where tasks write.
     """
-    rows = EpochRows(pipeline, form.asker)
-    lengths = _Lengths(rows.count, files, rows_per_file, form.asker)
-    options = {"format": form.asker.removeprefix("write_"), **form.options}
-    options |= {"files": files, "rows_per_file": rows_per_file}
-    about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
-    about |= about_inputs(rows.plan.inputs.source)
-    with OutputFolder(folder, form.asker, about, overwrite) as out, closing(rows):
+    with ExitStack() as stack:
+        # Before anything is read: Ray starts processes.
+        ray = cluster.enter(stack, form.asker)
+        rows = EpochRows(pipeline, form.asker)
+        lengths = Lengths(rows.count, files, rows_per_file, form.asker)
+        if ray is not None:
+            check_cut(rows, lengths)
+        options = {"format": form.asker.removeprefix("write_"), **form.options}
+        options |= {"files": files, "rows_per_file": rows_per_file}
+        about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
+        about |= about_inputs(rows.plan.inputs.source)
+        storage = storage_at(folder, form.asker, urls=ray is not None)
+        out = stack.enter_context(OutputFolder(folder, form.asker, about, overwrite, storage))
+        stack.enter_context(closing(rows))
+        if ray is not None:
+            check_paths(ray, rows, storage.root)
         opened = out.open()
-        return opened.written or _write(rows, out, opened, form, lengths)
+        if opened.written is not None:
+            return opened.written
+        _clear(storage, opened, form)
+        if ray is not None:
+            return write_on_ray(ray, rows, out, opened, form, lengths)
+        return _write(rows, out, opened, form, lengths)
+
+
+def _clear(storage: Storage, opened: Opened, form: Format) -> None:
+    """Remove files that tasks have made and nobody has noted, since the program was killed."""
+    noted = {entry["file"] for entry in opened.files}
+    for name in storage.names():
+        number = name.removeprefix("part-").removesuffix(form.suffix)
+        ours = number.isdecimal() and name == form.name_of(int(number))
+        if ours and name not in noted:
+            storage.remove(name)
 
 
 def check_codec(compression: object, known: Collection[str], asker: str) -> None:
@@ -101,86 +99,37 @@ def check_codec(compression: object, known: Collection[str], asker: str) -> None
         )
 
 
-class _Lengths:
-    """How many rows each file has."""
-
-    def __init__(
-        self, count: int | None, files: int | None, rows_per_file: int | None, asker: str
-    ) -> None:
-        if files is not None:
-            whole_number(files, 1, f"{asker}(files)", "how many to write")
-        if rows_per_file is not None:
-            whole_number(rows_per_file, 1, f"{asker}(rows_per_file)", "rows in each file")
-        if files is not None and rows_per_file is not None:
-            raise ConfigError(
-                f"{asker}() takes files or rows_per_file, got files={files} and "
-                f"rows_per_file={rows_per_file}: give one of the two"
-            )
-        if files is not None and count is None:
-            raise ConfigError(
-                f"{asker}(files={files}) needs to know how many rows there are, and that is known only when "
-                "all are read: give rows_per_file=... instead"
-            )
-        if files is not None and count is not None and files > count:
-            raise ConfigError(
-                f"{asker}(files={files}): each file has a row at least, and there are {count:,} rows: give "
-                "fewer files"
-            )
-        self._count, self._files, self._rows = count or 0, files, rows_per_file
-
-    def of(self, number: int) -> int | None:
-        """Rows of file ``number``; None where it ends by its bytes."""
-        if self._files is None:
-            return self._rows
-        return self._count // self._files + (number < self._count % self._files)
-
-
 def _write(
-    rows: EpochRows, out: OutputFolder, opened: Opened, form: Format, lengths: _Lengths
+    rows: EpochRows, out: OutputFolder, opened: Opened, form: Format, lengths: Lengths
 ) -> Written:
-    files, columns = list(opened.files), opened.columns
-    done = sum(entry["rows"] for entry in files)
+    # Tasks on a cluster end in any order, so that later files may be whole before earlier ones.
+    known, columns = numbered(opened.files), opened.columns
     rows.plan.adopt(opened.notes)
     rows.open(opened.next)
+    done = number = 0
+    at = sum(known[n]["rows"] for n in range(first_missing(known)))  # the row where ``rows`` stands
     with Progress(f"writing {out.path.name}", rows.count, "rows") as progress:
-        progress.skip(done)
+        progress.skip(sum(entry["rows"] for entry in known.values()))
         while True:
-            length = lengths.of(len(files))
+            while number in known:
+                done, number = done + known[number]["rows"], number + 1
+            if done != at:
+                rows.close()
+                rows.open(rows.cursor_at(done))
+            length = lengths.of(number)
             group = rows.group(min(form.rows, length or form.rows), form.bytes)
             if group is None:
                 break
-            now = {field.name: str(field.type) for field in rows.schema}
-            if columns is not None and now != columns:
-                raise SchemaError(
-                    f"{form.asker}(): the files written so far have columns {columns}, and the next rows "
-                    f"have {now}; write all anew with overwrite=True",
-                    stage=form.asker,
-                )
-            columns = now
-            name = f"part-{len(files):05d}{form.suffix}"
+            columns = same_columns(form.asker, columns, columns_of(rows.schema))
+            name = form.name_of(number)
             with out.file(name) as file:
-                writer = form.open(file, rows.schema)
-                try:
-                    count = size = 0
-                    while group is not None:
-                        writer.write(group[0], done + count)
-                        count, size = count + len(group[0]), size + group[1]
-                        progress.advance(len(group[0]))
-                        left = form.rows if length is None else min(form.rows, length - count)
-                        if not left or (length is None and size >= FILE_BYTES):
-                            break
-                        group = rows.group(left, form.bytes)
-                    writer.close()
-                except BaseException:
-                    with suppress(Exception):
-                        writer.close()
-                    raise
-            done += count
-            check = f"{file.check:08x}"
-            files.append({"file": name, "rows": count, "bytes": file.size, "crc32": check})
-            out.save(Opened(None, files, rows.cursor, rows.plan.notes, columns))
+                count = write_file(rows, form, file, group, length, done, progress.advance)
+            known[number] = entry_of(name, count, file)
+            out.save(Opened(None, in_order(known), rows.cursor, rows.plan.notes, columns))
+            done, number = done + count, number + 1
+            at = done
     if columns is None:
         raise ConfigError(
             f"{form.asker}(): the pipeline has no rows, and nothing was written: check what filters it"
         )
-    return out.finish(files, columns)
+    return out.finish(in_order(known), columns)

@@ -25,7 +25,7 @@ from trainpipes.runtime.reading.numbered import NumberedLoader, buffered_numbers
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.streamed import StreamLoader
 from trainpipes.runtime.reading.window_cuts import WindowCuts
-from trainpipes.runtime.reading.windows import Windows
+from trainpipes.runtime.reading.windows import WindowKey, Windows
 from trainpipes.runtime.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.runtime.stage import Stage
 from trainpipes.state import BatchSizes
@@ -100,12 +100,15 @@ class Plan:
 
     # Windows
 
-    def windows(self, pool: Pool | None = None, number: int = 0) -> Windows | MixedWindows:
+    def windows(
+        self, pool: Pool | None = None, number: int = 0, last: WindowKey | None = None
+    ) -> Windows | MixedWindows:
         """The windows of this plan, for the shards of one process.
 
         Args:
             pool: reads ahead.
             number: of the pass.
+            last: the last window that is needed, of a part of an epoch in one span; None for all.
         """
         chain, inputs, layouts = self.chain, self.inputs, self.layouts
         source = inputs.source
@@ -130,6 +133,7 @@ class Plan:
             None if self.reads_user_code else pool,
             ahead,
             partial(self._following, chain.first_epoch(number)),
+            last,
         )
 
     def _following(self, first_epoch: int, shard: int, epoch: int) -> int | None:

@@ -188,6 +188,7 @@ class Windows:
         pool: threads that read ahead; None for no reading ahead.
         ahead_bytes: bytes that all windows may take for one more to be read ahead.
         following: tells the span that a user comes to in the next epoch, which is then read ahead too.
+        last: no window after this one is read ahead; None for no such end.
     """
 
     def __init__(
@@ -196,11 +197,13 @@ class Windows:
         pool: Pool | None = None,
         ahead_bytes: int = 0,
         following: Following | None = None,
+        last: WindowKey | None = None,
     ) -> None:
         self._loader = loader
         self._pool = pool
         self._ahead_bytes = ahead_bytes
         self._following = following
+        self._last = last
         self._held: dict[WindowKey, Window] = {}
         self._needs: dict[int, WindowKey] = {}  # where each user is
         self._lock = threading.Lock()
@@ -269,6 +272,8 @@ class Windows:
 
     def _read_ahead(self, user: int, key: WindowKey, current: Window, pool: Pool) -> None:
         """Have the window after one read by the pool, if there is room for it."""
+        if self._last is not None and key >= self._last:
+            return
         coming = key._replace(window=key.window + 1)
         if self._loader.planned(coming) == 0:
             span = None if self._following is None else self._following(user, key.epoch)

@@ -27,7 +27,7 @@ from trainpipes.sources.memmap.given_rows import Part
 from trainpipes.sources.memmap.manifest import MANIFEST, Manifest, pack, read_manifest
 from trainpipes.stages.pad_columns import Ragged
 
-__all__ = ["write_parts"]
+__all__ = ["check_target", "write_parts"]
 
 
 def write_parts(
@@ -39,13 +39,7 @@ def write_parts(
     overwrite: bool = False,
 ) -> None:
     """Write blocks of rows to the folder ``path``; otherwise as ``write_memmap``."""
-    target = Path(os.path.realpath(local_path(path, "write_memmap(path)")))
-    _there(target, flag(overwrite, "write_memmap(overwrite)"))
-    if not target.parent.is_dir():
-        raise ConfigError(
-            f"write_memmap(path): there is no folder {target.parent}: make it first",
-            path=str(target),
-        )
+    target = check_target(path, overwrite)
     token = secrets.token_hex(6)
     beside = target.with_name(f".{target.name}.{token}.part")
     try:
@@ -81,6 +75,22 @@ def write_parts(
         _put(beside, target, manifest, overwrite, token)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def check_target(path: str | os.PathLike[str], overwrite: bool) -> Path:
+    """Where a memory map goes.
+
+    Raises:
+        ConfigError: something is there that may not be replaced, or no folder to put it in.
+    """
+    target = Path(os.path.realpath(local_path(path, "write_memmap(path)")))
+    _there(target, flag(overwrite, "write_memmap(overwrite)"))
+    if not target.parent.is_dir():
+        raise ConfigError(
+            f"write_memmap(path): there is no folder {target.parent}: make it first",
+            path=str(target),
+        )
+    return target
 
 
 def _columns(

@@ -1,0 +1,267 @@
+"""Writers on a Ray cluster give the bytes that one process writes, after kills too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+import trainpipes as tp
+
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("rows")
+    table = pa.table(
+        {
+            "x": range(ROWS),
+            "text": [f"row {n} " + "and more " * (n % 9) for n in range(ROWS)],
+            "ids": [[n] * (n % 5) for n in range(ROWS)],
+        }
+    )
+    for n in range(3):
+        part = table.slice(n * ROWS // 3, ROWS // 3)
+        pq.write_table(part, folder / f"{n}.parquet", row_group_size=130)
+    return str(folder)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+def late(row: dict[str, Any]) -> dict[str, Any]:
+    return {"y": 2 * row["x"], "late": None if row["x"] < 280 else "a"}
+
+
+CHAINS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
+    "tokens": lambda rows: rows.select("text").tokenize("bytes"),
+    "shuffled": lambda rows: rows.sharding_filter(6).shuffle(400, seed=2),
+    "functions": lambda rows: rows.map(late).skip(7).take(2500),
+    "joined": lambda rows: tp.concat(rows.select("x"), rows.select("x").take(10)).shuffle(100),
+}
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_bytes_are_those_of_one_process(name: str, files: str, tmp_path: Path):
+    pipe = CHAINS[name](tp.read_parquet(files))
+    here = pipe.write_parquet(tmp_path / "here", files=7)
+    there = pipe.write_parquet(tmp_path / "there", files=7, engine="ray")
+    assert hashes(tmp_path / "here") == hashes(tmp_path / "there")
+    assert there.rows == here.rows
+    there.verify()
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("method", ["write_arrow", "write_json"])
+def test_other_formats_too(method: str, files: str, tmp_path: Path):
+    pipe = tp.read_parquet(files).shuffle(400, seed=2)
+    for folder, engine in (("here", None), ("there", "ray")):
+        getattr(pipe, method)(tmp_path / folder, rows_per_file=700, engine=engine)
+    assert hashes(tmp_path / "here") == hashes(tmp_path / "there")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_memory_map_has_the_same_bytes(files: str, tmp_path: Path):
+    pipe = tp.read_parquet(files).select("x", "ids").shuffle(400, seed=2)
+    pipe.write_memmap(tmp_path / "here", dtype={"ids": "uint16"})
+    given_up, of_another = tmp_path / ".there.0123.rows", tmp_path / ".there.too.0123.rows"
+    for folder in (given_up, of_another):
+        folder.mkdir()
+    data = pipe.write_memmap(tmp_path / "there", dtype={"ids": "uint16"}, engine="ray")
+    of_another.rmdir()
+    assert hashes(tmp_path / "here") == hashes(tmp_path / "there")
+    assert len(data) == ROWS
+    assert sorted(os.listdir(tmp_path)) == ["here", "there"]
+    with pytest.raises(tp.ConfigError, match="exists already: pass overwrite=True"):
+        pipe.write_memmap(tmp_path / "there", engine="ray")
+    with pytest.raises(tp.ConfigError, match=r"Python objects: make them by map_batches"):
+        pipe.map(late).write_memmap(tmp_path / "objects", engine="ray")
+    with pytest.raises(tp.ConfigError, match=r'engine="ray"\) takes a Pipeline'):
+        tp.write_memmap(tmp_path / "lists", [{"x": 1}], engine="ray")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_folder_goes_on_by_ray_and_by_one_process_alike(files: str, tmp_path: Path):
+    pipe = tp.read_parquet(files).map(late).shuffle(400, seed=2)
+    whole = tmp_path / "whole"
+    pipe.write_parquet(whole, files=6)
+    for name, engines in {"a": ("ray", None), "b": (None, "ray")}.items():
+        folder, stop = tmp_path / name, tmp_path / f"stop-{name}"
+        stop.touch()
+        failing = tp.read_parquet(files).map(Stops(stop, 1700), version=1).shuffle(400, seed=2)
+        with pytest.raises(RuntimeError, match="stopped at 1700"):
+            failing.write_parquet(folder, files=6, engine=engines[0])
+        # A file that a task put in place as the other failed may not be noted, and is made again.
+        noted = json.loads((folder / "_unfinished.json").read_text())["files"]
+        paths = [folder / entry["file"] for entry in noted]
+        made = {path: path.stat().st_mtime_ns for path in paths}
+        stop.unlink()
+        failing.write_parquet(folder, files=6, engine=engines[1])
+        assert [path.read_bytes() for path in sorted(folder.glob("part-*"))] == [
+            path.read_bytes() for path in sorted(whole.glob("part-*"))
+        ]
+        assert all(path.stat().st_mtime_ns == time for path, time in made.items())
+
+
+class Stops:
+    """Does what ``late`` does, until a row while a file is there."""
+
+    def __init__(self, file: Path, row: int) -> None:
+        self.file, self.row = file, row
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if row["x"] == self.row and self.file.exists():
+            raise RuntimeError(f"stopped at {self.row}")
+        return late(row)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_file_that_cannot_be_read_fails_once_with_its_name(files: str, tmp_path: Path):
+    for path in Path(files).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    bad = tmp_path / "1.parquet"
+    content = bytearray(bad.read_bytes())
+    content[4:400] = b"\xff" * 396
+    bad.write_bytes(content)
+    pipe = tp.read_parquet(str(tmp_path))
+    out = tmp_path / "out"
+    with pytest.raises(tp.TrainpipesError, match=r"1\.parquet, row group 0"):
+        pipe.write_parquet(out, files=6, engine="ray")
+    assert not list(out.glob(".part-of-*"))  # of it, too
+    for part in out.glob("part-*"):
+        pq.read_table(part)
+
+
+class Kills:
+    """Does what ``late`` does, and kills its process once on the way."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if row["x"] == 1500 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return late(row)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_that_is_killed_changes_nothing(files: str, tmp_path: Path):
+    rows = tp.read_parquet(files)
+    rows.map(late).write_parquet(tmp_path / "here", files=6)
+    mark = tmp_path / "killed"
+    rows.map(Kills(mark), version=1).write_parquet(tmp_path / "there", files=6, engine="ray")
+    assert mark.exists()
+    here, there = hashes(tmp_path / "here"), hashes(tmp_path / "there")
+    assert {k: v for k, v in here.items() if k[0] == "p"} == {
+        k: v for k, v in there.items() if k[0] == "p"
+    }
+    assert here.keys() == there.keys()
+
+
+PROGRAM = """
+import sys, time
+import ray
+import trainpipes as tp
+
+def slow(row):
+    time.sleep(0.001)
+    return {"y": 2 * row["x"]}
+
+if __name__ == "__main__":
+    files, folder, workers = sys.argv[1:4]
+    pipe = tp.read_parquet(files).map(slow).shuffle(400, seed=2)
+    if workers == "0":
+        pipe.write_parquet(folder, files=8)
+    else:
+        ray.init("local", num_cpus=int(workers), include_dashboard=False, log_to_driver=False)
+        pipe.write_parquet(folder, files=8, engine="ray")
+"""
+
+
+def start(tmp_path: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    return subprocess.Popen(
+        [sys.executable, str(program), *map(str, arguments)], env=dict(os.environ)
+    )
+
+
+@pytest.mark.slow  # it starts two clusters
+def test_a_driver_that_is_killed_goes_on_with_any_number_of_workers(files: str, tmp_path: Path):
+    assert start(tmp_path, files, tmp_path / "here", 0).wait(120) == 0
+    out = tmp_path / "there"
+    first = start(tmp_path, files, out, 1)
+    while not list(out.glob("part-*")):
+        assert first.poll() is None
+        time.sleep(0.05)
+    first.kill()
+    first.wait()
+    made = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    assert made
+    assert not (out / "_manifest.json").exists()
+    assert start(tmp_path, files, out, 2).wait(200) == 0
+    assert hashes(out) == hashes(tmp_path / "here")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_cannot_be_cut_is_refused_with_a_way_out(files: str, tmp_path: Path):
+    rows, out = tp.read_parquet(files), tmp_path / "out"
+    with pytest.raises(tp.ConfigError, match=r"how many rows filter\(.*when all are read: leave"):
+        rows.filter(len).write_parquet(out, rows_per_file=9, engine="ray")
+    with pytest.raises(tp.ConfigError, match=r"say how many by files=\.\.\. or rows_per_file="):
+        rows.write_parquet(out, engine="ray")
+    with pytest.raises(tp.ConfigError, match=r'write_parquet\(engine\) is "ray", or None'):
+        rows.write_parquet(out, files=2, engine="rya")  # type: ignore[arg-type]
+    with pytest.raises(tp.ConfigError, match=r'write_json\(address\) is of engine="ray"'):
+        rows.write_json(out, files=2, address="10.0.0.1:6379")
+    with pytest.raises(tp.ConfigError, match="no rows, and nothing was written"):
+        rows.take(0).write_parquet(out, rows_per_file=2, engine="ray")
+    with pytest.raises(tp.SchemaError, match="a row is no dict"):
+        rows.map(len).write_parquet(out, files=2, engine="ray")
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_file_that_nobody_noted_does_not_stay(files: str, tmp_path: Path):
+    pipe, out = tp.read_parquet(files), tmp_path / "out"
+    stop = tmp_path / "stop"
+    stop.touch()
+    with pytest.raises(RuntimeError, match="stopped"):
+        pipe.map(Stops(stop, 0), version=1).write_parquet(out, files=3)
+    out.mkdir(exist_ok=True)
+    (out / "_unfinished.json").write_text(
+        '{"trainpipes_files": 1, "rows": 0, "files": [], "notes": {}}'
+    )
+    (out / "part-00009.parquet").write_bytes(b"of a program that was killed")
+    (out / "part-of-the-readme.txt").write_text("not ours")
+    pipe.write_parquet(out, files=3, engine="ray")
+    assert sorted(p.name for p in out.glob("part-*")) == [
+        *(f"part-0000{n}.parquet" for n in range(3)),
+        "part-of-the-readme.txt",
+    ]
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.filterwarnings("ignore:::ray")
+@pytest.mark.filterwarnings("ignore:.*ObjectRef.*:UserWarning")
+def test_rows_of_a_dataset_of_ray_can_be_written(tmp_path: Path):
+    pipe = tp.from_ray(ray.data.range(500, override_num_blocks=3), block_rows=64).shuffle(128)
+    pipe.write_parquet(tmp_path / "here", files=3)
+    pipe.write_parquet(tmp_path / "there", files=3, engine="ray")
+    assert hashes(tmp_path / "here") == hashes(tmp_path / "there")
