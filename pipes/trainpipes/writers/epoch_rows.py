@@ -22,6 +22,7 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.finishing import say_where
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.runtime.source import RowSource, RowStream
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
@@ -64,18 +65,21 @@ class EpochRows:
     Args:
         pipeline: gives rows with columns; no batches.
         asker: who writes them, for messages.
+        source: of the pipeline, where another has opened it.
 
     Raises:
         ConfigError: the pipeline batches or repeats.
     """
 
-    def __init__(self, pipeline: Pipeline, asker: str) -> None:
+    def __init__(
+        self, pipeline: Pipeline, asker: str, source: RowSource | RowStream | None = None
+    ) -> None:
         chain = pipeline._session.plan.chain
         finishing = [stage for stage in chain.after if stage.role == "finish"]
         in_the_way = chain.batch or chain.repeat or (finishing[0] if finishing else None)
-        source: Any = chain.stages[0]
-        if in_the_way is None and (getattr(source, "makes_batches", False) or chain.endless):
-            in_the_way = source
+        opener: Any = chain.stages[0]
+        if in_the_way is None and (getattr(opener, "makes_batches", False) or chain.endless):
+            in_the_way = opener
         if in_the_way is not None:
             raise ConfigError(
                 f"{asker}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
@@ -83,7 +87,7 @@ class EpochRows:
             )
         self.asker = asker
         rows = [stage for stage in pipeline.stages if stage.role not in ("shard", "place")]
-        self.plan = Plan.of([*rows, AsColumns(asker)])
+        self.plan = Plan.of([*rows, AsColumns(asker)], source)
         self._pool: Pool | None = None
         self._runs: ShardRuns | None = None
         self._placed: PlacedRun | None = None
