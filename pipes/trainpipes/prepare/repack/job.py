@@ -174,8 +174,8 @@ class Job:
         files = {entry["file"]: entry for entry in self._opened.files}
         columns = self._opened.columns
         runs = [name for part in parts for name in part.runs or ()]
-        given = None if parts else self._input
-        step = WriteFile(self._work, self._out.path, starts, given, runs)
+        rows_of = (None, runs, parts[0].schema) if parts else (self._input,)
+        step = WriteFile(self._work, self._out.path, starts, *rows_of)
         missing = [number for number, name in enumerate(names) if name not in files]
         tell = self._tell(rows)("writing", sum(entry["rows"] for entry in files.values()))
         try:

@@ -93,12 +93,12 @@ def save_keys(
             sizes.append(own.nbytes + ROW_COST * len(own))
             yield own.to_batches()[0]
 
-    lies = save_pieces(files, f"{stem}.arrow", pieces())
+    lies = save_pieces(files, f"{stem}.arrow", pieces(), keys.schema)
     fences = pa.concat_tables(firsts).combine_chunks()
     numbers = np.concatenate([np.array(sizes, dtype=np.int64)[:, None], lies], axis=1)
     for name, column in zip(ABOUT, numbers.T, strict=True):
         fences = fences.append_column(name, to_arrow(np.ascontiguousarray(column)))
-    save_pieces(files, f"{stem}-fences.arrow", fences.to_batches())
+    save_pieces(files, f"{stem}-fences.arrow", fences.to_batches(), fences.schema)
 
 
 class KeyRuns:
@@ -122,6 +122,7 @@ class KeyRuns:
         about = pa.concat_tables(found).combine_chunks()
         fences = about.select(about.column_names[: -len(ABOUT)])
         self._run = np.repeat(np.arange(len(found)), [len(own) for own in found])
+        self._schema = fences.schema
         sizes, *self._lies = (to_numpy(about.column(name)) for name in ABOUT)
         count = len(fences)
         by_rank = to_numpy(order.index(fences)).astype(np.int64)
@@ -145,8 +146,8 @@ class KeyRuns:
         low, high = int(self._cuts[number]), int(self._cuts[number + 1])
         taken = np.flatnonzero((self._rank <= high) & (self._next > low))
         names = [f"{self._stems[run]}.arrow" for run in self._run[taken].tolist()]
-        lies = [edge[taken].tolist() for edge in self._lies]
-        pieces = read_pieces(self._files, names, *lies)
+        starts, stops = (edge[taken].tolist() for edge in self._lies)
+        pieces = read_pieces(self._files, names, starts, stops, self._schema)
         keys = pa.concat_tables([pa.Table.from_batches([own]) for own in pieces])
         found: IntArray = to_numpy(self._order.sorted(keys).column("row"))
         start = int(np.flatnonzero(found == self._rows[low])[0])

@@ -39,27 +39,49 @@ LEAST_PIECE, MOST_PIECE = 64 << 10, 4 << 20
 CODEC = "lz4"
 #: What is kept of a piece: its first and last place, bytes in memory, where it begins in its file, and ends.
 FENCE = 5
+#: The last column of a run.
+PLACE = pa.field("place", pa.int64())
 
 
-def save_pieces(files: TemporaryFiles, name: str, batches: Iterable[pa.RecordBatch]) -> IntArray:
+def save_pieces(
+    files: TemporaryFiles, name: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> IntArray:
     """Keep rows in pieces that can be read one by one.
+
+    Args:
+        files: temporary files.
+        name: of the file.
+        batches: one for each piece.
+        schema: of all.
 
     Returns:
         Where each piece begins in the file, and where it ends: int64 ``[pieces, 2]``.
     """
     options = pa.ipc.IpcWriteOptions(compression=CODEC)
-    edges = [0]
     with files.saving(name) as file:
         counted = pa.PythonFile(file, mode="w")
-        for batch in batches:
-            with pa.ipc.new_stream(counted, batch.schema, options=options) as writer:
-                writer.write_batch(batch)
-            edges.append(counted.tell())
+        if _alone(schema):
+            edges = [0]
+            for batch in batches:
+                with pa.ipc.new_stream(counted, schema, options=options) as writer:
+                    writer.write_batch(batch)
+                edges.append(counted.tell())
+        else:
+            with pa.ipc.new_stream(counted, schema, options=options) as writer:
+                writer.write_batch(_none_of(schema))  # the schema stands before it
+                edges = [counted.tell()]
+                for batch in batches:
+                    writer.write_batch(batch)
+                    edges.append(counted.tell())
     return np.stack([edges[:-1], edges[1:]], axis=1).astype(np.int64)
 
 
 def read_pieces(
-    files: TemporaryFiles, names: Sequence[str], starts: Sequence[int], stops: Sequence[int]
+    files: TemporaryFiles,
+    names: Sequence[str],
+    starts: Sequence[int],
+    stops: Sequence[int],
+    schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
     """Pieces of files, in order.
 
@@ -68,13 +90,34 @@ def read_pieces(
         names: of the file of each piece.
         starts: where each begins in its file.
         stops: where it ends.
+        schema: of all.
     """
-    contents = files.ranges(names, starts, stops)
+    contents, alone = files.ranges(names, starts, stops), _alone(schema)
     for name, content in zip(names, contents, strict=True):
         try:
-            yield pa.ipc.open_stream(pa.py_buffer(content)).read_next_batch()
+            if alone:
+                yield pa.ipc.open_stream(pa.py_buffer(content)).read_next_batch()
+            else:
+                yield pa.ipc.read_record_batch(pa.py_buffer(content), schema)
         except (OSError, pa.ArrowException, StopIteration) as error:
             raise files.damaged(name, error) from error
+
+
+def _alone(schema: pa.Schema) -> bool:
+    """Whether each piece is a stream of its own, twice as dear: where values are in dictionaries, which a
+    batch without its stream does not have."""
+    return any(map(_has_dictionary, schema.types))
+
+
+def _none_of(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_dictionary(kind.storage_type)
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, inner))
 
 
 def gathered(tables: Sequence[pa.Table], index: IntArray) -> pa.Table:
@@ -149,13 +192,13 @@ def write_run(
     fences = np.stack([
         places[edges[:-1]], places[edges[1:] - 1], np.diff(np.concatenate([[0], sizes])[edges]),
     ], axis=1)  # fmt: skip
-    table = table.append_column("place", to_arrow(places))
+    table = table.append_column(PLACE, to_arrow(places))
 
     def pieces() -> Iterator[pa.RecordBatch]:
         for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             yield table.slice(start, stop - start).combine_chunks().to_batches()[0]
 
-    lies = save_pieces(files, f"{stem}.arrow", pieces())
+    lies = save_pieces(files, f"{stem}.arrow", pieces(), table.schema)
     files.save_array(f"{stem}.npy", np.concatenate([fences, lies], axis=1))
 
 
@@ -166,12 +209,21 @@ class RunReader:
     Args:
         files: temporary files.
         stems: names of the runs' files, without their ends.
+        schema: of their rows.
         first: the first place.
         stop: the place after the last.
     """
 
-    def __init__(self, files: TemporaryFiles, stems: Sequence[str], first: int, stop: int) -> None:
+    def __init__(
+        self,
+        files: TemporaryFiles,
+        stems: Sequence[str],
+        schema: pa.Schema,
+        first: int,
+        stop: int,
+    ) -> None:
         self._files, self._stems = files, stems
+        self._schema, self._kept = schema, schema.append(PLACE)
         found = [np.empty((0, FENCE), dtype=np.int64)]
         for own in files.arrays([f"{stem}.npy" for stem in stems]):
             low = int(np.searchsorted(own[:, 1], first))
@@ -214,15 +266,13 @@ class RunReader:
     def _read(self, first: int, stop: int) -> pa.Table:
         pieces = np.flatnonzero((self._first < stop) & (self._last >= first))
         names = [f"{self._stems[run]}.arrow" for run in self._run[pieces].tolist()]
-        lies = [edge[pieces].tolist() for edge in self._lies]
+        starts, stops = (edge[pieces].tolist() for edge in self._lies)
         tables, places = [], []
-        for batch in read_pieces(self._files, names, *lies):
+        for batch in read_pieces(self._files, names, starts, stops, self._kept):
             own = to_numpy(batch.column(batch.num_columns - 1))
             low, high = np.searchsorted(own, [first, stop])
             rows = batch.slice(low, high - low)
-            schema = pa.schema(list(batch.schema)[:-1])
-            columns = [rows.column(n) for n in range(len(schema))]
-            tables.append(pa.Table.from_arrays(columns, schema=schema))
+            tables.append(pa.Table.from_arrays(rows.columns[:-1], schema=self._schema))
             places.append(own[low:high])
         found = np.concatenate([*places, np.empty(0, dtype=np.int64)])
         order = np.argsort(found, kind="stable")

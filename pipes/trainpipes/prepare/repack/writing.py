@@ -47,7 +47,8 @@ class WriteFile:
         folder: that files are written to.
         starts: the place of the first row of each file, and the end.
         input: that rows are read from; or
-        runs: names of the runs that they are read from.
+        runs: names of the runs that they are read from, and
+        schema: of their rows.
     """
 
     work: Work
@@ -55,6 +56,7 @@ class WriteFile:
     starts: IntArray
     input: Input | None
     runs: Sequence[str] = ()
+    schema: pa.Schema | None = None
 
     def __call__(self, number: int, tell: Tell) -> dict[str, Any]:
         """Write it under a name of its own, until it is whole.
@@ -107,7 +109,8 @@ class WriteFile:
 
     def _from_runs(self, first: int, stop: int) -> Generator[pa.Table, None, None]:
         """Rows by their places, of temporary files."""
-        yield from RunReader(self.work.files, self.runs, first, stop).tables(self.work.unit)
+        reader = RunReader(self.work.files, self.runs, self.schema, first, stop)
+        yield from reader.tables(self.work.unit)
 
     def _from_input(
         self, given: Input, first: int, stop: int, read: list[int]
