@@ -227,12 +227,13 @@ def _cluster(
     if engine not in ("threads", "ray"):
         raise ConfigError(f'{ASKER}(engine) is "threads" or "ray", got {shown(engine)}')
     if engine == "threads":
-        if address is not None or shared_filesystem:
-            raise ConfigError(
-                f'{ASKER}(address) and shared_filesystem are of engine="ray", got '
-                f'{shown(address if address is not None else shared_filesystem)} and engine="threads": leave '
-                'them out, or give engine="ray"'
-            )
+        given = {"address": address, "shared_filesystem": shared_filesystem or None}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(
+                    f'{ASKER}({name}) is of engine="ray", got {shown(value)} and engine="threads": leave it '
+                    'out, or give engine="ray"'
+                )
         yield None
         return
     if threads is not None:
