@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+ENGINES = ("threads", "ray")
 CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 #: Bytes of memory that can do: the library's, which is not imported to refuse a command line.
 LEAST_MEMORY = 16 << 20
@@ -74,6 +75,16 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
 )  # fmt: skip
 @click.option("--temporary-folder", metavar="FOLDER", help="For temporary files. [default: OUT]")
 @click.option("--threads", type=click.IntRange(1), help="[default: one a core, 4 at most]")
+@click.option(
+    "--engine", type=click.Choice(ENGINES), default="threads", show_default=True,
+    help="Of this process, or tasks on a Ray cluster.",
+)  # fmt: skip
+@click.option("--address", help="Of the Ray cluster. [default: RAY_ADDRESS, or one started here]")
+@click.option(
+    "--shared-filesystem",
+    is_flag=True,
+    help="Every node of it sees the same files at the paths given.",
+)
 @click.option("--verify", is_flag=True, help="Read each file back and compare it.")
 @click.option("--overwrite", is_flag=True, help="Remove what was written to OUT before.")
 @STORAGE_OPTIONS
@@ -96,6 +107,9 @@ def command(
     memory: int,
     temporary_folder: str | None,
     threads: int | None,
+    engine: str,
+    address: str | None,
+    shared_filesystem: bool,
     verify: bool,
     overwrite: bool,
     storage_options: str | None,
@@ -133,6 +147,8 @@ def command(
                 compression_level=compression_level, memory=memory,
                 temporary_folder=temporary_folder, overwrite=overwrite, verify=verify,
                 threads=threads, storage_options=options, progress=report,
+                engine=engine,  # type: ignore[arg-type]
+                address=address, shared_filesystem=shared_filesystem,
             )  # fmt: skip
     except KeyboardInterrupt:
         note("the same command goes on where this one was stopped; --overwrite begins anew")

@@ -109,6 +109,23 @@ def test_errors_name_options_as_they_are_typed(capsys: pytest.CaptureFixture[str
     assert run(["repack", "a.jsonl", "out", "--overwrite"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--address", "local"], "--address is of --engine ray, got 'local' and --engine threads"),
+        (["--shared-filesystem"], "--shared-filesystem is of --engine ray, got True"),
+        (["--engine", "ray", "--threads", "2"], "--threads is of --engine threads, got 2"),
+    ],
+)
+def test_options_of_another_engine_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines("a.jsonl")
+    assert run(["repack", "a.jsonl", "out", *options]) == 1
+    assert message in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
 def test_any_columns_can_be_named() -> None:
     rows = [{"a,b": n % 2, 'say "x"': -n, " n": n, "n": n} for n in range(6)]
     Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

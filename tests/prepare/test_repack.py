@@ -77,6 +77,20 @@ def test_rows_are_those_of_a_few_lines_in_memory(
         assert contents(tmp_path / str(number)) == files
 
 
+@pytest.mark.parametrize("options", CHOICES[1:], ids=str)
+def test_temporary_files_may_be_at_a_url(options: dict[str, Any], tmp_path: Path) -> None:
+    import fsspec
+
+    for place, folder in (("here", None), ("there", "memory://temporary")):
+        done = repack(
+            tp.from_arrow(small()), tmp_path / place, rows_per_file=90, memory=12_000,
+            temporary_folder=folder, **options,
+        )  # fmt: skip
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")
+    assert done.rows
+    assert not fsspec.filesystem("memory").find("/temporary")
+
+
 VALUES = {
     "n": st.none() | st.integers(-3, 3),
     "x": st.none() | st.sampled_from([0.0, -0.0, 1.5, float("nan"), float("inf")]),
@@ -239,6 +253,15 @@ def test_dictionaries_come_out_as_their_values(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "rows.parquet")
     done = repack(tmp_path / "rows.parquet", tmp_path / "out", shuffle=True)
     assert pq.read_schema(done.files[0]).field("x").type == pa.string()
+
+
+def test_dictionaries_within_lists_and_structs_come_out_as_they_went_in(tmp_path: Path) -> None:
+    text = pa.array(["a", "b", "a", "c"] * 50).dictionary_encode()
+    lists = pa.ListArray.from_arrays(pa.array(range(201), pa.int32()), text)
+    table = pa.table({"lists": lists, "struct": pa.StructArray.from_arrays([text], ["inner"])})
+    for number, options in enumerate([{"shuffle": True}, {"drop_duplicates": True}]):
+        done = repack(tp.from_arrow(table), tmp_path / str(number), memory=4000, **options)
+        assert same(read(done.files), expected(table.to_pylist(), **options))  # type: ignore[arg-type]
 
 
 def test_what_hugging_face_says_of_columns_is_kept(tmp_path: Path) -> None:

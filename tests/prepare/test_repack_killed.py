@@ -135,7 +135,7 @@ def test_what_was_begun_with_other_options_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        failing(patch, sorted_runs, "save_array", KeyboardInterrupt(), 5)  # type: ignore[arg-type]
+        failing(patch, np, "save", KeyboardInterrupt(), 5)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             repack(some(), tmp_path / "out", shuffle=True, memory=30_000, threads=1)
     assert list((tmp_path / "out" / ".repack" / "read").iterdir())
@@ -164,7 +164,7 @@ def test_an_input_that_was_changed_is_refused(
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"x": np.arange(1000)}), path)
     with monkeypatch.context() as patch:
-        failing(patch, sorted_runs, "save_array", KeyboardInterrupt(), 5)  # type: ignore[arg-type]
+        failing(patch, np, "save", KeyboardInterrupt(), 5)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             repack(path, tmp_path / "out", shuffle=True, memory=3000, threads=1)
     os.utime(path, (1, 1))

@@ -26,7 +26,7 @@ from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.finishing import say_where
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
-from trainpipes.runtime.source import RowSource
+from trainpipes.runtime.source import RowSource, RowStream
 from trainpipes.runtime.stage import Stage
 
 if TYPE_CHECKING:
@@ -72,19 +72,26 @@ class EpochRows:
     Args:
         pipeline: gives rows with columns; no batches.
         asker: who writes them, for messages.
+        source: of the pipeline, where another has opened it.
         dealt: whether rows stay dealt to shards, of which ``open`` takes one.
 
     Raises:
         ConfigError: the pipeline batches or repeats.
     """
 
-    def __init__(self, pipeline: Pipeline, asker: str, dealt: bool = False) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        asker: str,
+        source: RowSource | RowStream | None = None,
+        dealt: bool = False,
+    ) -> None:
         chain = pipeline._session.plan.chain
         finishing = [stage for stage in chain.after if stage.role == "finish"]
         in_the_way = chain.batch or chain.repeat or (finishing[0] if finishing else None)
-        source: Any = chain.stages[0]
-        if in_the_way is None and (getattr(source, "makes_batches", False) or chain.endless):
-            in_the_way = source
+        opener: Any = chain.stages[0]
+        if in_the_way is None and (getattr(opener, "makes_batches", False) or chain.endless):
+            in_the_way = opener
         if in_the_way is not None:
             raise ConfigError(
                 f"{asker}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
@@ -92,9 +99,11 @@ class EpochRows:
             )
         left = ("place",) if dealt else ("shard", "place")
         rows = [stage for stage in pipeline.stages if stage.role not in left]
-        self._begin(asker, [*rows, AsColumns(asker)])
+        self._begin(asker, [*rows, AsColumns(asker)], source)
 
-    def _begin(self, asker: str, stages: Sequence[Stage], source: RowSource | None = None) -> None:
+    def _begin(
+        self, asker: str, stages: Sequence[Stage], source: RowSource | RowStream | None = None
+    ) -> None:
         self.asker = asker
         self.plan = Plan.of([stage.fresh() for stage in stages], source)
         self._stages = stages

@@ -8,7 +8,7 @@ from typing import Any
 from trainpipes.checksum import checksum
 from trainpipes.sources.files.list_files import FileList
 
-__all__ = ["about_inputs", "places_of"]
+__all__ = ["about_inputs", "file_lists", "places_of"]
 
 
 def about_inputs(source: Any) -> dict[str, str]:
@@ -19,22 +19,22 @@ def about_inputs(source: Any) -> dict[str, str]:
         source: of a plan, opened.
     """
     stamps: list[object] = []
-    for files in _file_lists(source):
+    for files in file_lists(source):
         for size, stamp in zip(files.sizes.tolist(), files.stamps, strict=True):
             stamps += [size, stamp]
     return {"inputs": checksum(*stamps)} if stamps else {}
 
 
-def _file_lists(source: Any) -> Iterator[FileList]:
+def file_lists(source: Any) -> Iterator[FileList]:
     """The files of a source, and of those that it puts together, in order."""
     files, mixed = getattr(source, "files", None), getattr(source, "sources", None)
     if isinstance(files, FileList):
         yield files
     if isinstance(mixed, Mapping):
         for name in sorted(mixed):
-            yield from _file_lists(mixed[name])
+            yield from file_lists(mixed[name])
     for joined in getattr(source, "joined_inputs", ()):
-        yield from _file_lists(joined.source)
+        yield from file_lists(joined.source)
 
 
 def places_of(source: Any) -> Iterator[str]:
@@ -43,7 +43,7 @@ def places_of(source: Any) -> Iterator[str]:
     Args:
         source: of a plan, opened.
     """
-    for files in _file_lists(source):
+    for files in file_lists(source):
         systems = files.system_of.tolist()
         yield from (str(files.names[systems.index(system)]) for system in sorted(set(systems)))
     paths = getattr(getattr(source, "_dataset", None), "paths", ())  # of memory maps

@@ -171,7 +171,7 @@ class OutputFolder:
         sizes = self.storage.sizes()
         for entry in state["files"]:
             self._check_there(entry, sizes)
-        self._sweep()
+        self.sweep()
         if found == MANIFEST:
             self._remove_unfinished()
         files = tuple(self.storage.at(entry["file"]) for entry in state["files"])
@@ -189,11 +189,11 @@ class OutputFolder:
         return self.storage.root
 
     def _started(self) -> Opened:
-        self._sweep()
+        self.sweep()
         self.save(Opened(None, [], None, {}, None))
         return Opened(None, [], None, {}, None)
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Remove the parts of files that killed processes left behind."""
         for name in self.storage.names():
             if name.startswith(PART):

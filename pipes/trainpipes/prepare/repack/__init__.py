@@ -1,13 +1,16 @@
 """``repack``: data rewritten for training, as Parquet files, by a shuffle, sort or search for duplicates
 on disk.
 
-repack        the function, its options and its result
-job           the steps, and the last one, which writes the files
+repack        the function and its result
+options       the options
+job           the steps
 reading       the first step, which reads the input
 placing       the second step, where rows go only when all are read
+writing       the last step, which writes the files
 work          what the steps share
 given         what is repacked
-workers       threads for tasks
+workers       who does the tasks: threads, or a Ray cluster
+temporary     temporary files, on this machine or at a URL
 input_parts   the input, part by part, to temporary files
 duplicates    which rows are there before
 sorted_keys   where rows go in the order of their values

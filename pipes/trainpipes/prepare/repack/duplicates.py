@@ -8,21 +8,22 @@ differ have the same 128 bits happens by chance once in 2^128 pairs: among 10 bi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.order import IntArray
-from trainpipes.prepare.repack.sorted_runs import save_array
+from trainpipes.prepare.repack.temporary import TemporaryFiles
 from trainpipes.values.content_hash import HashArray, row_hashes
 
-__all__ = ["DroppedRows", "find_dropped", "hash_rows", "num_ranges", "save_hashes"]
+__all__ = ["find_dropped", "hash_rows", "num_ranges", "save_hashes"]
 
 #: Bytes that an entry takes while its range is looked at.
 ENTRY_BYTES = 128
+#: Buckets of hashes, by their first bits: where each begins in a part's file is kept beside it.
+BUCKET_BITS = 12
 
 
 def hash_rows(table: pa.Table) -> HashArray:
@@ -30,21 +31,28 @@ def hash_rows(table: pa.Table) -> HashArray:
     return np.stack([row_hashes(table, 1), row_hashes(table, 2)], axis=1)
 
 
-def save_hashes(stem: Path, hashes: HashArray, first: int, asker: str) -> None:
-    """Keep the hashes of one part's rows, sorted, each once: ``stem.npy``; and the numbers of rows that
-    the part has before: ``stem-dropped.npy``.
+def save_hashes(files: TemporaryFiles, stem: str, hashes: HashArray, first: int) -> int:
+    """Keep the hashes of one part's rows, sorted, each once: ``stem.npy``, with ``stem-buckets.npy``; and
+    the numbers of rows that the part has before: ``stem-dropped.npy``.
 
     Args:
-        stem: path of both files, without their ends.
+        files: temporary files.
+        stem: name of the files, without their ends.
         hashes: of its rows.
         first: number of its first row.
-        asker: for messages.
+
+    Returns:
+        How many rows the part has before.
     """
     entries = np.empty((len(hashes), 3), dtype=np.uint64)
     entries[:, :2], entries[:, 2] = hashes, np.arange(first, first + len(hashes))
     kept, dropped = _apart(entries)
-    save_array(stem.with_name(f"{stem.name}-dropped.npy"), dropped, asker)
-    save_array(stem.with_suffix(".npy"), kept, asker)
+    edges = np.arange(1 << BUCKET_BITS, dtype=np.uint64) << np.uint64(64 - BUCKET_BITS)
+    buckets = np.append(np.searchsorted(kept[:, 0], edges), len(kept))
+    files.save_array(f"{stem}-dropped.npy", dropped)
+    files.save_array(f"{stem}-buckets.npy", buckets.astype(np.int64))
+    files.save_array(f"{stem}.npy", kept)
+    return len(dropped)
 
 
 def num_ranges(entries: int, most_bytes: int) -> int:
@@ -52,22 +60,27 @@ def num_ranges(entries: int, most_bytes: int) -> int:
     return max(1, min(entries, -(-entries * ENTRY_BYTES // max(1, most_bytes))))
 
 
-def find_dropped(stems: Sequence[Path], number: int, ranges: int) -> IntArray:
-    """Numbers of rows that another part has before, of one range of hashes.
+def find_dropped(files: TemporaryFiles, stems: Sequence[str], number: int, ranges: int) -> IntArray:
+    """Numbers of rows that another part has before, of one range of hashes, ascending.
 
     Args:
+        files: temporary files.
         stems: of all parts' files.
         number: of the range.
         ranges: how many there are.
     """
     low, high = number * 2**64 // ranges, (number + 1) * 2**64 // ranges
-    found = [np.empty((0, 3), dtype=np.uint64)]
-    for stem in stems:
-        entries = np.load(stem.with_suffix(".npy"), mmap_mode="r")
+    shift = 64 - BUCKET_BITS
+    first, stop = low >> shift, ((high - 1) >> shift) + 1
+    buckets = [own[[first, stop]] for own in files.arrays([f"{s}-buckets.npy" for s in stems])]
+    starts, stops = np.array(buckets).T.tolist()
+    found = []
+    names = [f"{stem}.npy" for stem in stems]
+    for entries in files.stretches(names, starts, stops, np.uint64, 3):
         hashes = entries[:, 0]
-        start = int(np.searchsorted(hashes, np.uint64(low)))
-        stop = len(hashes) if high == 2**64 else int(np.searchsorted(hashes, np.uint64(high)))
-        found.append(np.array(entries[start:stop]))
+        begin = int(np.searchsorted(hashes, np.uint64(low)))
+        end = len(hashes) if high == 2**64 else int(np.searchsorted(hashes, np.uint64(high)))
+        found.append(np.array(entries[begin:end]))
     return _apart(np.concatenate(found))[1]
 
 
@@ -77,40 +90,3 @@ def _apart(entries: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], Int
     again = np.zeros(len(entries), dtype=np.bool_)
     again[1:] = (entries[1:, :2] == entries[:-1, :2]).all(axis=1)
     return entries[~again], np.sort(entries[again, 2].astype(np.int64))
-
-
-class DroppedRows:
-    """The rows that are left out, from files that each have some of their numbers, sorted.
-
-    Args:
-        files: paths.
-    """
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-
-    def _opened(self) -> Iterator[IntArray]:
-        return (np.load(path, mmap_mode="r") for path in self._files)
-
-    def before(self, rows: IntArray) -> IntArray:
-        """How many are left out before each of some rows, int64."""
-        found = np.zeros(len(rows), dtype=np.int64)
-        for own in self._opened():
-            found += np.searchsorted(own, rows)
-        return found
-
-    def within(self, first: int, stop: int) -> IntArray:
-        """Those from a row to another, sorted."""
-        found = [np.empty(0, dtype=np.int64)]
-        for own in self._opened():
-            low, high = np.searchsorted(own, [first, stop])
-            found.append(np.array(own[low:high]))
-        return np.sort(np.concatenate(found))
-
-    def among(self, rows: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of some rows are left out."""
-        found = np.zeros(len(rows), dtype=np.bool_)
-        for own in self._opened():
-            if len(own):
-                found |= own[np.minimum(np.searchsorted(own, rows), len(own) - 1)] == rows
-        return found

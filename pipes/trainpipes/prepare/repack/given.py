@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.patterns import has_magic
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import from_memmap, list_files
+from trainpipes.writers.inputs import file_lists
 
-__all__ = ["files_of", "given_rows", "kept_metadata", "refuse_inside"]
+__all__ = ["files_of", "given_rows", "inputs_of", "kept_metadata", "refuse_inside"]
 
 #: Readers that have no choice of columns.
 WHOLE = ("read_text", "read_images")
@@ -90,6 +91,19 @@ def files_of(source: RowSource | RowStream) -> FileList | None:
     """The files that a source reads, if it reads any."""
     found = getattr(source, "files", None)
     return found if isinstance(found, FileList) else None
+
+
+def inputs_of(data: Any, source: RowSource | RowStream) -> Iterator[str]:
+    """Paths or URLs that rows are read from, as far as they can be told: one for each file system."""
+    seen = set()
+    for files in file_lists(source):
+        for name in files.names:
+            scheme = name.partition("://")[0] if "://" in name else ""
+            if scheme not in seen:
+                seen.add(scheme)
+                yield name
+    if not isinstance(data, Pipeline):
+        yield from _paths(data, "repack")
 
 
 def refuse_inside(data: Any, source: RowSource | RowStream, folder: Path, asker: str) -> None:

@@ -8,11 +8,11 @@ hashes or keys that their places depend on, and sorted in a second step. What is
 
 from __future__ import annotations
 
-import json
-import os
+import secrets
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,16 @@ from trainpipes.prepare.repack.duplicates import hash_rows, save_hashes
 from trainpipes.prepare.repack.row_bytes import ROW_COST, row_bytes
 from trainpipes.prepare.repack.sorted_keys import SortOrder, save_keys
 from trainpipes.prepare.repack.sorted_runs import (
+    CODEC,
     LEAST_PIECE,
     MOST_PIECE,
     Places,
-    damaged,
     write_run,
 )
+from trainpipes.prepare.repack.temporary import TemporaryFiles
 from trainpipes.values.content_hash import checksum, row_hashes
-from trainpipes.writers.output_file import writing
 
-__all__ = ["Keeping", "Part", "SortedPart", "order_places", "read_kept", "save_json"]
+__all__ = ["Keeping", "Part", "SortedPart", "read_kept"]
 
 #: Bytes of a batch of rows that are kept as they come.
 BATCH_BYTES = 1 << 20
@@ -47,8 +47,10 @@ class Part:
         rows: how many it has.
         bytes: of its rows in memory.
         checksum: of their content.
+        columns: their schema, as Arrow writes it, in base 64.
         left_out: checksum of those that go nowhere.
         runs: names of its runs; None where its rows are kept as they come.
+        again: rows that it has before itself, where duplicates are looked for.
         next: where the input goes on after it; None at its end.
         notes: that the input needs to go on there.
     """
@@ -57,63 +59,60 @@ class Part:
     rows: int
     bytes: int
     checksum: int
+    columns: str
     left_out: int = 0
     runs: list[str] | None = None
+    again: int = 0
     next: dict[str, Any] | None = None
     notes: dict[str, Any] | None = None
 
-
-def save_json(path: Path, content: dict[str, Any], asker: str) -> None:
-    """Keep something; the file is there when it is whole."""
-    part = path.with_name(f".{path.name}")
-    with writing(path, asker):
-        part.write_bytes(json.dumps(content).encode())
-        os.replace(part, path)
+    @property
+    def schema(self) -> pa.Schema:
+        """Of its rows."""
+        return pa.ipc.read_schema(pa.py_buffer(b64decode(self.columns)))
 
 
 class Keeping:
     """Keeps the rows of one part as they come, and what their places depend on.
 
     Args:
-        folder: of temporary files.
+        files: temporary files.
         number: of the part.
         first: number of its first row.
         by: columns by which rows are the same as others; None where that is not asked, () for all.
         order: by which rows are sorted, if they are.
-        asker: for messages.
     """
 
     def __init__(
         self,
-        folder: Path,
+        files: TemporaryFiles,
         number: int,
         first: int,
         by: Sequence[str] | None,
         order: SortOrder | None,
-        asker: str,
     ) -> None:
-        self._folder, self._number, self._first = folder, number, first
-        self._by, self._order, self._asker = by, order, asker
-        self._path = folder / "kept" / f"{number:05d}.arrow"
-        self._part = self._path.with_name(f".{self._path.name}")
+        self._files, self._number, self._first = files, number, first
+        self._by, self._order = by, order
         self._hashes: list[Any] = []
         self._keys: list[pa.Table] = []
         self._rows = self._bytes = self._checksum = 0
-        self._file: Any = None
+        self._columns = ""
+        self._open = ExitStack()
         self._writer: Any = None
 
     def add(self, tables: Sequence[pa.Table]) -> None:
         """The next rows."""
         table = pa.concat_tables(tables).combine_chunks()
-        with writing(self._path, self._asker):
-            if self._writer is None:
-                options = pa.ipc.IpcWriteOptions(compression="lz4")
-                self._file = open(self._part, "wb")  # noqa: SIM115  (``close`` does)
-                self._writer = pa.ipc.new_file(self._file, table.schema, options=options)
-            size = max(1, table.nbytes)
-            rows = max(1, len(table) * BATCH_BYTES // size)
-            for start in range(0, len(table), rows):
-                self._writer.write_table(table.slice(start, rows), max_chunksize=rows)
+        if self._writer is None:
+            self._columns = _as_text(table.schema)
+            name = f"kept/{self._number:05d}.arrow"
+            options = pa.ipc.IpcWriteOptions(compression=CODEC)
+            file = pa.PythonFile(self._open.enter_context(self._files.saving(name)), mode="w")
+            self._writer = pa.ipc.new_stream(file, table.schema, options=options)
+        size = max(1, table.nbytes)
+        rows = max(1, len(table) * BATCH_BYTES // size)
+        for start in range(0, len(table), rows):
+            self._writer.write_table(table.slice(start, rows), max_chunksize=rows)
         self._checksum += checksum(row_hashes(table))
         if self._by is not None:
             self._hashes.append(hash_rows(table.select(list(self._by)) if self._by else table))
@@ -125,40 +124,44 @@ class Keeping:
 
     def close(self) -> Part:
         """Keep what belongs to the part."""
-        with writing(self._path, self._asker):
+        with self._open:
             self._writer.close()
-            self._file.close()
-            os.replace(self._part, self._path)
-        stem = self._folder / "hashes" / f"{self._number:05d}"
+        again = 0
         if self._by is not None:
-            save_hashes(stem, np.concatenate(self._hashes), self._first, self._asker)
+            stem = f"hashes/{self._number:05d}"
+            again = save_hashes(self._files, stem, np.concatenate(self._hashes), self._first)
         if self._order is not None:
-            path = self._folder / "keys" / f"{self._number:05d}.arrow"
-            save_keys(path, pa.concat_tables(self._keys), self._order, BATCH_BYTES, self._asker)
-        return Part(self._first, self._rows, self._bytes, self._checksum % 2**64)
+            keys = pa.concat_tables(self._keys)
+            save_keys(self._files, f"keys/{self._number:05d}", keys, self._order, BATCH_BYTES)
+        return Part(
+            self._first, self._rows, self._bytes, self._checksum % 2**64, self._columns, again=again
+        )
 
     def abandon(self) -> None:
-        """Close the file of a part that did not become whole."""
-        if self._file is not None:
-            self._file.close()
+        """Remove the file of a part that did not become whole."""
+        with suppress(_Abandoned), self._open:
+            raise _Abandoned
 
 
-def read_kept(folder: Path, number: int, most: int, asker: str) -> Iterator[list[pa.Table]]:
+class _Abandoned(Exception):
+    """What a file that is not wanted any more is left by."""
+
+
+def _as_text(schema: pa.Schema) -> str:
+    return b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def read_kept(files: TemporaryFiles, number: int, most: int) -> Iterator[list[pa.Table]]:
     """The rows of a part that were kept as they came, up to so many bytes at a time."""
-    path = folder / "kept" / f"{number:05d}.arrow"
     held: list[pa.Table] = []
     size = 0
-    try:
-        with pa.OSFile(str(path), "rb") as opened:
-            file = pa.ipc.open_file(opened)
-            for batch in range(file.num_record_batches):
-                held.append(pa.Table.from_batches([file.get_batch(batch)]))
-                size += held[-1].nbytes + ROW_COST * len(held[-1])
-                if size >= most:
-                    yield held
-                    held, size = [], 0
-    except (OSError, pa.ArrowException) as error:
-        raise damaged(asker, f"{path} cannot be read ({error})") from error
+    with files.opened(f"kept/{number:05d}.arrow") as file:
+        for batch in pa.ipc.open_stream(file):
+            held.append(pa.Table.from_batches([batch]))
+            size += held[-1].nbytes + ROW_COST * len(held[-1])
+            if size >= most:
+                yield held
+                held, size = [], 0
     if held:
         yield held
 
@@ -167,31 +170,31 @@ class SortedPart:
     """Sorts the rows of one part by their places, as they come.
 
     Args:
-        folder: of temporary files.
+        files: temporary files.
         number: of the part.
         first: number of its first row.
         places: where rows go.
         cuts: places before which a new piece begins.
         pieces: how many runs there are about, in all.
         unit: bytes of a run.
-        asker: for messages.
     """
 
     def __init__(
         self,
-        folder: Path,
+        files: TemporaryFiles,
         number: int,
         first: int,
         places: Places,
         cuts: IntArray,
         pieces: int,
         unit: int,
-        asker: str,
     ) -> None:
-        self._folder, self._number, self._first = folder, number, first
-        self._places, self._cuts, self._asker = places, cuts, asker
+        self._files, self._first, self._places, self._cuts = files, first, places, cuts
+        # No other try of the same part, which may have runs of another size, has these names.
+        self._stem = f"runs/{number:05d}-{secrets.token_hex(4)}"
         self._piece = min(MOST_PIECE, max(LEAST_PIECE, unit // (4 * max(1, pieces))))
         self._rows = self._bytes = self._checksum = self._left_out = 0
+        self._columns = ""
         self._runs: list[str] = []
 
     def add(self, tables: Sequence[pa.Table]) -> None:
@@ -205,36 +208,22 @@ class SortedPart:
             self._left_out += checksum(hashes[places[start : start + len(table)] < 0])
             self._bytes += int(row_bytes(table).sum())
             start += len(table)
-        name = f"{self._number:05d}-{len(self._runs)}"
-        write_run(
-            self._folder / "runs" / name, tables, places, self._cuts, self._piece, self._asker
-        )
+        self._columns = self._columns or _as_text(tables[0].schema)
+        name = f"{self._stem}-{len(self._runs)}"
+        write_run(self._files, name, tables, places, self._cuts, self._piece)
         self._runs.append(name)
         self._rows += rows
 
-    def abandon(self) -> None:
-        """Nothing is open."""
-
     def close(self) -> Part:
         """What there is of the part."""
+        runs, self._runs = self._runs, []
         return Part(
-            self._first, self._rows, self._bytes, self._checksum % 2**64, self._left_out % 2**64,
-            self._runs,
+            self._first, self._rows, self._bytes, self._checksum % 2**64, self._columns,
+            self._left_out % 2**64, runs,
         )  # fmt: skip
 
-
-def order_places(files: Sequence[Path], starts: Sequence[int], first: int, stop: int) -> IntArray:
-    """Where the rows of a stretch go, from files of sorted keys; -1 for those that are in none.
-
-    Args:
-        files: arrays int64 ``[rows, 2]``, of numbers of rows, ascending, and their places in the stretch.
-        starts: the place at which each one begins.
-        first: number of the first row.
-        stop: and the one after the last.
-    """
-    found = np.full(stop - first, -1, dtype=np.int64)
-    for path, start in zip(files, starts, strict=True):
-        own = np.load(path, mmap_mode="r")
-        low, high = np.searchsorted(own[:, 0], [first, stop])
-        found[np.array(own[low:high, 0]) - first] = np.array(own[low:high, 1]) + start
-    return found
+    def abandon(self) -> None:
+        """Remove the runs of a part that did not become whole."""
+        for name in self._runs:
+            self._files.remove(f"{name}.arrow")
+            self._files.remove(f"{name}.npy")

@@ -1,31 +1,32 @@
-"""The job as a whole: which steps there are, and the last one, which writes the files.
+"""The job as a whole: which steps there are.
 
 The input is read once. Where rows are shuffled or sorted, or duplicates dropped, they go through temporary
 files; else each file is written from the input. Every step is made of tasks that depend on the steps before
 it alone, and that can be done in any order, by any process, and again after a kill: a part of the input, a
-range of hashes, a stretch of keys, a file. What they make does not depend on memory or threads.
+range of hashes, a stretch of keys, a file. What they make does not depend on memory or threads, nor on who
+does them: threads of this process, or the processes of a Ray cluster.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.errors import ConfigError, DataError
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.on_ray import RayCluster
 from trainpipes.order import IntArray
 from trainpipes.pipeline import Pipeline
+from trainpipes.prepare.repack.input_parts import Part
+from trainpipes.prepare.repack.options import Options
 from trainpipes.prepare.repack.placing import sorted_parts
-from trainpipes.prepare.repack.reading import InputReader, check_rows
-from trainpipes.prepare.repack.row_groups import check_file, write_file
-from trainpipes.prepare.repack.sorted_runs import RunReader
-from trainpipes.prepare.repack.work import FILE_BYTES, Options, Report, Work, remove_folder
-from trainpipes.values.content_hash import checksum, row_hashes
+from trainpipes.prepare.repack.reading import Input, ReadParts, part_firsts, read_stream
+from trainpipes.prepare.repack.temporary import TemporaryFiles
+from trainpipes.prepare.repack.work import FILE_BYTES, Report, Work, unit_bytes
+from trainpipes.prepare.repack.workers import RayTasks, Tell, Threads, Workers
+from trainpipes.prepare.repack.writing import WriteFile, file_name, unlike
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.output_folder import Opened, OutputFolder
 
@@ -44,7 +45,9 @@ class Job:
         out: the folder, entered.
         opened: what of it is there, and the plan in its notes.
         options: what to do.
+        files: temporary files.
         report: told how far it is.
+        cluster: that does the tasks; None for threads of this process.
     """
 
     def __init__(
@@ -54,20 +57,27 @@ class Job:
         out: OutputFolder,
         opened: Opened,
         options: Options,
+        files: TemporaryFiles,
         report: Report,
+        cluster: RayCluster | None,
     ) -> None:
-        self._pipeline, self._rows, self._out = pipeline, rows, out
+        self._rows, self._out, self._report = rows, out, report
         self._opened, self._options, self._asker = opened, options, options.asker
+        self._input = Input.of(pipeline, rows)
         self._count = rows.count if rows.plan.counted else None
         row_bytes = getattr(rows.plan.inputs.source, "row_bytes", None) or ROW_BYTES
         self._size = int((self._count or 0) * row_bytes)  # in memory, about
         # Each file is then written from the input. A user's functions are called by one thread at a time.
         self._in_order = self._count is not None and not options.moves_rows
         threads = 1 if self._in_order and rows.plan.runs_user_code else max(1, options.threads)
-        self._work = Work(options, Path(opened.notes["temporary"]), threads, report)
-        self._runs: list[Path] = []
-        self._lock = threading.Lock()
-        self._done = sum(entry["rows"] for entry in opened.files)
+        self._threads = Threads(threads)
+        self._workers: Workers = self._threads
+        unit = unit_bytes(options.memory, max(2, threads))
+        if cluster is not None:
+            self._workers = RayTasks(cluster)
+            unit = unit_bytes(options.memory, 1)
+        self._cluster = cluster
+        self._work = Work(options, files, unit)
 
     def run(self) -> dict[str, Any]:
         """Do what is not done yet.
@@ -81,29 +91,75 @@ class Job:
             self._check_files(self._count)
         if self._in_order:
             assert self._count is not None
-            return self._write(self._count, self._size, self._count, None)
-        self._work.make_folders()
-        parts = InputReader(
-            self._work, self._rows, self._opened.notes["part_rows"], self._size
-        ).read()
+            return self._write(self._count, self._size, self._count, None, [])
+        self._work.files.make()
+        parts = self._read()
         pa.default_memory_pool().release_unused()
         rows = kept = sum(part.rows for part in parts)
         if not rows:
-            remove_folder(self._work.temporary)
+            self._work.files.clear()
             raise self._no_rows()
+        self._check_columns(parts)
         if self._count is None or self._options.needs_all:
-            parts, kept = sorted_parts(self._work, parts)
-        folder = self._work.temporary / "runs"
-        self._runs = [folder / name for part in parts for name in part.runs or ()]
+            parts, kept = sorted_parts(self._work, self._workers, parts, self._tell(rows))
         content = sum(part.checksum - part.left_out for part in parts) % 2**64
-        return self._write(kept, sum(part.bytes for part in parts), rows, content)
+        return self._write(kept, sum(part.bytes for part in parts), rows, content, parts)
+
+    def _read(self) -> list[Part]:
+        """All parts of the input; reads those that are not there yet."""
+        work, notes = self._work, self._opened.notes
+        if self._count is None:
+            return read_stream(work, self._rows, self._tell(None)("reading", 0))
+        plan = self._rows.plan
+        blocks = plan.inputs.blocks if notes.get("whole_blocks") else None
+        firsts = part_firsts(self._count, notes["part_rows"], blocks)
+        step = ReadParts(work, self._input, firsts, self._size)
+        there = work.parts("read")
+        missing = [number for number in range(len(firsts) - 1) if number not in there]
+        tell = self._tell(self._count)("reading", sum(part.rows for part in there.values()))
+        if self._cluster is not None:
+            there |= dict(self._workers.each(step, missing, tell))
+        elif missing:
+            with self._threads.in_turn() as turn:
+                there |= dict(step.read(missing, tell, turn))
+        return [there[number] for number in range(len(firsts) - 1)]
+
+    def _tell(self, total: int | None) -> Any:
+        """What tells of rows that are done, for a job by its name, of so many in all."""
+
+        def begin(job: str, done: int) -> Tell:
+            lock = threading.Lock()
+
+            def tell(rows: int) -> None:
+                nonlocal done
+                with lock:
+                    done += rows
+                    self._report(job, done, total)
+
+            tell(0)
+            return tell
+
+        return begin
 
     def _no_rows(self) -> ConfigError:
         return ConfigError(
             f"{self._asker}(): the input has no rows, and nothing was written: check what filters it"
         )
 
-    def _write(self, rows: int, size: int, rows_in: int, content: int | None) -> dict[str, Any]:
+    def _check_columns(self, parts: list[Part]) -> None:
+        """Raise SchemaError unless all parts have the same columns."""
+        other = next((part for part in parts if part.columns != parts[0].columns), None)
+        if other is not None:
+            raise SchemaError(
+                f"{self._asker}(): rows must all have the same columns, got {_said(other.schema)} from row "
+                f"{other.first:,} on, after {_said(parts[0].schema)}; bring them in line by map(), select() "
+                "or map_batches()",
+                stage=self._asker,
+            )
+
+    def _write(
+        self, rows: int, size: int, rows_in: int, content: int | None, parts: list[Part]
+    ) -> dict[str, Any]:
         """Write the files that are not there yet.
 
         Args:
@@ -111,66 +167,37 @@ class Job:
             size: their bytes in memory.
             rows_in: rows of the input.
             content: checksum of the rows to be written; None where each file's is compared.
+            parts: whose runs rows are read from; none where it is the input.
         """
         starts = self._starts(rows, size)
-        names = [f"part-{number:05d}.parquet" for number in range(len(starts) - 1)]
+        names = [file_name(number) for number in range(len(starts) - 1)]
         files = {entry["file"]: entry for entry in self._opened.files}
         columns = self._opened.columns
-
-        def write(number: int) -> dict[str, Any]:
-            first, stop = int(starts[number]), int(starts[number + 1])
-            return self._file(names[number], first, stop, rows)
-
+        runs = [name for part in parts for name in part.runs or ()]
+        rows_of = (None, runs, parts[0].schema) if parts else (self._input,)
+        step = WriteFile(self._work, self._out.path, starts, *rows_of)
         missing = [number for number, name in enumerate(names) if name not in files]
-        for _, entry in self._work.workers.each(write, missing):
-            columns = entry.pop("columns")
-            files[entry["file"]] = entry
-            there = [files[name] for name in names if name in files]
-            self._out.save(Opened(None, there, None, self._opened.notes, columns))
+        tell = self._tell(rows)("writing", sum(entry["rows"] for entry in files.values()))
+        try:
+            for _, entry in self._workers.each(step, missing, tell):
+                self._out.storage.put(self._out.path / entry.pop("part"), entry["file"])
+                columns = entry.pop("columns")
+                files[entry["file"]] = entry
+                there = [files[name] for name in names if name in files]
+                self._out.save(Opened(None, there, None, self._opened.notes, columns))
+        finally:
+            self._out.sweep()  # what was not put in its place: killed processes leave some
         there = [files[name] for name in names]
         assert columns is not None
         found = sum(int(entry["checksum"], 16) for entry in there) % 2**64
         written = sum(entry["rows"] for entry in there)
         if written != rows or content not in (None, found):
-            raise self._unlike(rows, written)
+            raise unlike(self._asker, rows, written)
         notes = {
             "rows_in": rows_in, "duplicates": rows_in - rows, "checksum": f"{found:016x}",
             "row_groups": sum(entry["row_groups"] for entry in there),
         }  # fmt: skip
         return {"files": there, "columns": columns, "notes": notes}
-
-    def _file(self, name: str, first: int, stop: int, rows: int) -> dict[str, Any]:
-        """Write one file: a pure function of the input, the options and its place."""
-        read = [0]  # checksum of what came from the input
-        tables = (
-            self._from_input(first, stop, read) if self._in_order else self._from_runs(first, stop)
-        )
-
-        def counted() -> Generator[pa.Table, None, None]:
-            for table in tables:
-                self._work.workers.go_on()
-                count = len(table)
-                yield table
-                del table  # before the next rows are read
-                with self._lock:
-                    self._done += count
-                self._work.report("writing", self._done, rows)
-
-        with closing(tables), self._out.file(name) as file:
-            entry = write_file(file, counted(), self._options.form)
-            unlike = entry["rows"] != stop - first
-            if unlike or (self._in_order and entry["checksum"] != read[0] % 2**64):
-                raise self._unlike(stop - first, entry["rows"])
-        if self._options.verify:
-            check_file(str(self._out.path / name), entry, self._asker)
-        entry["checksum"] = f"{entry['checksum']:016x}"
-        return {"file": name, "bytes": file.size, "crc32": f"{file.check:08x}", **entry}
-
-    def _unlike(self, rows: int, written: int) -> DataError:
-        return DataError(
-            f"{self._asker}(): what was written is not what was read: {written:,} rows of {rows:,}, or "
-            "another checksum; this should never be: begin anew with overwrite=True, and report it"
-        )
 
     def _starts(self, rows: int, size: int) -> IntArray:
         """The first row of each file, and how many there are."""
@@ -186,33 +213,12 @@ class Job:
         """Raise ConfigError where there are fewer rows than files."""
         files = self._options.files
         if files is not None and files > rows:
-            remove_folder(self._work.temporary)  # nothing could go on with what was read
+            self._work.files.clear()  # nothing could go on with what was read
             raise ConfigError(
                 f"{self._asker}(files={files}): each file has a row at least, and there are {rows:,} rows: "
                 "give fewer files"
             )
 
-    def _from_runs(self, first: int, stop: int) -> Generator[pa.Table, None, None]:
-        """Rows by their places, of temporary files."""
-        with closing(RunReader(self._runs, self._asker)) as reader:
-            for low, high in reader.windows(first, stop, self._work.unit):
-                yield reader.read(low, high)
 
-    def _from_input(
-        self, first: int, stop: int, read: list[int]
-    ) -> Generator[pa.Table, None, None]:
-        """Rows of the input, by their numbers."""
-        rows = EpochRows(self._pipeline, self._asker)
-        rows.open(rows.cursor_at(first))
-        with closing(rows):
-            at = first
-            while at < stop:
-                table = rows.some()
-                if table is None:
-                    raise self._work.changed(first, stop - first, at - first)
-                table = table.slice(0, stop - at)
-                if at == first:
-                    check_rows(table.schema, self._work)
-                at += len(table)
-                read[0] += checksum(row_hashes(table))
-                yield table
+def _said(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

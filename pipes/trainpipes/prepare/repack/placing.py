@@ -3,113 +3,253 @@ part sorted by that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from trainpipes.order import IntArray
-from trainpipes.prepare.repack.duplicates import DroppedRows, find_dropped, num_ranges
-from trainpipes.prepare.repack.input_parts import Part, order_places, read_kept
+from trainpipes.prepare.repack.duplicates import find_dropped, num_ranges
+from trainpipes.prepare.repack.input_parts import Part, read_kept
 from trainpipes.prepare.repack.sorted_keys import KeyRuns
-from trainpipes.prepare.repack.sorted_runs import damaged, save_array
+from trainpipes.prepare.repack.temporary import TemporaryFiles, damaged
 from trainpipes.prepare.repack.work import Work
+from trainpipes.prepare.repack.workers import Tell, Workers
 
 __all__ = ["sorted_parts"]
 
 
-def sorted_parts(work: Work, parts: Sequence[Part]) -> tuple[list[Part], int]:
+def sorted_parts(
+    work: Work, workers: Workers, parts: Sequence[Part], tell_of: Callable[[str, int], Tell]
+) -> tuple[list[Part], int]:
     """Sort parts by the places of their rows.
 
     Args:
         work: of which this is a step.
+        workers: do the tasks.
         parts: whose rows were kept as they came.
+        tell_of: gives what a job, by its name, is told of rows with; the number is of those done before.
 
     Returns:
         The parts, with their runs; and how many rows there are without those that are dropped.
     """
-    rows, size = sum(part.rows for part in parts), sum(part.bytes for part in parts)
-    dropped = _find_dropped(work, len(parts), rows)
-    kept = rows - int(dropped.before(np.array([rows]))[0])
-    order = None if work.order is None else _find_order(work, len(parts), rows, dropped)
-    shuffled = work.shuffled(kept)
+    firsts = np.cumsum([0, *(part.rows for part in parts)])
+    there = work.parts("sorted")
+    dropped: list[str] = []
+    gone = np.zeros(len(parts), dtype=np.int64)  # rows of each part that are dropped
+    if work.options.by is not None:
+        ranges = num_ranges(int(firsts[-1]), work.unit)
+        dropped = _done(
+            work, workers, FindDropped(work, firsts, ranges), ranges,
+            tell_of("finding duplicates", 0),
+        )  # fmt: skip
+        gone += [part.again for part in parts]
+        for edges in work.files.arrays([f"{stem}-parts.npy" for stem in dropped]):
+            gone += np.diff(edges)
+    kept = int(firsts[-1] - gone.sum())
+    order: list[str] = []
+    if work.order is not None:
+        stems = [f"keys/{number:05d}" for number in range(len(parts))]
+        runs = KeyRuns(work.files, stems, work.order, work.unit)
+        every = [*(f"{stem}.npy" for stem in dropped), *_own(range(len(parts)), dropped)]
+        find = FindOrder(work, firsts, runs, every)
+        order = _done(work, workers, find, len(runs), tell_of("sorting", 0))
+    size = sum(part.bytes for part in parts)
+    sort = SortPart(
+        work, firsts, firsts - np.append(0, np.cumsum(gone)), dropped, order, kept, size
+    )
+    missing = [(n, part) for n, part in enumerate(parts) if n not in there]
+    job = "sorting rows" if order else "shuffling rows"
+    tell = tell_of(job, sum(part.rows for part in there.values()))
+    there |= {number: part for (number, _), part in workers.each(sort, missing, tell)}
+    return [there[number] for number in range(len(parts))], kept
 
-    def places(first: int, count: int) -> IntArray:
-        if order is not None:
-            return order_places(*order, first, first + count)
-        gone = dropped.within(first, first + count) - first
-        stays = np.ones(count, dtype=np.bool_)
-        stays[gone] = False
-        found = np.full(count, -1, dtype=np.int64)
-        start = first - int(dropped.before(np.array([first]))[0])
-        found[stays] = shuffled(start, count - len(gone))
-        return found
 
-    def sort(number: int) -> None:
-        if work.part(number, "sorted") is not None:
-            return
-        before = parts[number]
-        sorter = work.sorter(number, before.first, places, kept, size, len(parts))
-        for held in read_kept(work.temporary, number, work.unit, work.asker):
-            work.workers.go_on()
-            sorter.add(held)
-        part = sorter.close()
+def _own(parts: Sequence[int], dropped: Sequence[str]) -> list[str]:
+    """Files of the rows that parts have before themselves."""
+    return [f"hashes/{number:05d}-dropped.npy" for number in parts if dropped]
+
+
+def _done(work: Work, workers: Workers, task: Any, count: int, tell: Tell) -> list[str]:
+    """Do the tasks that are not done yet. Gives the names of what all have made."""
+    work.files.make(task.folder(count))
+    names = [task.stem(number, count) for number in range(count)]
+    there = work.files.names(task.folder(count))
+    missing = [(number, count) for number in range(count) if f"{names[number]}.npy" not in there]
+    for _ in workers.each(task, missing, tell):
+        pass
+    return names
+
+
+@dataclass(frozen=True)
+class FindDropped:
+    """Finds rows that another part has before: of one range of hashes.
+
+    Attributes:
+        work: of which this is a step.
+        firsts: the first row of each part, and the end.
+        ranges: how many there are.
+    """
+
+    work: Work
+    firsts: IntArray
+    ranges: int
+
+    def __call__(self, item: tuple[int, int], tell: Tell) -> None:
+        number, count = item
+        files, stems = self.work.files, [f"hashes/{n:05d}" for n in range(len(self.firsts) - 1)]
+        tell(0)
+        found = find_dropped(files, stems, number, self.ranges)
+        _save_by_part(files, self.stem(number, count), found, found, self.firsts)
+        tell(_share(self.firsts, number, count))
+
+    def folder(self, count: int) -> str:
+        """Where what is found is kept. A run before, with another memory, may have had other ranges."""
+        return f"dropped/{count:05d}"
+
+    def stem(self, number: int, count: int) -> str:
+        """Name of what is found, without its end."""
+        return f"{self.folder(count)}/{number:05d}"
+
+    def named(self, item: tuple[int, int]) -> str:
+        """What is made, for messages."""
+        return f"range {item[0]} of {self.ranges} of the duplicates"
+
+
+@dataclass(frozen=True)
+class FindOrder:
+    """Finds the places of rows in the order of their keys: of one stretch of keys.
+
+    Attributes:
+        work: of which this is a step.
+        firsts: the first row of each part, and the end.
+        runs: the keys.
+        dropped: files of numbers of rows that go nowhere.
+    """
+
+    work: Work
+    firsts: IntArray
+    runs: KeyRuns
+    dropped: Sequence[str]
+
+    def __call__(self, item: tuple[int, int], tell: Tell) -> None:
+        number, count = item
+        tell(0)
+        found = self.runs.rows(number)
+        gone = np.zeros(len(found), dtype=np.bool_)
+        for own in self.work.files.arrays(self.dropped):
+            if len(own):
+                gone |= own[np.minimum(np.searchsorted(own, found), len(own) - 1)] == found
+        found = found[~gone]
+        by_row = np.argsort(found, kind="stable")
+        found = found[by_row]
+        places = np.stack([found, by_row], axis=1)
+        _save_by_part(self.work.files, self.stem(number, count), places, found, self.firsts)
+        tell(_share(self.firsts, number, count))
+
+    def folder(self, count: int) -> str:
+        """Where what is found is kept."""
+        return f"order/{count:05d}"
+
+    def stem(self, number: int, count: int) -> str:
+        """Name of what is found, without its end."""
+        return f"{self.folder(count)}/{number:05d}"
+
+    def named(self, item: tuple[int, int]) -> str:
+        """What is made, for messages."""
+        return f"stretch {item[0]} of {len(self.runs)} of the sorted keys"
+
+
+@dataclass(frozen=True)
+class SortPart:
+    """Sorts the rows of a part by their places.
+
+    Attributes:
+        work: of which this is a step.
+        firsts: the first row of each part, and the end.
+        before: how many rows that are not dropped come before each part, and in all.
+        dropped: what ``FindDropped`` has found.
+        order: what ``FindOrder`` has found; empty where rows are not sorted.
+        kept: rows that are not dropped.
+        size: bytes of all.
+    """
+
+    work: Work
+    firsts: IntArray
+    before: IntArray
+    dropped: Sequence[str]
+    order: Sequence[str]
+    kept: int
+    size: int
+
+    def __call__(self, item: tuple[int, Part], tell: Tell) -> Part:
+        number, before = item
+        work = self.work
+        places = self._places(number)
+        sorter = work.sorter(
+            number, before.first, lambda first, count: places[first - before.first :][:count],
+            self.kept, self.size, len(self.firsts) - 1,
+        )  # fmt: skip
+        try:
+            for held in read_kept(work.files, number, work.unit):
+                sorter.add(held)
+                tell(sum(map(len, held)))
+            part = sorter.close()
+        finally:
+            sorter.abandon()
         if (part.rows, part.checksum) != (before.rows, before.checksum):
             raise damaged(work.asker, f"the rows of part {number} are not those that were kept")
         work.save_part(number, part, "sorted")
-        with suppress(OSError):
-            (work.temporary / "kept" / f"{number:05d}.arrow").unlink()
+        work.files.remove(f"kept/{number:05d}.arrow")
+        return part
 
-    done = 0
-    for number, _ in work.workers.each(sort, range(len(parts))):
-        done += parts[number].rows
-        work.report("sorting rows" if order else "shuffling rows", done, rows)
-    found = (work.part(number, "sorted") for number in range(len(parts)))
-    return [part for part in found if part is not None], kept
+    def named(self, item: tuple[int, Part]) -> str:
+        """What is made, for messages."""
+        return f"the sorted rows of part {item[0]} of the input"
 
-
-def _find_dropped(work: Work, parts: int, rows: int) -> DroppedRows:
-    """The rows that are there before."""
-    if work.options.by is None:
-        return DroppedRows([])
-    stems = [work.temporary / "hashes" / f"{number:05d}" for number in range(parts)]
-    ranges = num_ranges(rows, work.unit)
-    # A run before, with another memory, may have had other ranges.
-    folder = work.temporary / "dropped" / f"{ranges:05d}"
-    folder.mkdir(exist_ok=True)
-    paths = [folder / f"{number:05d}.npy" for number in range(ranges)]
-
-    def find(number: int) -> None:
-        work.workers.go_on()
-        if not paths[number].exists():
-            save_array(paths[number], find_dropped(stems, number, ranges), work.asker)
-
-    for done, _ in enumerate(work.workers.each(find, range(ranges))):
-        work.report("finding duplicates", (done + 1) * rows // ranges, rows)
-    return DroppedRows([*paths, *(stem.with_name(f"{stem.name}-dropped.npy") for stem in stems)])
+    def _places(self, number: int) -> IntArray:
+        """Where the rows of a part go; -1 for those that are dropped."""
+        files, first = self.work.files, int(self.firsts[number])
+        count = int(self.firsts[number + 1]) - first
+        found = np.full(count, -1, dtype=np.int64)
+        if self.order:
+            start = 0
+            for own, rows in _of_part(files, self.order, number, 2):
+                found[own[:, 0] - first] = own[:, 1] + start
+                start += rows
+            return found
+        stays = np.ones(count, dtype=np.bool_)
+        for own, _ in _of_part(files, self.dropped, number, 1):
+            stays[own[:, 0] - first] = False
+        for own in files.arrays(_own([number], self.dropped)):
+            stays[own - first] = False
+        found[stays] = self.work.shuffled(self.kept)(
+            int(self.before[number]), int(np.count_nonzero(stays))
+        )
+        return found
 
 
-def _find_order(
-    work: Work, parts: int, rows: int, dropped: DroppedRows
-) -> tuple[list[Path], list[int]]:
-    """Files of the places of rows in the order of their keys, and the first place in each."""
-    assert work.order is not None
-    keys = [work.temporary / "keys" / f"{number:05d}.arrow" for number in range(parts)]
-    runs = KeyRuns(keys, work.order, work.unit, work.asker)
-    folder = work.temporary / "order" / f"{len(runs):05d}"
-    folder.mkdir(exist_ok=True)
-    paths = [folder / f"{number:05d}.npy" for number in range(len(runs))]
+def _share(firsts: IntArray, number: int, count: int) -> int:
+    """The rows that one of several tasks counts as."""
+    rows = int(firsts[-1])
+    return (number + 1) * rows // count - number * rows // count
 
-    def find(number: int) -> None:
-        work.workers.go_on()
-        if not paths[number].exists():
-            found = runs.rows(number)
-            found = found[~dropped.among(found)]
-            by_row = np.argsort(found, kind="stable")
-            save_array(paths[number], np.stack([found[by_row], by_row], axis=1), work.asker)
 
-    for done, _ in enumerate(work.workers.each(find, range(len(runs)))):
-        work.report("sorting", (done + 1) * rows // len(runs), rows)
-    lengths = [len(np.load(path, mmap_mode="r")) for path in paths]
-    return paths, [0, *np.cumsum(lengths).tolist()][:-1]
+def _save_by_part(
+    files: TemporaryFiles, stem: str, values: Any, rows: IntArray, firsts: IntArray
+) -> None:
+    """Keep what is known of some rows, which are ascending: ``stem.npy``, and ``stem-parts.npy`` with where
+    each part's begin in it."""
+    files.save_array(f"{stem}-parts.npy", np.searchsorted(rows, firsts).astype(np.int64))
+    files.save_array(f"{stem}.npy", values)
+
+
+def _of_part(files: TemporaryFiles, stems: Sequence[str], number: int, width: int) -> Any:
+    """What is known of a part's rows, int64 ``[rows, width]``, from each of some files; and of how many rows
+    each file knows."""
+    edges = list(files.arrays([f"{stem}-parts.npy" for stem in stems]))
+    starts, stops = ([int(own[number + n]) for own in edges] for n in (0, 1))
+    names = [f"{stem}.npy" for stem in stems]
+    found = files.stretches(names, starts, stops, np.int64, width)
+    return zip(found, [int(own[-1]) for own in edges], strict=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,109 +13,172 @@ import pyarrow as pa
 from trainpipes.arrays import to_arrow
 from trainpipes.errors import SchemaError
 from trainpipes.naming import need_columns
+from trainpipes.order import IntArray
+from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.input_parts import Keeping, Part, SortedPart
 from trainpipes.prepare.repack.row_bytes import ROW_COST
 from trainpipes.prepare.repack.row_groups import check_schema
 from trainpipes.prepare.repack.sorted_runs import taken
 from trainpipes.prepare.repack.work import Work
-from trainpipes.prepare.repack.workers import InTurn
+from trainpipes.prepare.repack.workers import InTurn, Tell
+from trainpipes.runtime.reading.block_table import BlockTable
+from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.writers.epoch_rows import EpochRows
 
-__all__ = ["InputReader", "check_rows"]
+__all__ = ["Input", "ReadParts", "check_rows", "part_firsts", "read_stream"]
+
+#: Parts that a block may be larger than, and is still read as one.
+LARGE_BLOCK = 4
 
 
-class InputReader:
-    """Reads the input once.
+@dataclass(frozen=True)
+class Input:
+    """The rows of the input, opened by whoever reads some. Pickles.
 
-    Args:
-        work: of which this is a step.
-        rows: the input, not opened.
-        part_rows: rows in a part, where they are counted.
-        size: bytes of all rows, about, where they are counted.
+    Attributes:
+        pipeline: gives them.
+        asker: for messages.
+        files: the source, opened, where it is files: they are listed once.
     """
 
-    def __init__(self, work: Work, rows: EpochRows, part_rows: int, size: int) -> None:
-        self._work, self._rows = work, rows
-        self._part_rows, self._size = part_rows, size
-        self._count = rows.count if rows.plan.counted else None
-        self._rest: pa.Table | None = None  # rows that were read, and are of the next part
-        self._checked = False
+    pipeline: Pipeline
+    asker: str
+    files: FileBlocks | None
 
-    def read(self) -> list[Part]:
-        """All parts; reads those that are not there yet."""
-        with closing(self._rows), self._work.workers.in_turn() as turn:
-            return self._stream() if self._count is None else self._counted(self._count, turn)
+    @staticmethod
+    def of(pipeline: Pipeline, rows: EpochRows) -> Input:
+        """The input of a pipeline whose rows another has opened."""
+        source = rows.plan.inputs.source
+        return Input(pipeline, rows.asker, source if isinstance(source, FileBlocks) else None)
 
-    def _counted(self, count: int, turn: InTurn) -> list[Part]:
-        """Parts of a number of rows that is known before anything is read: each can be read alone."""
-        work, at = self._work, -1
-        firsts = range(0, count, self._part_rows)
-        for number, first in enumerate(firsts):
-            work.report("reading", first, count)
-            if work.part(number, "read") is not None:
-                continue
-            if at != first:
-                self._rows.close()
-                self._rows.open(self._rows.cursor_at(first))
-                self._rest, at = None, first
-            stop = min(first + self._part_rows, count)
-            maker = self._maker(number, first, count, len(firsts))
-            try:
-                for held in self._stretches(stop - first):
-                    turn.do(partial(maker.add, held))
-                    at += sum(map(len, held))
-                    work.report("reading", at, count)
-                if at != stop:
-                    raise work.changed(first, stop - first, at - first)
-                turn.do(partial(self._close, maker, number))
-                turn.finish()
-            finally:
-                turn.wait()
-                maker.abandon()
-        parts = [work.part(number, "read") for number in range(len(firsts))]
-        return [part for part in parts if part is not None]
+    def rows(self) -> EpochRows:
+        """The rows, not opened."""
+        return EpochRows(self.pipeline, self.asker, self.files)
 
-    def _close(self, maker: Keeping | SortedPart, number: int) -> None:
-        self._work.save_part(number, maker.close(), "read")
 
-    def _stream(self) -> list[Part]:
-        """Parts of rows that are not counted: each goes on where the one before has ended."""
-        work = self._work
-        parts: list[Part] = []
-        while (part := work.part(len(parts), "read")) is not None:
-            parts.append(part)
+def part_firsts(count: int, part_rows: int, blocks: BlockTable | None) -> IntArray:
+    """The number of each part's first row, and how many rows there are: int64 ``[parts + 1]``.
+
+    Args:
+        count: how many rows there are.
+        part_rows: rows in a part, about.
+        blocks: that parts shall not cut, where rows are read in their order and they are not too large.
+    """
+    firsts = np.arange(0, count, part_rows, dtype=np.int64)
+    if blocks is not None and blocks.rows == count:
+        edges = np.concatenate([[0], np.cumsum(blocks.lengths)])
+        block = np.searchsorted(edges, firsts, side="right") - 1
+        small = edges[block + 1] - edges[block] <= LARGE_BLOCK * part_rows
+        firsts = np.unique(np.where(small, edges[block], firsts))
+    return np.append(firsts, count)
+
+
+@dataclass(frozen=True)
+class ReadParts:
+    """Reads parts whose rows are counted: each can be read alone.
+
+    Attributes:
+        work: of which this is a step.
+        input: the rows.
+        firsts: the first row of each part, and the end.
+        size: bytes of all rows, about.
+    """
+
+    work: Work
+    input: Input
+    firsts: IntArray
+    size: int
+
+    def __call__(self, number: int, tell: Tell) -> Part:
+        ((_, part),) = self.read([number], tell, InTurn(False))
+        return part
+
+    def named(self, number: int) -> str:
+        """What is made of a part, for messages."""
+        return (
+            f"the sorted rows {self.firsts[number]:,} to {self.firsts[number + 1]:,} of the input"
+        )
+
+    def read(self, numbers: Iterable[int], tell: Tell, turn: InTurn) -> Iterator[tuple[int, Part]]:
+        """Read some parts, one after the other.
+
+        Args:
+            numbers: of the parts, ascending.
+            tell: called with rows done since the last call.
+            turn: sorts rows while the next ones are read.
+        """
+        work, rows, at = self.work, self.input.rows(), -1
+        stretches = _Stretches(rows, work)
+        with closing(rows):
+            for number in numbers:
+                first, stop = int(self.firsts[number]), int(self.firsts[number + 1])
+                if at != first:
+                    rows.close()
+                    rows.open(rows.cursor_at(first))
+                    stretches = _Stretches(rows, work)
+                    at = first
+                maker = self._maker(number, first)
+                try:
+                    for held in stretches.upto(stop - first):
+                        turn.do(partial(maker.add, held))
+                        at += sum(map(len, held))
+                        tell(sum(map(len, held)))
+                    if at != stop:
+                        raise work.changed(first, stop - first, at - first)
+                    turn.finish()
+                    part = work.save_part(number, maker.close(), "read")
+                finally:
+                    turn.wait()
+                    maker.abandon()
+                yield number, part
+
+    def _maker(self, number: int, first: int) -> Keeping | SortedPart:
+        work = self.work
+        if work.options.needs_all:
+            return Keeping(work.files, number, first, work.options.by, work.order)
+        count, parts = int(self.firsts[-1]), len(self.firsts) - 1
+        return work.sorter(number, first, work.shuffled(count), count, self.size, parts)
+
+
+def read_stream(work: Work, rows: EpochRows, tell: Tell) -> list[Part]:
+    """All parts of rows that are not counted: each goes on where the one before has ended."""
+    parts = list(work.parts("read").values())
+    with closing(rows):
         if not parts or parts[-1].next is not None:
             if parts:
-                self._rows.plan.adopt(parts[-1].notes or {})
-            self._rows.open(parts[-1].next if parts else None)
+                rows.plan.adopt(parts[-1].notes or {})
+            rows.open(parts[-1].next if parts else None)
+        stretches = _Stretches(rows, work)
         while not parts or parts[-1].next is not None:
             first = parts[-1].first + parts[-1].rows if parts else 0
-            work.report("reading", first, None)
-            held = next(self._stretches(None), None)
+            held = next(stretches.upto(None), None)
             if held is None:
                 if parts:
                     parts[-1] = replace(parts[-1], next=None)
                     work.save_part(len(parts) - 1, parts[-1], "read")
                 break
-            maker = self._maker(len(parts), first, 0, 1)
+            maker = Keeping(work.files, len(parts), first, work.options.by, work.order)
             try:
                 maker.add(held)
                 part = maker.close()
             finally:
                 maker.abandon()
-            after: dict[str, Any] = {"next": self._rows.cursor, "notes": self._rows.plan.notes}
-            work.save_part(len(parts), replace(part, **after), "read")
-            parts.append(replace(part, **after))
-        return parts
+            part = replace(part, next=rows.cursor, notes=rows.plan.notes)
+            parts.append(work.save_part(len(parts), part, "read"))
+            tell(part.rows)
+    return parts
 
-    def _maker(self, number: int, first: int, count: int, parts: int) -> Keeping | SortedPart:
-        work, options = self._work, self._work.options
-        if self._count is None or options.needs_all:
-            return Keeping(work.temporary, number, first, options.by, work.order, work.asker)
-        return work.sorter(number, first, work.shuffled(count), count, self._size, parts)
 
-    def _stretches(self, limit: int | None) -> Iterator[list[pa.Table]]:
-        """The next rows, up to ``limit``, some at a time."""
+class _Stretches:
+    """Rows as they come, some at a time, as many as fit into memory."""
+
+    def __init__(self, rows: EpochRows, work: Work) -> None:
+        self._rows, self._work = rows, work
+        self._rest: pa.Table | None = None  # rows that were read, and are of the next part
+        self._checked = False
+
+    def upto(self, limit: int | None) -> Iterator[list[pa.Table]]:
+        """The next rows, up to ``limit``."""
         held: list[pa.Table] = []
         size = count = 0
         while limit is None or count < limit:

@@ -6,37 +6,41 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainpipes.amount import amount
 from trainpipes.checks import column_names, flag, local_path, whole_number
 from trainpipes.checksum import checksum
 from trainpipes.errors import ConfigError, TrainpipesError
+from trainpipes.on_ray import RayCluster
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.repack.given import files_of, given_rows, kept_metadata, refuse_inside
+from trainpipes.prepare.repack.given import (
+    files_of,
+    given_rows,
+    inputs_of,
+    kept_metadata,
+    refuse_inside,
+)
 from trainpipes.prepare.repack.job import ROW_BYTES, Job
+from trainpipes.prepare.repack.options import Options, about, checked
 from trainpipes.prepare.repack.row_bytes import ROW_COST
-from trainpipes.prepare.repack.row_groups import Form
-from trainpipes.prepare.repack.work import Options, Report, remove_folder
+from trainpipes.prepare.repack.temporary import TemporaryFiles
+from trainpipes.prepare.repack.work import Report, unit_bytes
 from trainpipes.progress import JobReport
-from trainpipes.runtime.pool import default_threads
+from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.inputs import about_inputs
 from trainpipes.writers.output_folder import Opened, OutputFolder, Written, check_bytes
-from trainpipes.writers.parquet import CODECS, GROUP_BYTES, GROUP_ROWS
-from trainpipes.writers.write import check_codec
 
 __all__ = ["Repacked", "repack"]
 
 ASKER = "repack"
 #: Bytes of memory that can do, and that are taken if nothing is said.
 LEAST_MEMORY, MEMORY = 16 << 20, 512 << 20
-#: Threads, at most: more would have little memory each.
-MOST_THREADS = 4
 #: What temporary files take, and files that are written, of the rows' bytes in memory: at least, since
 #: data that cannot be compressed takes twice and four times as much.
 TEMPORARY_SHARE, OUTPUT_SHARE = 0.5, 0.25
@@ -93,13 +97,16 @@ def repack(
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: Report | None = None,
+    engine: Literal["threads", "ray"] = "threads",
+    address: str | None = None,
+    shared_filesystem: bool = False,
 ) -> Repacked:
     """Rewrite data for training: as Parquet files with row groups of one size, in a random order if asked
     for, sorted, or without duplicates. See docs/prepare.md for when that pays.
 
     Rows come out as they went in, each once, which is checked by a checksum of their content. The files
-    are the same, byte for byte, whatever the memory and the threads, and however often the process was
-    killed: the same call goes on after the last whole file. It does nothing once all are there.
+    are the same, byte for byte, whatever the memory, the threads and the engine, and however often the
+    process was killed: the same call goes on after the last whole file. It does nothing once all are there.
 
     Args:
         data: files (a path, folder, glob, URL, or a list of them) of one format, which the ends of their
@@ -120,23 +127,31 @@ def repack(
         files: how many of about as many rows. If both are left out, files are of 512 MiB of rows in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         compression_level: of zstd, gzip or brotli; if left out, their own.
-        memory: bytes for rows that are worked on; besides them stands what Python and its packages take, what
-            reading the input does, and a row group of each thread.
+        memory: bytes for rows that are worked on, by each task where ``engine="ray"``; besides them stands
+            what Python and its packages take, what reading the input does, and a row group of each thread.
         temporary_folder: for temporary files, about half of the rows' bytes in memory, and more where
-            there is ``sort`` or ``drop_duplicates``; if left out, in ``folder``. They are gone at the end.
+            there is ``sort`` or ``drop_duplicates``; a path, or any fsspec URL whose credentials the
+            environment has; if left out, in ``folder``. They are gone at the end.
         overwrite: whether to remove what was written there before, and write everything anew.
         verify: whether to read each file back once it is written; those that are there already, first.
         threads: how many; if left out, one a core, and 4 at most.
         storage_options: for the file system of ``data``, as fsspec takes them.
         progress: called with what is done ("reading", "writing", ...), rows done, and rows in all, or
             None.
+        engine: "threads" of this process; or "ray" for tasks of one core on a Ray cluster: first one
+            for each part of the input, then one for each file.
+        address: of the Ray cluster, as ``ray.init()`` takes it; if left out, the one that this process is
+            connected to, ``RAY_ADDRESS``, or one that is started on this machine.
+        shared_filesystem: whether every node of the cluster sees the same files at the same paths.
 
     Raises:
         ConfigError: an option is invalid; the folder holds other files, is part of the input, or was begun
-            with other options; there are no rows; the disk is full.
+            with other options; there are no rows; the disk is full; or several nodes cannot see a path.
         SchemaError: a column is not there, has no order, or cannot be written to Parquet.
         DataChangedError: the input has changed since the work was begun, also where all was finished, or a
             file since it was written.
+        UnreachableError: no Ray cluster answers.
+        WorkerError: a task of Ray was killed, time and again; says which.
 
     >>> import tempfile, pyarrow as pa, trainpipes as tp
     >>> from trainpipes.prepare import repack
@@ -148,38 +163,45 @@ def repack(
     [1, 2, 3]
     """
     began = time.monotonic()
-    options = _checked(
-        shuffle, seed, sort, descending, drop_duplicates, row_group_size, rows_per_file, files,
+    whole_number(memory, LEAST_MEMORY, f"{ASKER}(memory)", "bytes")
+    options = checked(
+        ASKER, shuffle, seed, sort, descending, drop_duplicates, row_group_size, rows_per_file, files,
         compression, compression_level, memory, verify, threads,
     )  # fmt: skip
     if columns is not None:
         columns = column_names(columns, f"{ASKER}(columns)")
     out_path = Path(local_path(folder, f"{ASKER}(folder)")).expanduser().absolute()
-    pipeline = given_rows(data, columns, storage_options, ASKER)
-    rows = EpochRows(pipeline, ASKER)
-    source = rows.plan.inputs.source
-    refuse_inside(data, source, out_path, ASKER)
-    form = replace(options.form, metadata=kept_metadata(pipeline, source))
-    options = replace(options, form=form)
-    about = {"options": _about(options), "pipeline": json.loads(rows.plan.identity)}
-    about |= about_inputs(source)
-    with OutputFolder(out_path, ASKER, about, overwrite) as out:
-        if overwrite:
-            _remove_temporary(out_path)
-        opened = out.open()
-        if verify:
-            check_bytes(out_path, opened.files)
-        made = opened.notes
-        kept = len(opened.files)
-        if opened.written is None:
-            opened = _planned(opened, rows, options, out, temporary_folder)
-            temporary = Path(opened.notes["temporary"])
-            if "made" not in opened.notes:
-                opened = _made(opened, pipeline, rows, options, out, progress)
-            remove_folder(temporary)
-            made = opened.notes["made"]
-            assert opened.columns is not None
-            out.finish(opened.files, opened.columns, made)
+    root = _temporary_root(out_path, temporary_folder)
+    with _cluster(engine, address, shared_filesystem, threads) as cluster:
+        pipeline = given_rows(data, columns, storage_options, ASKER)
+        rows = EpochRows(pipeline, ASKER)
+        source = rows.plan.inputs.source
+        refuse_inside(data, source, out_path, ASKER)
+        if cluster is not None:
+            _check_cluster(cluster, rows, data, out_path, root)
+        form = replace(options.form, metadata=kept_metadata(pipeline, source))
+        options = replace(options, form=form)
+        about_all = {"options": about(options), "pipeline": json.loads(rows.plan.identity)}
+        about_all |= about_inputs(source)
+        with OutputFolder(out_path, ASKER, about_all, overwrite) as out:
+            if overwrite:
+                _remove_temporary(out_path)
+            opened = out.open()
+            if verify:
+                check_bytes(out_path, opened.files)
+            made = opened.notes
+            kept = len(opened.files)
+            if opened.written is None:
+                opened = _planned(opened, rows, options, out, root, cluster)
+                temporary = TemporaryFiles(root, ASKER)
+                if "made" not in opened.notes:
+                    opened = _made(
+                        opened, pipeline, rows, options, out, temporary, cluster, progress
+                    )
+                temporary.clear()
+                made = opened.notes["made"]
+                assert opened.columns is not None
+                out.finish(opened.files, opened.columns, made)
     given = files_of(source)
     known = given is not None and bool((given.sizes >= 0).all())
     return Repacked(
@@ -196,116 +218,87 @@ def repack(
     )
 
 
-def _checked(
-    shuffle: Any, seed: Any, sort: Any, descending: Any, drop_duplicates: Any, row_group_size: Any,
-    rows_per_file: Any, files: Any, compression: Any, level: Any, memory: Any, verify: Any, threads: Any,
-) -> Options:  # fmt: skip
-    """The options, each of which is what it must be."""
-    flag(shuffle, f"{ASKER}(shuffle)")
-    whole_number(seed, None, f"{ASKER}(seed)", "the seed of the shuffle")
-    flag(descending, f"{ASKER}(descending)")
-    flag(verify, f"{ASKER}(verify)")
-    order = () if sort is None else tuple(_names(sort, "sort"))
-    if shuffle and order:
+@contextmanager
+def _cluster(
+    engine: Any, address: Any, shared_filesystem: Any, threads: int | None
+) -> Iterator[RayCluster | None]:
+    """The Ray cluster that does the tasks; None where this process does."""
+    flag(shared_filesystem, f"{ASKER}(shared_filesystem)")
+    if engine not in ("threads", "ray"):
+        raise ConfigError(f'{ASKER}(engine) is "threads" or "ray", got {shown(engine)}')
+    if engine == "threads":
+        given = {"address": address, "shared_filesystem": shared_filesystem or None}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(
+                    f'{ASKER}({name}) is of engine="ray", got {shown(value)} and engine="threads": leave it '
+                    'out, or give engine="ray"'
+                )
+        yield None
+        return
+    if threads is not None:
         raise ConfigError(
-            f"{ASKER}() takes shuffle or sort, got shuffle=True and sort={list(order)}: give one of the two"
+            f'{ASKER}(threads) is of engine="threads", got {threads} and engine="ray", where a task has one '
+            "core, and Ray decides how many run: leave it out"
         )
-    by: tuple[str, ...] | None = None
-    if isinstance(drop_duplicates, bool):
-        by = () if drop_duplicates else None
-    else:
-        by = tuple(_names(drop_duplicates, "drop_duplicates"))
-    for value, name, meaning in (
-        (row_group_size, "row_group_size", "rows of each row group"),
-        (rows_per_file, "rows_per_file", "rows of each file"),
-        (files, "files", "how many to write"),
-        (threads, "threads", "how many"),
-    ):
-        if value is not None:
-            whole_number(value, 1, f"{ASKER}({name})", meaning)
-    if files is not None and rows_per_file is not None:
+    with RayCluster(address, asker=f"{ASKER}()", shared_filesystem=shared_filesystem) as cluster:
+        yield cluster
+
+
+def _check_cluster(
+    cluster: RayCluster, rows: EpochRows, data: Any, out: Path, temporary: str
+) -> None:
+    """Raise ConfigError where tasks on a cluster could not get at the files, or at their own rows."""
+    if not rows.plan.counted:
         raise ConfigError(
-            f"{ASKER}() takes files or rows_per_file, got files={files} and rows_per_file={rows_per_file}: "
-            "give one of the two"
+            f'{ASKER}(engine="ray") cuts the rows into parts before they are read, and how many rows this '
+            "pipeline has is known only when all are: write them first, by write_parquet(), and repack these "
+            'files; or leave engine="ray" out'
         )
-    check_codec(compression, CODECS, ASKER)
-    if level is not None:
-        _check_level(level, compression or "none")
-    whole_number(memory, LEAST_MEMORY, f"{ASKER}(memory)", "bytes")
-    form = Form(
-        row_group_size or GROUP_ROWS,
-        None if row_group_size else GROUP_BYTES,
-        compression or "none",
-        level,
-    )
-    return Options(
-        ASKER, seed if shuffle else None, order, descending, by, files, rows_per_file, form, memory,
-        threads or min(MOST_THREADS, default_threads()), verify,
-    )  # fmt: skip
+    cluster.check_path(out, f"{ASKER}(folder)")
+    cluster.check_path(temporary, f"{ASKER}(temporary_folder)")
+    for path in inputs_of(data, rows.plan.inputs.source):
+        cluster.check_path(path, f"{ASKER}(data)")
 
 
-def _names(value: Any, option: str) -> list[str]:
-    return column_names([value] if isinstance(value, str) else value, f"{ASKER}({option})")
-
-
-def _check_level(level: int, compression: str) -> None:
-    """Raise ConfigError unless a compression has a level."""
-    leveled = compression in ("zstd", "gzip", "brotli")
-    if not leveled:
-        raise ConfigError(
-            f"{ASKER}(compression_level) is of zstd, gzip or brotli, got {level} for {compression}: "
-            "leave it out"
-        )
-    least, most = (1, 22) if compression == "zstd" else (1, 9) if compression == "gzip" else (0, 11)
-    whole_number(level, least, f"{ASKER}(compression_level)", f"a level of {compression}", most)
-
-
-def _about(options: Options) -> dict[str, Any]:
-    """The options that shape the files, of JSON types."""
-    form = options.form
-    by = options.by
-    return {
-        "format": ASKER,
-        "shuffle": options.seed is not None,
-        "seed": options.seed,
-        "sort": list(options.sort),
-        "descending": options.descending,
-        "drop_duplicates": by is not None if not by else list(by),
-        "row_group_size": form.rows if form.size is None else None,
-        "rows_per_file": options.rows_per_file,
-        "files": options.files,
-        "compression": form.compression,
-        "compression_level": form.level,
-    }
+def _temporary_root(out: Path, given: Any) -> str:
+    """The folder of temporary files."""
+    if given is None:
+        return str(out / TEMPORARY)
+    # More than one output may have its temporary files in one folder.
+    name = f"repack-{checksum(str(out))}"
+    if isinstance(given, str) and "://" in given:
+        return f"{given.rstrip('/')}/{name}"
+    folder = Path(local_path(given, f"{ASKER}(temporary_folder)")).expanduser().absolute()
+    return str(folder / name)
 
 
 def _planned(
-    opened: Opened, rows: EpochRows, options: Options, out: OutputFolder, temporary: Any
+    opened: Opened,
+    rows: EpochRows,
+    options: Options,
+    out: OutputFolder,
+    root: str,
+    cluster: RayCluster | None,
 ) -> Opened:
     """What was planned when the work was begun; or the plan, which is kept before anything is read."""
-    folder = out.path / TEMPORARY
-    if temporary is not None:
-        # More than one output may have its temporary files in one folder.
-        name = f"repack-{checksum(str(out.path))}"
-        folder = (
-            Path(local_path(temporary, f"{ASKER}(temporary_folder)")).expanduser().absolute() / name
-        )
     source = rows.plan.inputs.source
     notes = opened.notes
     if not notes:
         count = rows.count if rows.plan.counted else None
         row_bytes = getattr(source, "row_bytes", None) or ROW_BYTES
         unit = max(1, options.memory // 12)
-        notes = {
-            "part_rows": max(1, int(unit // (row_bytes + ROW_COST))),
-            "temporary": str(folder),
-        }
+        if cluster is not None:
+            unit = unit_bytes(options.memory, 1)
+        notes = {"part_rows": max(1, int(unit // (row_bytes + ROW_COST))), "temporary": root}
+        if cluster is not None:
+            notes["whole_blocks"] = True  # a block that two tasks need would be read twice
         if count:
             size = count * row_bytes
-            _check_space(size, options, out.path, folder)
-    elif notes["temporary"] != str(folder):
-        remove_folder(Path(notes["temporary"]))
-        notes = {**notes, "temporary": str(folder)}
+            _check_space(size, options, out.path, root)
+    elif notes["temporary"] != root:
+        TemporaryFiles(notes["temporary"], ASKER).clear()
+        notes = {**notes, "temporary": root}
     opened = Opened(None, opened.files, None, notes, opened.columns)
     out.save(opened)
     return opened
@@ -317,14 +310,16 @@ def _made(
     rows: EpochRows,
     options: Options,
     out: OutputFolder,
+    temporary: TemporaryFiles,
+    cluster: RayCluster | None,
     progress: Report | None,
 ) -> Opened:
     """All files, once they are whole: temporary files are not needed any more."""
     report = JobReport(out.path.name) if progress is None else progress
     try:
-        made = Job(pipeline, rows, out, opened, options, report).run()
+        made = Job(pipeline, rows, out, opened, options, temporary, report, cluster).run()
     except BaseException:
-        _forget_unless_begun(opened, out)
+        _forget_unless_begun(temporary, out)
         raise
     finally:
         if isinstance(report, JobReport):
@@ -335,23 +330,22 @@ def _made(
     return opened
 
 
-def _forget_unless_begun(opened: Opened, out: OutputFolder) -> None:
+def _forget_unless_begun(temporary: TemporaryFiles, out: OutputFolder) -> None:
     """Let the next call have other options, where nothing has been done that it could go on with."""
-    temporary = Path(opened.notes["temporary"])
     written = any(name.startswith("part-") for name in os.listdir(out.path))
-    if not written and not any((temporary / "read").glob("*.json")):
-        remove_folder(temporary)
+    if not written and not temporary.names("read"):
+        temporary.clear()
         with suppress(TrainpipesError):
             out.save(Opened(None, [], None, {}, None))
 
 
-def _check_space(size: float, options: Options, out: Path, temporary: Path) -> None:
-    """Raise ConfigError where the disk is too small, as far as can be told."""
+def _check_space(size: float, options: Options, out: Path, temporary: str) -> None:
+    """Raise ConfigError where a disk of this machine is too small, as far as can be told."""
     needs: dict[int, tuple[Path, float]] = {}
     wanted = [(out, OUTPUT_SHARE * size)]
-    if options.moves_rows:
+    if options.moves_rows and "://" not in temporary:
         twice = 2 if options.sort or options.by is not None else 1
-        wanted.append((temporary, twice * TEMPORARY_SHARE * size))
+        wanted.append((Path(temporary), twice * TEMPORARY_SHARE * size))
     for path, need in wanted:
         there = next(parent for parent in (path, *path.parents) if parent.exists())
         device = os.stat(there).st_dev
@@ -369,5 +363,5 @@ def _remove_temporary(out: Path) -> None:
     """Remove the temporary files of what is overwritten."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         notes = json.loads((out / "_unfinished.json").read_bytes())["notes"]
-        remove_folder(Path(notes["temporary"]))
-    remove_folder(out / TEMPORARY)
+        TemporaryFiles(notes["temporary"], ASKER).clear()
+    TemporaryFiles(str(out / TEMPORARY), ASKER).clear()

@@ -1,16 +1,15 @@
 """Where each row goes in the order of its values in some columns: a merge sort on disk.
 
 Of each part of the input, the columns and the numbers of its rows are sorted and kept in pieces. The first
-row of each piece is a fence. Fences cut all rows into stretches that fit into memory, whatever the values
-are, since equal ones differ in their number; each stretch is then sorted by itself. Arrow compares: null
-after all values, NaN after all other numbers, both also where the order is descending; text by its UTF-8
-bytes; False before True.
+row of each piece is a fence, and kept in a file beside them. Fences cut all rows into stretches that fit into
+memory, whatever the values are, since equal ones differ in their number; each stretch is then sorted by
+itself. Arrow compares: null after all values, NaN after all other numbers, both also where the order is
+descending; text by its UTF-8 bytes; False before True.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,15 @@ from trainpipes.arrays import to_arrow, to_numpy
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
 from trainpipes.prepare.repack.row_bytes import ROW_COST
-from trainpipes.prepare.repack.sorted_runs import damaged, write_batches
+from trainpipes.prepare.repack.sorted_runs import read_pieces, save_pieces
+from trainpipes.prepare.repack.temporary import TemporaryFiles
 
 __all__ = ["KeyRuns", "SortOrder", "save_keys"]
 
 #: Rows of a piece, at most.
 PIECE_ROWS = 8192
+#: Columns beside a fence: bytes of its piece in memory, and where that begins and ends in its file.
+ABOUT = ("bytes", "start", "stop")
 
 
 class SortOrder:
@@ -74,58 +76,66 @@ class SortOrder:
         return keys.combine_chunks().take(self.index(keys))
 
 
-def save_keys(path: Path, keys: pa.Table, order: SortOrder, piece: int, asker: str) -> None:
-    """Sort the keys of one part, and keep them in pieces of so many bytes, about."""
+def save_keys(
+    files: TemporaryFiles, stem: str, keys: pa.Table, order: SortOrder, size: int
+) -> None:
+    """Sort the keys of one part, and keep them in pieces of so many bytes, about: ``stem.arrow``. The first
+    row of each piece, its bytes in memory, and where it begins and ends go to ``stem-fences.arrow``."""
     keys = order.sorted(keys)
-    rows = min(PIECE_ROWS, max(1, int(len(keys) * piece // max(1, keys.nbytes))))
+    rows = min(PIECE_ROWS, max(1, int(len(keys) * size // max(1, keys.nbytes))))
+    firsts: list[pa.Table] = []
+    sizes: list[int] = []
 
     def pieces() -> Iterator[pa.RecordBatch]:
         for start in range(0, len(keys), rows):
-            yield keys.slice(start, rows).combine_chunks().to_batches()[0]
+            own = keys.slice(start, rows).combine_chunks()
+            firsts.append(own.slice(0, 1))
+            sizes.append(own.nbytes + ROW_COST * len(own))
+            yield own.to_batches()[0]
 
-    write_batches(path, pieces(), asker)
+    lies = save_pieces(files, f"{stem}.arrow", pieces(), keys.schema)
+    fences = pa.concat_tables(firsts).combine_chunks()
+    numbers = np.concatenate([np.array(sizes, dtype=np.int64)[:, None], lies], axis=1)
+    for name, column in zip(ABOUT, numbers.T, strict=True):
+        fences = fences.append_column(name, to_arrow(np.ascontiguousarray(column)))
+    save_pieces(files, f"{stem}-fences.arrow", fences.to_batches(), fences.schema)
 
 
 class KeyRuns:
-    """The sorted keys of all parts, cut into stretches that follow each other.
+    """The sorted keys of all parts, cut into stretches that follow each other. Pickles.
 
     Args:
-        paths: of the parts' files.
+        files: temporary files.
+        stems: names of the parts' files, without their ends.
         order: by which they were sorted.
         most: bytes of a stretch, about.
-        asker: for messages.
     """
 
-    def __init__(self, paths: Sequence[Path], order: SortOrder, most: int, asker: str) -> None:
-        self._paths, self._order, self._asker = paths, order, asker
-        fences: list[pa.Table] = []
-        pieces: list[tuple[int, int, int]] = []  # run, number in the run, bytes
-        for run, path in enumerate(paths):
-            with _Opened(path, asker) as file:
-                for number in range(file.num_record_batches):
-                    batch = file.get_batch(number)
-                    fences.append(pa.Table.from_batches([batch.slice(0, 1)]).combine_chunks())
-                    pieces.append((run, number, batch.nbytes + ROW_COST * len(batch)))
-        count = len(pieces)
-        self._pieces = pieces
-        rank = np.empty(count, dtype=np.int64)
-        by_rank = np.empty(0, dtype=np.int64)
-        self._rows = np.empty(0, dtype=np.int64)  # numbers of the fences' rows, by rank
-        if count:
-            all_fences = pa.concat_tables(fences).combine_chunks()
-            by_rank = to_numpy(order.index(all_fences)).astype(np.int64)
-            rank[by_rank] = np.arange(count)
-            self._rows = to_numpy(all_fences.column("row"))[by_rank]
-        self._rank = rank
-        last = np.array([run for run, _, _ in pieces], dtype=np.int64)
-        same = np.append(last[1:] == last[:-1], False) if count else np.empty(0, dtype=np.bool_)
+    def __init__(
+        self, files: TemporaryFiles, stems: Sequence[str], order: SortOrder, most: int
+    ) -> None:
+        self._files, self._stems, self._order = files, list(stems), order
+        found = []
+        for stem in stems:
+            with files.opened(f"{stem}-fences.arrow") as file:
+                found.append(pa.ipc.open_stream(file).read_all())
+        about = pa.concat_tables(found).combine_chunks()
+        fences = about.select(about.column_names[: -len(ABOUT)])
+        self._run = np.repeat(np.arange(len(found)), [len(own) for own in found])
+        self._schema = fences.schema
+        sizes, *self._lies = (to_numpy(about.column(name)) for name in ABOUT)
+        count = len(fences)
+        by_rank = to_numpy(order.index(fences)).astype(np.int64)
+        self._rank = np.empty(count, dtype=np.int64)
+        self._rank[by_rank] = np.arange(count)
+        #: Numbers of the fences' rows, by rank.
+        self._rows = to_numpy(fences.column("row"))[by_rank]
+        same = np.append(self._run[1:] == self._run[:-1], False)
         #: The fence after each piece; their number where it is the last of its run.
-        self._next = np.where(same, np.roll(rank, -1), count)
-        sizes = np.cumsum(np.array([size for *_, size in pieces], dtype=np.int64)[by_rank])
-        stretch = sizes // max(1, most)
+        self._next = np.where(same, np.roll(self._rank, -1), count)
+        stretch = np.cumsum(sizes[by_rank]) // max(1, most)
         self._cuts = np.append(np.flatnonzero(np.diff(stretch, prepend=-1)), count)
-        if count:
-            self._cuts[0] = 0
+        self._cuts[0] = 0
 
     def __len__(self) -> int:
         """How many stretches there are."""
@@ -135,33 +145,12 @@ class KeyRuns:
         """The numbers of a stretch's rows, in their order."""
         low, high = int(self._cuts[number]), int(self._cuts[number + 1])
         taken = np.flatnonzero((self._rank <= high) & (self._next > low))
-        tables = []
-        for run in sorted({self._pieces[k][0] for k in taken.tolist()}):
-            with _Opened(self._paths[run], self._asker) as file:
-                own = [self._pieces[k][1] for k in taken.tolist() if self._pieces[k][0] == run]
-                tables += [pa.Table.from_batches([file.get_batch(n)]) for n in own]
-        keys = pa.concat_tables(tables)
+        names = [f"{self._stems[run]}.arrow" for run in self._run[taken].tolist()]
+        starts, stops = (edge[taken].tolist() for edge in self._lies)
+        pieces = read_pieces(self._files, names, starts, stops, self._schema)
+        keys = pa.concat_tables([pa.Table.from_batches([own]) for own in pieces])
         found: IntArray = to_numpy(self._order.sorted(keys).column("row"))
         start = int(np.flatnonzero(found == self._rows[low])[0])
         if high == len(self._rows):
             return found[start:]
         return found[start : int(np.flatnonzero(found == self._rows[high])[0])]
-
-
-class _Opened:
-    """A file of record batches, whose errors say what is damaged."""
-
-    def __init__(self, path: Path, asker: str) -> None:
-        self._path, self._asker = path, asker
-
-    def __enter__(self) -> Any:
-        try:
-            self._file = pa.OSFile(str(self._path), "rb")
-            return pa.ipc.open_file(self._file)
-        except (OSError, pa.ArrowException) as error:
-            raise damaged(self._asker, f"{self._path} cannot be read ({error})") from error
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._file.close()
-        if isinstance(error, OSError | pa.ArrowException):
-            raise damaged(self._asker, f"{self._path} cannot be read ({error})") from error

@@ -2,34 +2,31 @@
 one sequence.
 
 A run is made of rows that fit into memory: they are sorted by where they are to go, and written in pieces,
-with the first and the last place of each. Rows ``first`` to ``stop`` of the result are then the pieces of all
-runs that overlap with them. So every reader takes what it needs, in any order, and any number at once.
+with the first and the last place of each, and where in the file it lies. Rows ``first`` to ``stop`` of the
+result are then the pieces of all runs that overlap with them. So every reader takes what it needs, in any
+order, and any number at once.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes.arrays import one_chunk, to_arrow, to_numpy
-from trainpipes.errors import DataError
 from trainpipes.order import IntArray
 from trainpipes.prepare.repack.row_bytes import ROW_COST, row_bytes
-from trainpipes.writers.output_file import writing
+from trainpipes.prepare.repack.temporary import TemporaryFiles, damaged
 
 __all__ = [
     "Places",
     "RunReader",
-    "damaged",
     "gathered",
-    "save_array",
+    "read_pieces",
+    "save_pieces",
     "taken",
-    "write_batches",
     "write_run",
 ]
 
@@ -38,32 +35,89 @@ Places: TypeAlias = Callable[[int, int], IntArray]
 
 #: Bytes of a piece, at least and at most.
 LEAST_PIECE, MOST_PIECE = 64 << 10, 4 << 20
-#: What files are compressed with while they are needed, and how many one reader keeps open.
+#: What files are compressed with while they are needed.
 CODEC = "lz4"
-OPEN_FILES = 64
+#: What is kept of a piece: its first and last place, bytes in memory, where it begins in its file, and ends.
+FENCE = 5
+#: The last column of a run.
+PLACE = pa.field("place", pa.int64())
 
 
-def save_array(path: Path, array: Any, asker: str) -> None:
-    """Keep an array; the file is there when it is whole."""
-    part = path.with_name(f".{path.name}")
-    with writing(path, asker), open(part, "wb") as file:
-        np.save(file, array)
-    os.replace(part, path)
+def save_pieces(
+    files: TemporaryFiles, name: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> IntArray:
+    """Keep rows in pieces that can be read one by one.
+
+    Args:
+        files: temporary files.
+        name: of the file.
+        batches: one for each piece.
+        schema: of all.
+
+    Returns:
+        Where each piece begins in the file, and where it ends: int64 ``[pieces, 2]``.
+    """
+    options = pa.ipc.IpcWriteOptions(compression=CODEC)
+    with files.saving(name) as file:
+        counted = pa.PythonFile(file, mode="w")
+        if _alone(schema):
+            edges = [0]
+            for batch in batches:
+                with pa.ipc.new_stream(counted, schema, options=options) as writer:
+                    writer.write_batch(batch)
+                edges.append(counted.tell())
+        else:
+            with pa.ipc.new_stream(counted, schema, options=options) as writer:
+                writer.write_batch(_none_of(schema))  # the schema stands before it
+                edges = [counted.tell()]
+                for batch in batches:
+                    writer.write_batch(batch)
+                    edges.append(counted.tell())
+    return np.stack([edges[:-1], edges[1:]], axis=1).astype(np.int64)
 
 
-def write_batches(path: Path, batches: Iterator[pa.RecordBatch], asker: str) -> None:
-    """Keep rows; the file is there when it is whole."""
-    part = path.with_name(f".{path.name}")
-    with writing(path, asker), open(part, "wb") as file:
-        options = pa.ipc.IpcWriteOptions(compression=CODEC)
-        writer = None
-        for batch in batches:
-            if writer is None:
-                writer = pa.ipc.new_file(file, batch.schema, options=options)
-            writer.write_batch(batch)
-        if writer is not None:
-            writer.close()
-    os.replace(part, path)
+def read_pieces(
+    files: TemporaryFiles,
+    names: Sequence[str],
+    starts: Sequence[int],
+    stops: Sequence[int],
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """Pieces of files, in order.
+
+    Args:
+        files: temporary files.
+        names: of the file of each piece.
+        starts: where each begins in its file.
+        stops: where it ends.
+        schema: of all.
+    """
+    contents, alone = files.ranges(names, starts, stops), _alone(schema)
+    for name, content in zip(names, contents, strict=True):
+        try:
+            if alone:
+                yield pa.ipc.open_stream(pa.py_buffer(content)).read_next_batch()
+            else:
+                yield pa.ipc.read_record_batch(pa.py_buffer(content), schema)
+        except (OSError, pa.ArrowException, StopIteration) as error:
+            raise files.damaged(name, error) from error
+
+
+def _alone(schema: pa.Schema) -> bool:
+    """Whether each piece is a stream of its own, twice as dear: where values are in dictionaries, which a
+    batch without its stream does not have."""
+    return any(map(_has_dictionary, schema.types))
+
+
+def _none_of(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_dictionary(kind.storage_type)
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, inner))
 
 
 def gathered(tables: Sequence[pa.Table], index: IntArray) -> pa.Table:
@@ -104,70 +158,99 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 
 
 def write_run(
-    stem: Path, tables: Sequence[pa.Table], places: IntArray, cuts: IntArray, piece: int, asker: str
+    files: TemporaryFiles,
+    stem: str,
+    tables: Sequence[pa.Table],
+    places: IntArray,
+    cuts: IntArray,
+    size: int,
 ) -> None:
-    """Sort rows by their places, and keep them: ``stem.arrow``, and ``stem.npy`` with the first place, the
-    last one and the bytes of each piece.
+    """Sort rows by their places, and keep them: ``stem.arrow``, and ``stem.npy`` with what is kept of each
+    piece (``FENCE``).
 
     Args:
-        stem: path of both files, without their ends.
+        files: temporary files.
+        stem: name of both files, without their ends.
         tables: the rows; those whose place is below 0 are left out.
         places: of each row over all tables, int64.
         cuts: places before which a new piece begins, ascending.
-        piece: bytes of a piece, about.
-        asker: for messages.
+        size: bytes of a piece, about.
     """
     kept = np.flatnonzero(places >= 0)
     order = kept[np.argsort(places[kept], kind="stable")]
     if not len(order):
-        save_array(stem.with_suffix(".npy"), np.empty((0, 3), dtype=np.int64), asker)
+        files.save_array(f"{stem}.npy", np.empty((0, FENCE), dtype=np.int64))
         return
     table, places = gathered(tables, order), places[order]
     sizes = np.cumsum(row_bytes(table) + ROW_COST)
     bucket = np.searchsorted(cuts, places, side="right")
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
     before = np.concatenate([[0], sizes])[starts]
-    within = (sizes - np.repeat(before, np.diff(np.append(starts, len(places))))) // max(1, piece)
+    within = (sizes - np.repeat(before, np.diff(np.append(starts, len(places))))) // max(1, size)
     new = (np.diff(bucket, prepend=-1) != 0) | (np.diff(within, prepend=-1) != 0)
     edges = np.append(np.flatnonzero(new), len(places))
     fences = np.stack([
         places[edges[:-1]], places[edges[1:] - 1], np.diff(np.concatenate([[0], sizes])[edges]),
     ], axis=1)  # fmt: skip
-    table = table.append_column("place", to_arrow(places))
+    table = table.append_column(PLACE, to_arrow(places))
 
     def pieces() -> Iterator[pa.RecordBatch]:
         for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             yield table.slice(start, stop - start).combine_chunks().to_batches()[0]
 
-    write_batches(stem.with_suffix(".arrow"), pieces(), asker)
-    save_array(stem.with_suffix(".npy"), fences, asker)
+    lies = save_pieces(files, f"{stem}.arrow", pieces(), table.schema)
+    files.save_array(f"{stem}.npy", np.concatenate([fences, lies], axis=1))
 
 
 class RunReader:
-    """Reads the rows of all runs in the order of their places. For one thread; more may read the same files.
+    """Reads the rows of a stretch of places, of all runs, in their order. For one thread; more may read the
+    same files.
 
     Args:
-        stems: of the runs' files.
-        asker: for messages.
+        files: temporary files.
+        stems: names of the runs' files, without their ends.
+        schema: of their rows.
+        first: the first place.
+        stop: the place after the last.
     """
 
-    def __init__(self, stems: Sequence[Path], asker: str) -> None:
-        self._stems, self._asker = stems, asker
-        found = [np.load(stem.with_suffix(".npy")) for stem in stems]
-        fences = np.concatenate([*found, np.empty((0, 3), dtype=np.int64)])
-        run = np.repeat(np.arange(len(found)), [len(own) for own in found])
-        number = np.concatenate([np.arange(0), *(np.arange(len(own)) for own in found)])
+    def __init__(
+        self,
+        files: TemporaryFiles,
+        stems: Sequence[str],
+        schema: pa.Schema,
+        first: int,
+        stop: int,
+    ) -> None:
+        self._files, self._stems = files, stems
+        self._schema, self._kept = schema, schema.append(PLACE)
+        found = [np.empty((0, FENCE), dtype=np.int64)]
+        for own in files.arrays([f"{stem}.npy" for stem in stems]):
+            low = int(np.searchsorted(own[:, 1], first))
+            high = int(np.searchsorted(own[:, 0], stop))
+            found.append(np.array(own[low:high]))
+        fences = np.concatenate(found)
+        run = np.repeat(np.arange(len(stems)), [len(own) for own in found[1:]])
         order = np.argsort(fences[:, 0], kind="stable")
-        self._first, self._last, sizes = fences[order].T
-        self._run, self._number = run[order], number[order]
+        self._first, self._last, sizes, *self._lies = fences[order].T
+        self._run = run[order]
         self._sizes = np.concatenate([[0], np.cumsum(sizes)])
         by_last = np.argsort(self._last, kind="stable")
         self._lasts = self._last[by_last]
         self._sizes_by_last = np.concatenate([[0], np.cumsum(sizes[by_last])])
-        self._opened: dict[int, Any] = {}
+        self._whole = (first, stop)
 
-    def windows(self, first: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
-        """Cut places into stretches of at most so many bytes, if pieces are small enough for that."""
+    def tables(self, most: int) -> Iterator[pa.Table]:
+        """All rows, of at most so many bytes at a time, if pieces are small enough for that.
+
+        Raises:
+            DataError: they are not all there, or one is there twice.
+        """
+        for first, stop in self._windows(most):
+            yield self._read(first, stop)
+
+    def _windows(self, most: int) -> Iterator[tuple[int, int]]:
+        first, stop = self._whole
         while first < stop:
             gone = self._sizes_by_last[np.searchsorted(self._lasts, first)]
             # Up to which piece the bytes fit that begin there or before, and end later.
@@ -180,53 +263,19 @@ class RunReader:
             yield first, end
             first = end
 
-    def read(self, first: int, stop: int) -> pa.Table:
-        """The rows of places ``first`` to ``stop``.
-
-        Raises:
-            DataError: they are not all there, or one is there twice.
-        """
+    def _read(self, first: int, stop: int) -> pa.Table:
         pieces = np.flatnonzero((self._first < stop) & (self._last >= first))
+        names = [f"{self._stems[run]}.arrow" for run in self._run[pieces].tolist()]
+        starts, stops = (edge[pieces].tolist() for edge in self._lies)
         tables, places = [], []
-        for run, number in zip(
-            self._run[pieces].tolist(), self._number[pieces].tolist(), strict=True
-        ):
-            batch = self._batch(run, number)
+        for batch in read_pieces(self._files, names, starts, stops, self._kept):
             own = to_numpy(batch.column(batch.num_columns - 1))
             low, high = np.searchsorted(own, [first, stop])
             rows = batch.slice(low, high - low)
-            names = batch.schema.names[:-1]
-            columns = [rows.column(n) for n in range(len(names))]
-            tables.append(pa.Table.from_arrays(columns, schema=_without_last(batch.schema)))
+            tables.append(pa.Table.from_arrays(rows.columns[:-1], schema=self._schema))
             places.append(own[low:high])
         found = np.concatenate([*places, np.empty(0, dtype=np.int64)])
         order = np.argsort(found, kind="stable")
         if len(found) != stop - first or (found[order] != np.arange(first, stop)).any():
-            raise damaged(self._asker, f"rows {first:,} to {stop:,} are not all there once")
+            raise damaged(self._files.asker, f"rows {first:,} to {stop:,} are not all there once")
         return gathered(tables, order)
-
-    def close(self) -> None:
-        """Close all files."""
-        self._opened.clear()
-
-    def _batch(self, run: int, number: int) -> Any:
-        path = self._stems[run].with_suffix(".arrow")
-        try:
-            if run not in self._opened:
-                if len(self._opened) >= OPEN_FILES:
-                    del self._opened[next(iter(self._opened))]
-                self._opened[run] = pa.ipc.open_file(pa.OSFile(str(path), "rb"))
-            return self._opened[run].get_batch(number)
-        except (OSError, pa.ArrowException) as error:
-            raise damaged(self._asker, f"{path} cannot be read ({error})") from error
-
-
-def damaged(asker: str, what: str) -> DataError:
-    """What to raise over temporary files that are not what was written."""
-    return DataError(
-        f"{asker}(): the temporary files are damaged: {what}; begin anew with overwrite=True"
-    )
-
-
-def _without_last(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([schema.field(n) for n in range(len(schema) - 1)])

@@ -1,58 +1,74 @@
-"""A few threads that do tasks which do not depend on each other, and stop together."""
+"""Who does the tasks of a step, which do not depend on each other: a few threads, or a Ray cluster."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from contextlib import closing
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-__all__ = ["Stopped", "Workers"]
+from trainpipes.on_ray import RayCluster
+
+__all__ = ["InTurn", "RayTasks", "Stopped", "Task", "Tell", "Threads", "Workers"]
 
 T = TypeVar("T")
+
+#: Called by a task now and then, with the rows done since.
+Tell: TypeAlias = Callable[[int], None]
+
+
+class Task(Protocol):
+    """Does one task of a step."""
+
+    def __call__(self, item: Any, tell: Tell, /) -> Any:
+        """Do it; gives what came of it."""
+
+    def named(self, item: Any, /) -> str:
+        """What it makes, for messages."""
+
+
+class Workers(Protocol):
+    """Does tasks."""
+
+    def each(self, task: Task, items: Iterable[T], tell: Tell) -> Iterator[tuple[T, Any]]:
+        """Do a task for each item. Gives what came of it as tasks end, in whatever order."""
 
 
 class Stopped(Exception):
     """Raised in a task when another one has failed."""
 
 
-class Workers:
-    """Threads for one job.
+class Threads:
+    """Threads of this process.
 
     Args:
-        threads: how many; with one, tasks are done by the thread that asks.
+        count: how many; with one, tasks are done by the thread that asks.
     """
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._stop = threading.Event()
 
-    def go_on(self) -> None:
-        """Called by tasks now and then.
-
-        Raises:
-            Stopped: they are to stop.
-        """
-        if self._stop.is_set():
-            raise Stopped
-
-    def each(self, work: Callable[[T], Any], items: Iterable[T]) -> Iterator[tuple[T, Any]]:
+    def each(self, task: Task, items: Iterable[T], tell: Tell) -> Iterator[tuple[T, Any]]:
         """Do a task for each item. Gives what came of it as tasks end, in whatever order."""
-        if self.threads < 2:
+        if self._count < 2:
             for item in items:
-                yield item, work(item)
+                yield item, task(item, tell)
             return
+        told = partial(self._go_on, tell)
         waiting = iter(items)
         running: dict[Future[Any], T] = {}
-        pool = ThreadPoolExecutor(self.threads, "repack")
+        pool = ThreadPoolExecutor(self._count, "repack")
         try:
             while True:
-                while len(running) < self.threads:
+                while len(running) < self._count:
                     try:
                         item = next(waiting)
                     except StopIteration:
                         break
-                    running[pool.submit(work, item)] = item
+                    running[pool.submit(task, item, told)] = item
                 if not running:
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -63,9 +79,45 @@ class Workers:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
+    def _go_on(self, tell: Tell, rows: int) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        tell(rows)
+
     def in_turn(self) -> InTurn:
         """A thread that does one task after the other."""
-        return InTurn(self.threads > 1)
+        return InTurn(self._count > 1)
+
+
+class RayTasks:
+    """Tasks on a Ray cluster.
+
+    Args:
+        cluster: a connection to it.
+    """
+
+    def __init__(self, cluster: RayCluster) -> None:
+        self._cluster = cluster
+
+    def each(self, task: Task, items: Iterable[T], tell: Tell) -> Iterator[tuple[T, Any]]:
+        """Do a task for each item. Gives what came of it as tasks end, in whatever order."""
+        opened = partial(_counting, task)
+        # Rows are told as tasks end: an actor that counts them meanwhile would be a process for each step.
+        done = self._cluster.run(opened, items, name_of=task.named)
+        with closing(done):
+            for item, (result, rows) in done:
+                tell(rows)
+                yield item, result
+
+
+def _counting(task: Task) -> Callable[[Any, Tell], tuple[Any, int]]:
+    """A task, in a process of Ray, that gives its rows besides what came of it."""
+
+    def do(item: Any, _: Tell) -> tuple[Any, int]:
+        told: list[int] = []
+        return task(item, told.append), sum(told)
+
+    return do
 
 
 class InTurn:
