@@ -106,7 +106,7 @@ def test_what_the_page_shows_of_a_script_is_in_it() -> None:
     for name in ("ddp", "fsdp_checkpoint"):
         lines = [line.strip() for line in (EXAMPLES / f"{name}.py").read_text().splitlines()]
         shown = (
-            page.split(f"[examples/{name}.py]")[1].split("```python no-run\n")[1].split("```")[0]
+            page.split(f"[examples/{name}.py]")[-1].split("```python no-run\n")[1].split("```")[0]
         )
         place = 0
         for line in (line.strip() for line in shown.splitlines()):
