@@ -231,8 +231,9 @@ class Input:
             if usual is None or (own is None and set(options.values()) == {None}):
                 tried = ", ".join(" + ".join(names) for names in known)
                 lines = ", ".join(f"{name}=..." for name, value in options.items() if value is None)
+                what = "token ids" if option == "column" else option.replace("_", " ")
                 raise tp.SchemaError(
-                    f"{self.recipe}: no column found for the {option.replace('_', ' ')}; the "
+                    f"{self.recipe}: no column found for the {what}; the "
                     f"columns are {self.columns}, and names tried were {tried}: name one by {lines}",
                     stage=self.recipe,
                 )

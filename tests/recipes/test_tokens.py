@@ -95,7 +95,11 @@ def test_labels_of_the_rows_are_kept() -> None:
         ("a.bin", {"dtype": "uint16", "column": "ids"}, "got dtype='uint16' and column='ids'"),
         (tp.from_dataset([1]), {"dtype": "uint16"}, "got dtype='uint16' and a pipeline"),
         ("a.parquet", {}, "no file or folder 'a.parquet'"),
-        (tp.from_dataset([{"x": [1]}]), {}, r"no column .* hold the column; there are \['x'\]"),
+        (
+            tp.from_dataset([{"x": [1]}]),
+            {},
+            r"no column found for the token ids; the columns are \['x'\]",
+        ),
         (tp.from_dataset([{"ids": "text"}]), {}, "ids"),
     ],
 )
