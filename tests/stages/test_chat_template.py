@@ -199,7 +199,7 @@ def test_nothing_of_a_prompt_has_a_label(template: Any) -> None:
     assert list(one) == ["start", "input_ids", "labels"]
     wrong = pa.table({"start": [told[:2]], "end": [told[2:]]})
     if template is MARKED:
-        with pytest.raises(tp.DataError, match="does not start with the assistant"):
+        with pytest.raises(tp.DataError, match="does not start with an assistant message"):
             list(tp.from_arrow(wrong).chat_template(
                 chat_tokenizer(), "end", prompt="start", template=template))  # fmt: skip
 

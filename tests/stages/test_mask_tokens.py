@@ -181,7 +181,7 @@ def test_it_is_above_a_cache() -> None:
         (lambda: rows().mask_tokens(1.5), "a number from 0 to 1, got 1.5"),
         (lambda: rows().mask_tokens(True), "a number from 0 to 1, got True"),
         (lambda: rows().mask_tokens(random=0.6, keep=0.6), "at most 1 together, got 0.6 and 0.6"),
-        (lambda: rows().mask_tokens(), "tell mask_id, special_ids, vocab_size, and no tokenize"),
+        (lambda: rows().mask_tokens(), "tell mask_id, special_ids, vocab_size, and there is no tokenize"),
         (lambda: rows().mask_tokens(whole_words=True, **KNOWN), "to tell whole_words"),
         (lambda: rows().mask_tokens(mask_id=-1), "mask_id"),
         (lambda: rows().mask_tokens(special_ids=["x"]), "special_ids"),
