@@ -94,7 +94,7 @@ def test_a_file_that_changes_or_goes_is_named(tmp_path):
     pipe = tp.read_bytes(tmp_path)
     assert len(pipe) == 2
     (tmp_path / "b.bin").unlink()
-    with pytest.raises(tp.MissingFilesError, match=r"b\.bin.*is gone"):
+    with pytest.raises(tp.MissingFilesError, match=r"b\.bin.*no longer is"):
         list(pipe)
 
 

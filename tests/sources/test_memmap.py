@@ -901,7 +901,7 @@ def test_a_file_of_an_older_release_is_refused_with_the_call_that_converts_it(tm
     assert call is not None
     data = eval(call.group(), {"trainpipes": tp})
     assert len(data) == 30
-    with pytest.raises(tp.ConfigError, match="is there already"):
+    with pytest.raises(tp.ConfigError, match="exists already"):
         eval(call.group(), {"trainpipes": tp})
     with pytest.raises(tp.ConfigError, match="is not a memory map that could be replaced"):
         tp.write_memmap(old, np.arange(3), overwrite=True)

@@ -157,7 +157,7 @@ def test_a_file_that_changes_or_goes_after_it_was_listed_is_an_error(name, tmp_p
     pipe = format.read(tmp_path)
     assert len(pipe) == 58
     os.unlink(paths[3])
-    with pytest.raises(tp.MissingFilesError, match="is gone"):
+    with pytest.raises(tp.MissingFilesError, match="no longer is"):
         list(pipe)
 
 

@@ -437,7 +437,7 @@ def test_a_file_replaced_elsewhere_while_it_is_read_is_found_out_at_the_next_row
         ):
             reader.read(1, 0, 1)
         memory.rm("/replaced/1.parquet")
-        with pytest.raises(MissingFilesError, match="is gone"):
+        with pytest.raises(MissingFilesError, match="no longer is"):
             reader.read(1, 0, 1)
     finally:
         if memory.exists("/replaced"):

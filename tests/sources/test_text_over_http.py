@@ -99,5 +99,5 @@ def test_a_file_that_changes_or_goes_on_the_server_is_an_error(server, folder, n
         list(pipe)
     assert NAMES[number] in str(caught.value)
     path.unlink()
-    with pytest.raises(tp.MissingFilesError, match="is gone"):
+    with pytest.raises(tp.MissingFilesError, match="no longer is"):
         list(pipe)
