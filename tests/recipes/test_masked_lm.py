@@ -97,6 +97,6 @@ def test_a_tokenizer_without_a_mask_is_refused() -> None:
 
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(
-        tp.SchemaError, match=r"masked_lm: no column .* hold the text; there are \['x'\]"
+        tp.SchemaError, match=r"masked_lm: no column found for the text; the columns are \['x'\]"
     ):
         masked_lm(tp.from_dataset([{"x": "a"}]), words())
