@@ -95,7 +95,7 @@ def test_it_says_so_where_counts_are_not_known(files):
     said = pipeline(files).filter(len).explain()
     assert said.batches is None
     assert "how many is known only at the end" in str(said)
-    assert "not counted" in str(tp.from_iterable(list).explain())
+    assert "number of rows unknown" in str(tp.from_iterable(list).explain())
     assert "no end" in str(pipeline(files).repeat().explain())
 
 

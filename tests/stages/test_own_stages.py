@@ -177,7 +177,7 @@ class Fails(tp.TableStage):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("shorter", r"of 1 rows .* got 0 rows; .* filter"),
+        ("shorter", r"given, 1, got 0 rows; .* filter"),
         ("none", "NoneType"),
         ("dict", "got dict"),
     ],
