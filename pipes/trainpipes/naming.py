@@ -43,7 +43,7 @@ ELSEWHERE = {
     "demux": "filter(fn), once for each part, or split(parts)",
     "features": "column_names",
     "first": "peek()",
-    "fork": "the pipeline itself, as often as needed: its methods return new pipelines and never change it",
+    "fork": "pipe itself, as often as needed: its methods return new pipelines and never change it",
     "group_by_length": "bucket_by_length(batch_size)",
     "groupby": "bucket_by_length(batch_size) for groups by length; group by a key before from_arrow(table)",
     "head": "take(n), or peek() for the first item",
