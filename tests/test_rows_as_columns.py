@@ -314,7 +314,7 @@ class TestWhatDoesNotFit:
             with pytest.raises(tp.ConfigError, match="schema"):
                 tp.from_dataset([1], schema=wrong)
         schema = pa.schema([("x", pa.int64())])
-        with pytest.raises(tp.ConfigError, match="above batch"):
+        with pytest.raises(tp.ConfigError, match="comes after batch"):
             list(tp.from_dataset(rows_of()).batch(2).map(len, schema=schema))
 
 

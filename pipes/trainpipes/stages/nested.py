@@ -32,9 +32,10 @@ def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
         return found
     if isinstance(item, Mapping):
         entries = {key: map_tensors(value, change) for key, value in item.items()}
-        if all(value is item[key] for key, value in entries.items()):
-            return item
-        return entries if type(item) is dict else _mapping(item, entries)
+        for key, value in entries.items():
+            if value is not item[key]:
+                return entries if type(item) is dict else _mapping(item, entries)
+        return item
     if isinstance(item, (tuple, *SEQUENCES)):
         values = [map_tensors(value, change) for value in item]
         if all(new is old for new, old in zip(values, item, strict=True)):

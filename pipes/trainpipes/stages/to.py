@@ -144,6 +144,8 @@ class To(PlaceStage):
 
 def _moved(item: Any, device: torch.device, non_blocking: bool) -> Any:
     def moved(one: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            return one.to(device, non_blocking=non_blocking)
         if isinstance(one, type) or not callable(getattr(one, "to", None)):
             return None
         return one.to(device, non_blocking=non_blocking)
