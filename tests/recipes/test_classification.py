@@ -225,7 +225,7 @@ def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize(
     ("rows", "options", "error", "said"),
     [
-        ([{"text": "a", "lable": 0}], {}, tp.SchemaError, r"for the label; the columns are \['text', 'lable'\]"),
+        ([{"text": "a", "lable": 0}], {}, tp.SchemaError, r"the columns are \['text', 'lable'\]"),
         ([{"premise": "a", "label": 0}], {}, tp.SchemaError, "for the text; the columns are"),
         (ROWS, {"class_weights": "equal"}, tp.ConfigError, '"balanced" or None, got \'equal\''),
         (ROWS, {"classes": ["animal", "foods"]}, tp.DataError,
