@@ -11,6 +11,7 @@ import click
 from trainpipes_cli.app import Command
 from trainpipes_cli.console import note, out, print_json
 from trainpipes_cli.progress import progress
+from trainpipes_cli.ray_options import engine_options
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 from trainpipes_cli.storage_options import storage_options as parsed
 from trainpipes_cli.typed_options import options_as_typed
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-ENGINES = ("threads", "ray")
 CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 #: Bytes of memory that can do: the library's, which is not imported to refuse a command line.
 LEAST_MEMORY = 16 << 20
@@ -75,16 +75,7 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
 )  # fmt: skip
 @click.option("--temporary-folder", metavar="FOLDER", help="For temporary files. [default: OUT]")
 @click.option("--threads", type=click.IntRange(1), help="[default: one a core, 4 at most]")
-@click.option(
-    "--engine", type=click.Choice(ENGINES), default="threads", show_default=True,
-    help="Of this process, or tasks on a Ray cluster.",
-)  # fmt: skip
-@click.option("--address", help="Of the Ray cluster. [default: RAY_ADDRESS, or one started here]")
-@click.option(
-    "--shared-filesystem",
-    is_flag=True,
-    help="Every node of it sees the same files at the paths given.",
-)
+@engine_options("threads")
 @click.option("--verify", is_flag=True, help="Read each file back and compare it.")
 @click.option("--overwrite", is_flag=True, help="Remove what was written to OUT before.")
 @STORAGE_OPTIONS

@@ -12,6 +12,7 @@ from trainpipes_cli.app import Command
 from trainpipes_cli.console import note, out, print_json
 from trainpipes_cli.pipelines import of_config, of_recipe, recipe_options
 from trainpipes_cli.progress import progress
+from trainpipes_cli.ray_options import engine_options
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 from trainpipes_cli.storage_options import storage_options as of_json
 from trainpipes_cli.typed_options import options_as_typed
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 FORMATS = ("parquet", "bin")
-ENGINES = ("processes", "ray")
 CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 
 
@@ -58,16 +58,7 @@ CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
     help="Larger input files become several. [default: 256 MiB]",
 )  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), help="[default: cores that there is work for]")
-@click.option(
-    "--engine", type=click.Choice(ENGINES), default="processes", show_default=True,
-    help="Of this machine, or tasks on a Ray cluster.",
-)  # fmt: skip
-@click.option("--address", help="Of the Ray cluster. [default: RAY_ADDRESS, or one started here]")
-@click.option(
-    "--shared-filesystem",
-    is_flag=True,
-    help="Every node of it sees the same files at the paths given.",
-)
+@engine_options("processes")
 @click.option("--verify", is_flag=True, help="Read each file back and compare it.")
 @click.option("--overwrite", is_flag=True, help="Remove what was written to OUT before.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
