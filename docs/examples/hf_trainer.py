@@ -6,7 +6,9 @@ torchrun --nproc-per-node 2 hf_trainer.py --files 'rows/*.parquet' --valid 'vali
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -34,6 +36,7 @@ def main(arguments: list[str] | None = None) -> Trainer:
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--save-steps", type=int, default=10)
     args = parser.parse_args(arguments)
+    Path(args.output).mkdir(parents=True, exist_ok=True)
 
     config = GPT2Config(vocab_size=258, n_positions=128, n_embd=64, n_layer=2, n_head=2)
     trainer = Trainer(
@@ -44,6 +47,7 @@ def main(arguments: list[str] | None = None) -> Trainer:
             gradient_accumulation_steps=2,
             save_steps=args.save_steps,
             eval_strategy="epoch",
+            use_cpu=not torch.cuda.is_available(),  # or each process on CPUs trains by itself
         ),
         train_dataset=pipeline(args.files),
         eval_dataset=pipeline(args.valid),

@@ -13,6 +13,7 @@ from frameworks.ranks import Ranks, run
 from frameworks.steps import digests_by_step
 from frameworks.transformers_runs import (
     batches_in_a_plain_trainer,
+    each_by_itself,
     example,
     resumed_from,
     train_plain,
@@ -138,6 +139,14 @@ def test_batches_in_a_plain_trainer_are_refused_on_two_ranks(tmp_path: Path) -> 
         assert "from trainpipes.integrations.transformers import Trainer" in text
 
 
+def test_ranks_that_would_each_train_a_model_of_their_own_are_refused(tmp_path: Path) -> None:
+    for said in run(each_by_itself, 2, tmp_path / "ranks", tmp_path / "output"):
+        assert len(said) == 2
+        for text in said:
+            assert "2 ranks read this pipeline" in text
+            assert "use_cpu=True" in text
+
+
 def test_the_example_is_resumed(tmp_path: Path) -> None:
     for name, rows in (("rows", 120), ("valid", 10)):
         table = pa.table({"text": [f"{name} {i} " + "x" * (i % 7) for i in range(rows)]})
@@ -150,7 +159,12 @@ def test_the_example_is_resumed(tmp_path: Path) -> None:
 
     whole = run(example, 2, tmp_path / "a", script, command("whole"))
     assert whole[0]["steps"] == 16
+    assert whole[0]["weights"] == whole[1]["weights"], "one model"
     run(example, 2, tmp_path / "b", script, command("some", "--epochs", "1", "--save-steps", "4"))
     ended = run(example, 2, tmp_path / "c", script, command("some"))
     assert ended[0]["steps"] == 16
     assert ended[0]["epoch"] == 2
+    assert ended[0]["weights"] == ended[1]["weights"]
+    page = (script.parents[1] / "frameworks.md").read_text()
+    shown = page.split("(examples/hf_trainer.py):\n\n```python no-run\n")[1].split("```")[0]
+    assert shown == script.read_text()

@@ -163,6 +163,37 @@ def train_plain(notes: Path, output: Path, resume: Any) -> dict[str, Any]:
     return told(trainer)
 
 
+def each_by_itself(output: Path) -> list[str]:
+    """What is said on CPUs without ``use_cpu``, where the Trainer takes each process for the only one."""
+    from trl import SFTConfig, SFTTrainer
+
+    from frameworks.trl_runs import tokenizer
+    from trainpipes.integrations.trl import PositionCallback
+
+    usual: dict[str, Any] = {
+        "max_steps": 1, "report_to": [], "disable_tqdm": True, "save_strategy": "no",
+    }  # fmt: skip
+    args = TrainingArguments(output_dir=str(output), **usual)
+    trl_args = SFTConfig(output_dir=str(output), gradient_checkpointing=False, bf16=False, **usual)
+    said = []
+    for trainer in (
+        Trainer(model(), args, train_dataset=pipeline("counted")),
+        SFTTrainer(
+            model(), trl_args, train_dataset=rows().repeat().to_hf(), callbacks=[PositionCallback()],
+            processing_class=tokenizer(),
+        ),
+    ):  # fmt: skip
+        try:
+            trainer.train()
+        except tp.ConfigError as error:
+            said.append(str(error))
+    alone = Trainer(
+        model(), args, train_dataset=pipeline("counted").distributed(rank=0, world_size=1)
+    )
+    alone.train()
+    return said
+
+
 def batches_in_a_plain_trainer(output: Path) -> str:
     plain = transformers.Trainer(model(), arguments(output), train_dataset=pipeline("counted"))
     try:

@@ -146,6 +146,13 @@ class PipelineTrainerMixin(Base):
     def _check(self, pipe: Pipeline) -> None:
         """Raise where arguments contradict a pipeline."""
         chain, (_, world) = pipe._session.plan.chain, pipe._data_parallel()
+        if world > 1 and self.args.world_size == 1 and pipe._ranks is None:
+            raise ConfigError(
+                f"{world} ranks read this pipeline, and the Trainer takes each process for the only one: each "
+                "would train a model of its own, and all would write into one folder. On CPUs pass "
+                "TrainingArguments(use_cpu=True); where each process is to train by itself, on all rows, "
+                "pass pipe.distributed(rank=0, world_size=1)"
+            )
         if self.args.auto_find_batch_size:
             raise ConfigError(
                 f"auto_find_batch_size tries smaller batches, and this pipeline makes them ({chain.batch}): "

@@ -23,6 +23,7 @@ from trainpipes.extra import need
 from trainpipes.gather import TIMEOUT, gather
 from trainpipes.integrations.datasets import pipeline_of
 from trainpipes.sources.hf.stream import shuffles
+from trainpipes.topology import data_parallel
 
 need("transformers", "trainpipes.integrations.trl")
 need("accelerate", "trainpipes.integrations.trl")
@@ -100,6 +101,12 @@ class PositionCallback(TrainerCallback, ExportableState):
                     "and how many"
                 )
         rank, ranks = args.process_index, args.world_size
+        reading = data_parallel()[1]
+        if reading > 1 and ranks == 1:
+            raise ConfigError(
+                f"{reading} ranks read this pipeline, and the trainer takes each process for the only one: "
+                "each would train a model of its own. On CPUs pass use_cpu=True to its arguments"
+            )
         saved = self._saved(args, state, rank, ranks) if state.global_step else None
         self._run = _run_id(ranks)
         if saved is not None and saved["num_workers"] != loader.num_workers:
