@@ -148,8 +148,8 @@ class PipelineTrainerMixin(Base):
         chain, (_, world) = pipe._session.plan.chain, pipe._data_parallel()
         if world > 1 and self.args.world_size == 1 and pipe._ranks is None:
             raise ConfigError(
-                f"{world} ranks read this pipeline, and the Trainer takes each process for the only one: each "
-                "would train a model of its own, and all would write into one folder. On CPUs pass "
+                f"{world} ranks read this pipeline, and the Trainer takes each process for the only one: "
+                "each would train a model of its own, and all would write into one folder. On CPUs pass "
                 "TrainingArguments(use_cpu=True); where each process is to train by itself, on all rows, "
                 "pass pipe.distributed(rank=0, world_size=1)"
             )
