@@ -26,8 +26,8 @@ import pyarrow as pa
 
 import trainpipes as tp
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Cursors, Run, RunSource
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Cursors, Run, RunSource
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes_recipes.demo.corpus import function_pairs, train_tokenizer

@@ -96,7 +96,7 @@ def waiting(folder: str) -> float:
 
 def no_joining() -> None:
     """Arrow joins the pieces of a window when all are decoded."""
-    from trainpipes.runtime.rows import joined
+    from trainpipes.rows import joined
 
     joined.LARGE = 1 << 62
 

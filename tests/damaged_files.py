@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 
-from trainpipes.runtime.caching.checked_file import BLANK, MARK
+from trainpipes.caching.checked_file import BLANK, MARK
 
 
 def damaged(content: bytes, others: list[bytes], draw: random.Random) -> bytes:

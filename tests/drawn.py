@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from oracle import Spec
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.source import RowSource
+from trainpipes.kinds.source import RowSource
+from trainpipes.kinds.stage_kinds import Source
 
 
 def examples(count: int, *, shrink: bool = True) -> settings:

@@ -28,7 +28,7 @@ from torchdata.nodes import IterableWrapper
 
 import trainpipes as tp
 from trainpipes import Pipeline
-from trainpipes.runtime.stage import Stage
+from trainpipes.kinds.stage import Stage
 
 Make = Callable[[Path], Pipeline]
 

@@ -15,8 +15,8 @@ import pytest
 
 import trainpipes as tp
 from trainpipes import cache
-from trainpipes.runtime.caching import checked_file
-from trainpipes.runtime.caching.private_file import FileLock
+from trainpipes.caching import checked_file
+from trainpipes.caching.private_file import FileLock
 
 
 @pytest.fixture

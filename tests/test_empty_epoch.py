@@ -15,7 +15,7 @@ from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
 from trainpipes.nodes import Filter, FromArrow
-from trainpipes.runtime.warn_once import _warned
+from trainpipes.warn_once import _warned
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import torch
 
 import trainpipes as tp
 from trainpipes.rectangles import Rectangles
-from trainpipes.runtime.rows.lazy_batches import LazyBatches
+from trainpipes.rows.lazy_batches import LazyBatches
 from trainpipes.sources.parquet.reader import ParquetReader
 from trainpipes.stages.pad_collate import PadCollate
 

@@ -20,6 +20,9 @@ from trainpipes.errors import (
     UnreadableError,
     WorkerError,
 )
+from trainpipes.kinds.source import Place, RowSource, RowStream, StreamReader
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import BatchStage, Rows, RowStage, Source, TableStage
 from trainpipes.loader import Loader
 from trainpipes.locate import locate
 from trainpipes.memmap import read_memmap, write_memmap
@@ -28,9 +31,6 @@ from trainpipes.naming import other_name
 from trainpipes.padding import pad_sequences
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe, recipes
-from trainpipes.runtime.kinds import BatchStage, Rows, RowStage, Source, TableStage
-from trainpipes.runtime.source import Place, RowSource, RowStream, StreamReader
-from trainpipes.runtime.stage import Stage
 from trainpipes.start import (
     concat,
     from_arrow,

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from trainpipes.errors import StateError
+from trainpipes.kinds.source import RowSource
+from trainpipes.kinds.stage import Stage
 from trainpipes.order import slots_before
 from trainpipes.pipeline import Pipeline
 from trainpipes.plain_json import content_hash, plain, without_secrets
@@ -23,8 +25,6 @@ from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.source import RowSource
-from trainpipes.runtime.stage import Stage
 from trainpipes.state import FORMAT
 from trainpipes.version import __version__
 

@@ -12,9 +12,9 @@ from typing import Any
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import StateError
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.rows.payload import Payload
-from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.kinds.source import RowStream, StreamReader
+from trainpipes.kinds.stage_kinds import Source
+from trainpipes.rows.payload import Payload
 from trainpipes.sources.memory.node_states import plain, restored, tells_start
 
 __all__ = ["FromNode", "NodeStream"]

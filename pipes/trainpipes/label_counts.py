@@ -18,19 +18,19 @@ import torch
 
 from trainpipes.arrays import list_array, to_arrow
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.naming import need_columns
 from trainpipes.pipeline import Pipeline
 from trainpipes.progress import counted
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
-from trainpipes.runtime.warn_once import warn_once
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.stages.columns import Rename, Select
 from trainpipes.stages.encode_labels import EncodeLabels, Label
 from trainpipes.stages.label_column import LabelColumn
 from trainpipes.stages.ragged_column import row_table
+from trainpipes.warn_once import warn_once
 
 __all__ = ["class_counts", "class_weights", "value_counts"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from trainpipes.callers import callers
-from trainpipes.runtime.warn_once import warn_once
+from trainpipes.warn_once import warn_once
 
 __all__ = ["warn_without_data_module"]
 

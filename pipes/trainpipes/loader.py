@@ -15,6 +15,8 @@ import torch.distributed as dist
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.gather import TIMEOUT, gather
+from trainpipes.kinds.options import show
+from trainpipes.kinds.stage import Stage
 from trainpipes.left_out_batches import Batches, LeftOutBatches, checked_batches
 from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.merge import merge_states
@@ -27,9 +29,7 @@ from trainpipes.runtime.iterating.one_pass import provenance_of
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
-from trainpipes.runtime.options import show
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.memory.packed_list import packed
 from trainpipes.stages.pin import Pin

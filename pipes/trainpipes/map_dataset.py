@@ -16,17 +16,17 @@ from torch.utils.data import Dataset
 
 from trainpipes.arrays import to_arrow
 from trainpipes.cache import LOCK, VARIABLE, dataset_path, folder
+from trainpipes.caching import checked_file
+from trainpipes.caching.cache_key import cache_key, digest_of
+from trainpipes.caching.private_file import FileLock
 from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
+from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.caching import checked_file
-from trainpipes.runtime.caching.cache_key import cache_key, digest_of
-from trainpipes.runtime.caching.private_file import FileLock
+from trainpipes.rows.columns import table_of
+from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.finishing import say_where
 from trainpipes.runtime.shards.opener import ShardOpener
-from trainpipes.runtime.source import RowSource
 from trainpipes.values.fixed_lists import python_rows
 from trainpipes.writers.epoch_rows import AsColumns, decoded
 

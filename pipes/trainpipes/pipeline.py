@@ -23,6 +23,8 @@ from trainpipes.forecast.mixture_shares import MixtureShares, mixture_shares
 from trainpipes.forecast.names import column_names
 from trainpipes.forecast.packed_rows import PackedRows, packed_rows
 from trainpipes.forecast.padding_share import PaddingShare, padding_share
+from trainpipes.kinds.options import same
+from trainpipes.kinds.stage import Stage
 from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.naming import other_name
 from trainpipes.order import slots_before
@@ -30,9 +32,7 @@ from trainpipes.progress import counted
 from trainpipes.resharding import in_trainer, reading_ranks
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.session import Session
-from trainpipes.runtime.options import same
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat

@@ -1,6 +1,6 @@
 """Values as plain JSON types for a record that others see: short, and without credentials.
 
-What a record names a value by is what a state knows it by (``runtime.options.identify``); what could hold a
+What a record names a value by is what a state knows it by (``kinds.options.identify``); what could hold a
 secret is left out: values under such names, and credentials and queries of URLs, also within a text.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.runtime.options import argument_names, identify
+from trainpipes.kinds.options import argument_names, identify
 from trainpipes.secret_text import ASSIGNED, LEFT_OUT, URL, USER, is_secret
 from trainpipes.shown import cut
 

@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 
 from trainpipes.callers import callers
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.warn_once import warn_once
+from trainpipes.warn_once import warn_once
 
 __all__ = ["in_trainer", "reading_ranks"]
 

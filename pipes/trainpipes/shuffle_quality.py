@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.source import Reader, RowSource
 from trainpipes.order import IntArray
 from trainpipes.pipeline import Pipeline
 from trainpipes.progress import Progress
@@ -17,7 +18,6 @@ from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.shards.opener import ShardOpener
-from trainpipes.runtime.source import Reader, RowSource
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, overload
 
-from trainpipes.runtime.stage import Stage
+from trainpipes.kinds.stage import Stage
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline

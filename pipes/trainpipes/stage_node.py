@@ -14,11 +14,11 @@ from torchdata.nodes import BaseNode
 
 from trainpipes.errors import ConfigError
 from trainpipes.foreign_node import FromNode, NodeStream
+from trainpipes.kinds.stage import Stage
+from trainpipes.rows.run import innermost
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.planning.check_state import position_of
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.run import innermost
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.state import Position
 from trainpipes.topology import Topology, data_parallel

@@ -9,9 +9,9 @@ from typing import Any, Concatenate, ParamSpec
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.stage import Stage, snake_case
+from trainpipes.kinds.stage_kinds import Source
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.stage import Stage, snake_case
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.shown import shown
 from trainpipes.sources.arrow.from_arrow import FromArrow

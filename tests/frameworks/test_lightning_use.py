@@ -25,8 +25,8 @@ from frameworks.lightning_runs import (
     pipeline,
 )
 from frameworks.steps import digests_by_step
+from trainpipes import warn_once
 from trainpipes.integrations.lightning import PipelineDataModule
-from trainpipes.runtime import warn_once
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),

@@ -260,7 +260,7 @@ def test_what_is_shown_can_be_ended_and_asked():
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_the_warning_of_a_loop_that_was_left_names_the_next_loop(monkeypatch, wrapped):
-    monkeypatch.setattr("trainpipes.runtime.warn_once._warned", set())
+    monkeypatch.setattr("trainpipes.warn_once._warned", set())
     loader = tp.Loader(pipeline())
     loops = loader.progress if wrapped else loader.__iter__
     for _ in loops():

@@ -16,7 +16,7 @@ import pytest
 
 import trainpipes as tp
 from sources.native_formats import opened
-from trainpipes.runtime.caching import checked_file
+from trainpipes.caching import checked_file
 from trainpipes.sources.text import block_index
 from trainpipes.sources.text.block_table import COLUMNS
 

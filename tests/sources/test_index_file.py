@@ -16,9 +16,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
-from trainpipes import ConfigError, DataChangedError, SchemaError, UnreadableError
-from trainpipes.runtime import warn_once
-from trainpipes.runtime.caching import checked_file
+from trainpipes import ConfigError, DataChangedError, SchemaError, UnreadableError, warn_once
+from trainpipes.caching import checked_file
 from trainpipes.sources.files import index_file as index_file_module
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.parquet import index as index_module

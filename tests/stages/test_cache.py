@@ -23,11 +23,10 @@ import torch
 
 import trainpipes as tp
 from mutants import bare
-from trainpipes import ConfigError, Pipeline, SchemaError
-from trainpipes.runtime import warn_once
-from trainpipes.runtime.caching import block_cache, checked_file, private_file
-from trainpipes.runtime.caching.private_file import FileLock
-from trainpipes.runtime.kinds import Rows, TableStage
+from trainpipes import ConfigError, Pipeline, SchemaError, warn_once
+from trainpipes.caching import block_cache, checked_file, private_file
+from trainpipes.caching.private_file import FileLock
+from trainpipes.kinds.stage_kinds import Rows, TableStage
 from trainpipes.testing import digest
 
 ROWS = 330

@@ -23,8 +23,8 @@ import trainpipes as tp
 from drawn import examples
 from mutants import bare
 from trainpipes.nodes import Batch, FromArrow, Pack, PadCollate
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Cursors, Run, RunSource
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Cursors, Run, RunSource
 from trainpipes.sources.arrow import from_arrow as arrow
 from trainpipes.stages.batch import Batch as BatchStage
 from trainpipes.stages.pack import Pack as PackStage

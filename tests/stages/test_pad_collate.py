@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from tokenizer_fixtures import EOS, PAD, TEXTS, bpe, bracketed, run_of
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.runtime.rows.tensor_rows import TensorRows
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.tokenize import Tokenize

@@ -12,10 +12,10 @@ from trainpipes.config.read_values import Reader, Wanted
 from trainpipes.config.stage_names import public_stages, starts_with
 from trainpipes.config.steps import Step, need_options, placed, read_options
 from trainpipes.errors import ConfigError, TrainpipesError
+from trainpipes.kinds.stage import Stage
 from trainpipes.naming import nearest, nearest_reader
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe_function
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.files.list_files import ListFiles
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.runtime.options import either
+from trainpipes.kinds.options import either
 
 __all__ = ["fits", "members", "parameters_of", "said", "types_of"]
 

@@ -7,9 +7,9 @@ import inspect
 from typing import Any
 
 from trainpipes import start
+from trainpipes.kinds.stage import Stage, snake_case
+from trainpipes.kinds.stage_kinds import Source
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.stage import Stage, snake_case
 from trainpipes.stage_methods import Method
 
 __all__ = ["public_stages", "starts_with"]

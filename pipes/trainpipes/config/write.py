@@ -19,9 +19,9 @@ from trainpipes.config.stage_names import public_stages
 from trainpipes.config.tokenizer_objects import tokenizer_way_out
 from trainpipes.config.write_values import Unwritable, Writer
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.options import identify, same
+from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.options import identify, same
-from trainpipes.runtime.stage import Stage
 from trainpipes.sources.arrow.from_arrow import FromArrow
 from trainpipes.sources.hf.from_hf import FromHf
 from trainpipes.sources.memory.from_dataset import FromDataset

@@ -23,8 +23,8 @@ from trainpipes.config.nodes import Items, Keyed, Node, Text
 from trainpipes.config.printed_expressions import expression_text
 from trainpipes.config.scalars import as_plain
 from trainpipes.config.secret_values import secret_in
+from trainpipes.kinds.options import argument_names
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.options import argument_names
 from trainpipes.secret_text import is_secret
 from trainpipes.shown import shown
 

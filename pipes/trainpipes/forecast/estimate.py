@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import CutStage, OpenBelow, RunStage
 from trainpipes.order import count_batches
+from trainpipes.rows.run import Run, RunSource
 from trainpipes.runtime.iterating.one_pass import OnePass
-from trainpipes.runtime.kinds import CutStage, OpenBelow, RunStage
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.run import Run, RunSource
-from trainpipes.runtime.stage import Stage
 from trainpipes.state import Position
 from trainpipes.topology import Topology
 

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.order import IntArray
 from trainpipes.progress import Progress
+from trainpipes.rows.run import Run
 from trainpipes.runtime.iterating.one_pass import OnePass
-from trainpipes.runtime.kinds import RunStage
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
 from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mixture import Mixture
 from trainpipes.stages.batch import Batch

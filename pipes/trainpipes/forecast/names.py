@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from trainpipes.rows.payload import Payload
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.runtime.planning.as_columns import known_columns
 from trainpipes.runtime.planning.first_rows import first_rows
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.rows.payload import Payload
-from trainpipes.runtime.rows.tensor_rows import TensorRows
 
 __all__ = ["column_names", "row_schema"]
 

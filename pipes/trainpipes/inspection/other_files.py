@@ -17,8 +17,8 @@ from trainpipes.inspection.given_files import GivenFiles
 from trainpipes.inspection.inspection import BadFile
 from trainpipes.inspection.part import Found, Part, own_reason
 from trainpipes.inspection.text_head import read_head
-from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.source import RowSource
+from trainpipes.kinds.source import RowSource
+from trainpipes.rows.columns import table_of
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.compressed.streams import kind_by_name
 from trainpipes.sources.files.each_file import each_file, reason

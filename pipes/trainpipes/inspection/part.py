@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.inspection.inspection import BadFile
+from trainpipes.kinds.source import RowSource
 from trainpipes.order import IntArray
-from trainpipes.runtime.source import RowSource
 from trainpipes.sources.files.schema import plain
 
 __all__ = ["ColumnFacts", "Found", "Part", "one_type", "own_reason", "rows_with", "types_of"]

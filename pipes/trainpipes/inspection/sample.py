@@ -13,9 +13,9 @@ import pyarrow as pa
 from trainpipes.errors import SchemaError, TrainpipesError, UnreachableError
 from trainpipes.inspection.inspection import BadFile
 from trainpipes.inspection.part import Found, Part, own_reason
+from trainpipes.kinds.source import Reader
 from trainpipes.progress import counted
-from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.source import Reader
+from trainpipes.rows.columns import table_of
 from trainpipes.sources.files.each_file import reason
 
 __all__ = ["Sample", "Stretch", "all_rows", "read_sample"]

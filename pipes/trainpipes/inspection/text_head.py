@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.inspection.part import Part
-from trainpipes.runtime.source import RowSource
+from trainpipes.kinds.source import RowSource
 from trainpipes.sources.compressed.streams import Stream, kind_by_content, open_stream
 from trainpipes.sources.files.byte_ranges import open_at, read_range, size_of
 from trainpipes.sources.files.each_file import BadFileError, one_line

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
+from trainpipes.kinds.options import same, show
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage import Stage
 from trainpipes.pictures.flows import Flow, flows, rows_of
 from trainpipes.pictures.text_width import drawable
 from trainpipes.pipeline import Pipeline
 from trainpipes.plain_json import without_secrets
-from trainpipes.runtime.options import same, show
-from trainpipes.runtime.source import RowSource, RowStream
-from trainpipes.runtime.stage import Stage
 
 __all__ = ["Box", "Branch", "Chain", "chain_of"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage import Stage
 from trainpipes.order import count_batches
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.source import RowSource, RowStream
-from trainpipes.runtime.stage import Stage
 from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["Flow", "flows", "rows_of"]

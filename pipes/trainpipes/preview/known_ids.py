@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainpipes.kinds.stage import Stage
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.stage import Stage
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.encode_labels import EncodeLabels
 from trainpipes.stages.mask_tokens import MaskTokens

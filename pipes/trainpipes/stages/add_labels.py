@@ -11,9 +11,9 @@ import numpy as np
 from trainpipes.arrays import list_array
 from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.naming import need_columns
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.run import Run
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import beside, refuse_taken, row_table

@@ -10,8 +10,8 @@ import numpy as np
 
 from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import BatchingStage, OpenBelow
-from trainpipes.runtime.run import Run, RunSource
+from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
+from trainpipes.rows.run import Run, RunSource
 from trainpipes.stages.held import Held
 from trainpipes.stages.token_budget import Budget, Oversize
 from trainpipes.stages.token_columns import lengths_of

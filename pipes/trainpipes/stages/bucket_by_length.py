@@ -12,10 +12,10 @@ import numpy as np
 
 from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.order import IntArray, permutation
-from trainpipes.runtime.kinds import BatchingStage, OpenBelow
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Cursors, Run, RunSource
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Cursors, Run, RunSource
 from trainpipes.shown import shown
 from trainpipes.stages.held import Held
 from trainpipes.stages.token_budget import Budget, Oversize

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY
 from trainpipes.cache import folder
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import CacheStage
+from trainpipes.kinds.stage_kinds import CacheStage
 from trainpipes.shown import shown
 
 __all__ = ["Cache"]

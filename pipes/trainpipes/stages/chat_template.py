@@ -10,10 +10,10 @@ import numpy as np
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.made_once import made_once
 from trainpipes.naming import need_columns
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.run import Run
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import refuse_taken, row_table

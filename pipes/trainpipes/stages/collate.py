@@ -14,12 +14,12 @@ import torch
 from torch.utils.data import default_collate
 
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.runtime.blame import blame, each
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.rows.bad_cell import BadCell
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.tensor_rows import TensorRows
-from trainpipes.runtime.run import Run
+from trainpipes.kinds.blame import blame, each
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.rows.bad_cell import BadCell
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Run
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.shown import shown
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.stacked import stacked, stacked_columns

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.kinds import RunStage
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.rows.bad_cell import BadCell
+from trainpipes.rows.block import Block
+from trainpipes.rows.columns import from_columns, untyped_columns
+from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.first_rows import find_schema
-from trainpipes.runtime.rows.bad_cell import BadCell
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.columns import from_columns, untyped_columns
-from trainpipes.runtime.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.columns import columns_as
 

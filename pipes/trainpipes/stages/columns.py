@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.naming import need_columns
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.rows.bad_cell import BadCell
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.columns import table_of, to_columns
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.rows.bad_cell import BadCell
+from trainpipes.rows.block import Block
+from trainpipes.rows.columns import table_of, to_columns
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 
 __all__ = ["Rename", "Select"]

@@ -9,10 +9,10 @@ import numpy as np
 from torch.utils.data import DistributedSampler, Sampler
 
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.options import identify
+from trainpipes.kinds.stage_kinds import OrderStage
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import OrderStage
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.options import identify
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.stages.torch_samplers import keys_of
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.naming import need_columns
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.run import Run
+from trainpipes.rows.run import Run
 from trainpipes.stages.columns import columns_of
 
 __all__ = ["DropColumns"]

@@ -15,11 +15,11 @@ import numpy as np
 from trainpipes.arrays import list_array, to_arrow, to_numpy
 from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.naming import nearest, need_columns
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.run import Run
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.label_column import LabelColumn
 from trainpipes.stages.ragged_column import refuse_taken, row_table

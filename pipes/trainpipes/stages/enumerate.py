@@ -11,11 +11,11 @@ import pyarrow as pa
 from trainpipes.arrays import to_arrow
 from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import MixingSource, RunStage
-from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.rows.tensor_rows import TensorRows
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import MixingSource, RunStage
+from trainpipes.rows.columns import table_of
+from trainpipes.rows.run import Run
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.stages.ragged_column import refuse_taken, taken
 
 __all__ = ["Enumerate"]

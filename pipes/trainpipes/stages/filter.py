@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from trainpipes.arrays import to_arrow, to_numpy
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.runtime.blame import each
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.run import Run
+from trainpipes.kinds.blame import each
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.rows.columns import table_of
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 
 __all__ = ["Filter"]

@@ -14,11 +14,11 @@ import torch
 
 from trainpipes.checks import checked_schema, whole_number
 from trainpipes.errors import ConfigError, DataError, StateError
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS
-from trainpipes.runtime.kinds import CutStage, OpenBelow
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Cursors, Run, RunSource, round_of
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
+from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Cursors, Run, RunSource, round_of
 from trainpipes.shown import shown
 
 __all__ = ["FlatMap", "Unbatch"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from trainpipes.errors import DataError
+from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.order import IntArray
-from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Cursors, Run, RunSource, innermost, round_of
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Cursors, Run, RunSource, innermost, round_of
 
 __all__ = ["Held", "compact"]
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from trainpipes.arrays import first_null, is_number, one_chunk, to_numpy
 from trainpipes.errors import DataError, SchemaError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.stage import Stage
 from trainpipes.order import IntArray
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.stage import Stage
 
 __all__ = ["LabelColumn"]
 

@@ -15,20 +15,20 @@ from weakref import finalize
 
 import pyarrow as pa
 
+from trainpipes.caching.cache_key import digest_of
+from trainpipes.calling.process_map import ProcessMap
+from trainpipes.calling.row_call import Answer, RowCall, RowKey, Words, words_of
+from trainpipes.calling.thread_map import ThreadMap
 from trainpipes.checks import checked_schema, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.order import random_key
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.caching.cache_key import digest_of
-from trainpipes.runtime.calling.process_map import ProcessMap
-from trainpipes.runtime.calling.row_call import Answer, RowCall, RowKey, Words, words_of
-from trainpipes.runtime.calling.thread_map import ThreadMap
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
-from trainpipes.runtime.warn_once import warn_once
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
+from trainpipes.warn_once import warn_once
 
 __all__ = ["Kind", "Map", "StartMethod"]
 

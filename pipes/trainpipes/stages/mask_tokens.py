@@ -14,13 +14,13 @@ import numpy.typing as npt
 from trainpipes.arrays import list_array
 from trainpipes.checks import several, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray, random_key
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import refuse_taken, row_table

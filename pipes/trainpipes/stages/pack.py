@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from trainpipes.checks import column_name, column_names, whole_number
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import Stage, option
+from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 from trainpipes.order import IntArray, permutation
-from trainpipes.runtime.kinds import CutStage, OpenBelow
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Cursors, Run, RunSource
-from trainpipes.runtime.stage import Stage, option
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Cursors, Run, RunSource
 from trainpipes.shown import shown
 from trainpipes.stages.held import Held
 from trainpipes.stages.left_out import LeftOut

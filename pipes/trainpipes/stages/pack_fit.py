@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.pieces import Pieces
+from trainpipes.rows.block import Block
+from trainpipes.rows.pieces import Pieces
 
 __all__ = ["Placing", "best_fit", "best_window", "concat", "first_fit", "pieces_of", "placed"]
 

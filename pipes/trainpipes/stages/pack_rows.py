@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from trainpipes.arrays import Array, to_arrow
 from trainpipes.errors import DataError, SchemaError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.stage import Stage
 from trainpipes.order import IntArray
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.stage import Stage
+from trainpipes.rows.block import Block
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.pack_fit import Placing
 from trainpipes.stages.pad_columns import BadCell, check_fit

@@ -13,18 +13,18 @@ import pyarrow as pa
 import torch
 
 from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import Stage, option
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
 from trainpipes.rectangles import PadSide, RaggedRows
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.rows.block import Part
-from trainpipes.runtime.rows.lazy_batches import LazyBatches
-from trainpipes.runtime.rows.payload import take_payload
-from trainpipes.runtime.rows.tensor_rows import TensorRows
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage, option
+from trainpipes.rows.block import Part
+from trainpipes.rows.lazy_batches import LazyBatches
+from trainpipes.rows.payload import take_payload
+from trainpipes.rows.run import Run
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.shown import shown
 from trainpipes.stages.by_table import ByTable
 from trainpipes.stages.column_writers import (

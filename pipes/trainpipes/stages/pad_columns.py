@@ -22,7 +22,7 @@ from trainpipes.arrays import (
     to_numpy,
 )
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.bad_cell import BadCell
+from trainpipes.rows.bad_cell import BadCell
 from trainpipes.shown import shown
 from trainpipes.values.fixed_lists import fixed_shape
 from trainpipes.values.row_types import as_array

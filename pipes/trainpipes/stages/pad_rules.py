@@ -11,11 +11,11 @@ import torch
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.options import spelt
 from trainpipes.naming import nearest
 from trainpipes.rectangles import PadSide
-from trainpipes.runtime.options import spelt
-from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
+from trainpipes.warn_once import warn_once
 
 __all__ = [
     "ENDS",

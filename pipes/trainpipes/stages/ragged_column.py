@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.stage import Stage
 from trainpipes.order import IntArray
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Run
 from trainpipes.stages.columns import columns_of
 from trainpipes.stages.token_columns import numbers_of
 

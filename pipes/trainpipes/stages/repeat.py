@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainpipes.checks import whole_number
-from trainpipes.runtime.kinds import RepeatStage
+from trainpipes.kinds.stage_kinds import RepeatStage
 
 __all__ = ["Repeat"]
 

@@ -20,9 +20,9 @@ import torch
 from trainpipes.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.rows.payload import Payload
-from trainpipes.runtime.rows.tensor_rows import TensorRows
+from trainpipes.rows.columns import table_of
+from trainpipes.rows.payload import Payload
+from trainpipes.rows.tensor_rows import TensorRows
 
 __all__ = ["HashArray", "NullKey", "RowNames", "hash_column", "hash_keys", "mix", "unit"]
 

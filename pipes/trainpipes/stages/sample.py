@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from trainpipes.checks import column_names, whole_number
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.order import random_key
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.sources.files.row_names import row_names
 from trainpipes.stages.row_hash import HashArray, NullKey, RowNames, hash_keys, mix, unit

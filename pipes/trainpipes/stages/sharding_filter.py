@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY
 from typing import Literal
 
 from trainpipes.checks import whole_number
-from trainpipes.runtime.kinds import DealStage
+from trainpipes.kinds.stage_kinds import DealStage
 
 __all__ = ["ShardingFilter"]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import OrderStage
+from trainpipes.kinds.stage_kinds import OrderStage
 from trainpipes.samplers import RandomSampler
 
 __all__ = ["Shuffle", "whole_number"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.run import Run
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.sample import EVERY, Drawn
 

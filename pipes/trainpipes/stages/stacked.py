@@ -17,7 +17,7 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainpipes.arrays import Array, dtype_of, one_chunk, to_numpy
-from trainpipes.runtime.rows.lazy_batches import late_if_small
+from trainpipes.rows.lazy_batches import late_if_small
 from trainpipes.values.fixed_lists import array_of, fixed_shape
 
 __all__ = ["stacked", "stacked_columns"]

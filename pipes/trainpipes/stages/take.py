@@ -8,9 +8,9 @@ import numpy as np
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import DataError
-from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS, EmptyEpochGuard
-from trainpipes.runtime.kinds import CutStage, OpenBelow
-from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
+from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, EmptyEpochGuard
+from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
+from trainpipes.rows.run import Cursors, Run, RunSource, innermost
 
 __all__ = ["Skip", "Take"]
 

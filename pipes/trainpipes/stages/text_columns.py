@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 from trainpipes.arrays import first_null, one_chunk, python_to_arrow
 from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.stage import Stage
 from trainpipes.naming import nearest, need_columns
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.tensor_rows import TensorRows
-from trainpipes.runtime.stage import Stage
+from trainpipes.rows.block import Block
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.shown import shown
 
 __all__ = ["Template", "labelled_of", "outputs_of", "text_columns"]

@@ -12,12 +12,12 @@ import torch
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import PlaceStage
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.warn_once import warn_once
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage_kinds import PlaceStage
 from trainpipes.shown import shown
 from trainpipes.stages.nested import map_tensors
 from trainpipes.stages.side_stream import SideStream
+from trainpipes.warn_once import warn_once
 
 __all__ = ["To"]
 

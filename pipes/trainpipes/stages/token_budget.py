@@ -8,9 +8,9 @@ import numpy as np
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import DataError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.stage import Stage
 from trainpipes.order import IntArray
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.stage import Stage
 
 __all__ = ["Budget", "Oversize"]
 

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 
 from trainpipes.arrays import to_numpy
 from trainpipes.errors import DataError, SchemaError
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.stage import Stage
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.tensor_rows import TensorRows
-from trainpipes.runtime.stage import Stage
+from trainpipes.rows.block import Block
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.shown import shown
 from trainpipes.stages.pad_columns import (
     BadCell,

@@ -11,10 +11,10 @@ import numpy as np
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.options import identify
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Run
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.options import identify
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY
 from typing import Any, Literal
 
 from trainpipes.checks import column_names
-from trainpipes.runtime.run import Run
+from trainpipes.rows.run import Run
 from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["TokenizedBy"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.made_once import made_once
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load

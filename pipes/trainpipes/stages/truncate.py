@@ -11,10 +11,10 @@ import numpy as np
 from trainpipes.arrays import list_array
 from trainpipes.byte_rows import cut_rows
 from trainpipes.checks import column_names, whole_number
+from trainpipes.kinds.stage import option
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.naming import need_columns
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import option
+from trainpipes.rows.run import Run
 from trainpipes.stages.ragged_column import row_table
 from trainpipes.stages.token_columns import numbers_of
 

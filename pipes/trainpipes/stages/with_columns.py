@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.run import Run
+from trainpipes.rows.columns import table_of
+from trainpipes.rows.run import Run
 from trainpipes.stages.column_function import ColumnFunction
 
 __all__ = ["WithColumns"]

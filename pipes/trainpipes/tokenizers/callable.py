@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import DataError
-from trainpipes.runtime.options import identify, show
+from trainpipes.kinds.options import identify, show
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.ragged import Ragged
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from trainpipes.kinds.stage import Stage
 from trainpipes.preview.known_ids import known_ids
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.stage import Stage
 from trainpipes.trial.report import TrialReport
 
 __all__ = ["with_advice"]

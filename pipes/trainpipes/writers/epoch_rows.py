@@ -16,18 +16,18 @@ import pyarrow as pa
 from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.forecast.names import row_schema
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.own_class import is_ours
+from trainpipes.kinds.own_class import is_ours
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.rows.columns import table_of
+from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.runtime.reading.windows import WindowKey
-from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.finishing import say_where
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
-from trainpipes.runtime.source import RowSource, RowStream
-from trainpipes.runtime.stage import Stage
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline

@@ -9,8 +9,8 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.options import either
 from trainpipes.progress import Progress
-from trainpipes.runtime.options import either
 from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.inputs import about_inputs

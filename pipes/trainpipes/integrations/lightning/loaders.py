@@ -14,7 +14,7 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.integrations.lightning.progress import Progress
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.warn_once import warn_once
+from trainpipes.warn_once import warn_once
 
 __all__ = ["EvaluationLoader", "TrainingLoader"]
 

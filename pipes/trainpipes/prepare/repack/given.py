@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.source import RowSource, RowStream
 from trainpipes.shown import shown
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.formats import READERS, ends_of_names, reader_by_name

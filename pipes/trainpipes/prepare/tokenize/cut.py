@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import CutStage, MixingSource, RunStage
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.kinds import CutStage, MixingSource, RunStage
 from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.stages.encode_labels import EncodeLabels
 from trainpipes.stages.tokenized_by import TokenizedBy

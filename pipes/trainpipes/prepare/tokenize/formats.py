@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from trainpipes.arrays import one_chunk, to_numpy
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.runtime.stage import Stage
+from trainpipes.kinds.stage import Stage
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.bytes import Bytes
 from trainpipes.writers.output_file import OutputFile

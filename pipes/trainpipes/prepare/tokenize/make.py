@@ -17,15 +17,15 @@ import pyarrow as pa
 
 from trainpipes.arrays import one_chunk
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
+from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.prepare.tokenize.cut import ASKER, files_of
 from trainpipes.prepare.tokenize.formats import Form
 from trainpipes.prepare.tokenize.tasks import Task
+from trainpipes.rows.block import Block
+from trainpipes.rows.columns import table_of
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.listed import chain_before
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.columns import table_of
 from trainpipes.runtime.shards.finishing import say_where
-from trainpipes.runtime.source import LooksAhead, Reader, read_rows
 from trainpipes.writers.epoch_rows import compact, decoded
 from trainpipes.writers.output_file import OutputFile
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainpipes.kinds.stage import Stage
 from trainpipes.on_ray import RayCluster
 from trainpipes.prepare.tokenize.cut import open_plan
 from trainpipes.prepare.tokenize.formats import Form
 from trainpipes.prepare.tokenize.make import Made, Maker, named
 from trainpipes.prepare.tokenize.tasks import Task
 from trainpipes.prepare.tokenize.workers import Tell, made_by_processes, made_here
-from trainpipes.runtime.stage import Stage
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.writers.storage import Storage
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from trainpipes.checks import flag, whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.options import either
 from trainpipes.on_ray import RayCluster
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.tokenize.cut import ASKER, Parts, cut, files_of, open_plan
@@ -24,7 +25,6 @@ from trainpipes.prepare.tokenize.make import first_rows
 from trainpipes.prepare.tokenize.opener import Opener, in_processes, on_ray
 from trainpipes.prepare.tokenize.tasks import Task, tasks_of
 from trainpipes.progress import JobReport
-from trainpipes.runtime.options import either
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.shown import shown

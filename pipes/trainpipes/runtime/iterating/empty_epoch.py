@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainpipes.kinds.source import RowSource
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.source import RowSource
-from trainpipes.runtime.warn_once import warn_once
 from trainpipes.topology import Topology
+from trainpipes.warn_once import warn_once
 
 __all__ = ["warn_if_all_empty"]
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from trainpipes.kinds.stage import Stage
 from trainpipes.left_out_batches import KEY
 from trainpipes.runtime.iterating.worker_dataset import WorkerDataset
 from trainpipes.runtime.iterating.worker_message import WorkerMemory, WorkerMessage
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.stage import Stage
 from trainpipes.state import Position
 
 __all__ = ["LoaderWorkers"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from trainpipes.kinds.stage_kinds import PlaceStage
 from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.runtime.iterating.delivered_state import ConsumerState, ItemIterator
 from trainpipes.runtime.iterating.provenance import Provenance
-from trainpipes.runtime.kinds import PlaceStage
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.shards.items import Items
 from trainpipes.runtime.shards.known_items import ItemRows

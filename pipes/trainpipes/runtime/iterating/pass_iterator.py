@@ -16,9 +16,9 @@ from trainpipes.runtime.iterating.pass_counter import Shared, shared_by_workers
 from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.iterating.worker_end import end_in_peace
-from trainpipes.runtime.warn_once import warn_once
 from trainpipes.state import Position
 from trainpipes.topology import Topology
+from trainpipes.warn_once import warn_once
 
 __all__ = ["PassIterator"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trainpipes.kinds.stage_kinds import PlaceStage
 from trainpipes.runtime.iterating.delivered_state import DeliveredState, ItemIterator
-from trainpipes.runtime.kinds import PlaceStage
 
 __all__ = ["Prefetcher"]
 

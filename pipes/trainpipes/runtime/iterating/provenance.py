@@ -9,14 +9,14 @@ from typing import Any, overload
 
 import numpy as np
 
-from trainpipes.runtime.kinds import RunStage
+from trainpipes.kinds.source import Place, Reader, RowMixture, RowSource, read_rows
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.rows.block import Block
+from trainpipes.rows.payload import payload_rows
+from trainpipes.rows.pieces import WHOLE
 from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.payload import payload_rows
-from trainpipes.runtime.rows.pieces import WHOLE
 from trainpipes.runtime.shards.finishing import unplaced
 from trainpipes.runtime.shards.known_items import ItemRows
-from trainpipes.runtime.source import Place, Reader, RowMixture, RowSource, read_rows
 from trainpipes.shown import cut
 
 __all__ = ["Provenance", "RowPlace"]

@@ -24,10 +24,10 @@ from trainpipes.runtime.iterating.pass_counter import PassCounter
 from trainpipes.runtime.planning.check_state import position_of
 from trainpipes.runtime.planning.migrate import migrate
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
 from trainpipes.state import Position
 from trainpipes.topology import Topology
+from trainpipes.warn_once import warn_once
 
 __all__ = ["Session"]
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage import Stage
 from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.runtime.iterating.worker_message import (
@@ -26,8 +28,6 @@ from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.shards.items import items_of
 from trainpipes.runtime.shards.shard_iterator import ENDED
 from trainpipes.runtime.shards.turns import Turns
-from trainpipes.runtime.source import RowSource, RowStream
-from trainpipes.runtime.stage import Stage
 from trainpipes.state import Position
 
 __all__ = ["WorkerDataset", "share_out"]

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from trainpipes.caching.holes import DropHoles
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.caching.holes import DropHoles
-from trainpipes.runtime.kinds import (
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
     CutStage,
@@ -23,7 +24,6 @@ from trainpipes.runtime.kinds import (
 )
 from trainpipes.runtime.planning.as_columns import with_columns
 from trainpipes.runtime.planning.chain import Chain
-from trainpipes.runtime.stage import Stage
 
 __all__ = ["arrange"]
 

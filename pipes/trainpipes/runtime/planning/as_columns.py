@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.runtime.kinds import RunStage, Source, TableStage
-from trainpipes.runtime.own_class import is_ours
+from trainpipes.kinds.own_class import is_ours
+from trainpipes.kinds.source import RowSource
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage, Source, TableStage
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.reading.listed import chain_before
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.source import RowSource
-from trainpipes.runtime.stage import Stage
 from trainpipes.values.row_schema import UnfitRow, table_of_rows
 from trainpipes.values.row_types import written
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainpipes.runtime.kinds import (
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
     DealStage,
@@ -19,7 +20,6 @@ from trainpipes.runtime.kinds import (
     Source,
 )
 from trainpipes.runtime.reading.numbered import RowOrder
-from trainpipes.runtime.stage import Stage
 
 __all__ = ["Chain"]
 

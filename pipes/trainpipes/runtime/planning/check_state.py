@@ -13,12 +13,12 @@ from typing import Any
 
 from trainpipes.cursor import is_count, shard_key
 from trainpipes.errors import StateError
+from trainpipes.kinds.source import RowMixture, RowStream
+from trainpipes.kinds.stage_kinds import CutStage
 from trainpipes.left_out_batches import LeftOutBatches, kept_batches
 from trainpipes.order import Layout
-from trainpipes.runtime.kinds import CutStage
+from trainpipes.rows.run import innermost
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.run import innermost
-from trainpipes.runtime.source import RowMixture, RowStream
 from trainpipes.shown import shown
 from trainpipes.state import Position, parse
 

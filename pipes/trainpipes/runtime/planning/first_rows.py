@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import SchemaError, TrainpipesError
+from trainpipes.kinds.source import RowMixture, RowSource, RowStream, read_full, read_rows
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import OpenBelow, RunStage, open_stage
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import OpenBelow, RunStage, open_stage
+from trainpipes.rows.block import Block
+from trainpipes.rows.payload import Payload, payload_bytes
+from trainpipes.rows.run import Cursors, Run, RunSource
 from trainpipes.runtime.planning.inputs import SAMPLE_ROWS, Inputs
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.payload import Payload, payload_bytes
-from trainpipes.runtime.run import Cursors, Run, RunSource
-from trainpipes.runtime.source import RowMixture, RowSource, RowStream, read_full, read_rows
-from trainpipes.runtime.stage import Stage
 from trainpipes.values.row_schema import SchemaFinder, UnfitRow
 from trainpipes.values.row_types import is_open, written
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.caching.block_cache import BlockCache
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.caching.block_cache import BlockCache
-from trainpipes.runtime.kinds import MixingSource
+from trainpipes.kinds.source import Place, RowMixture, RowSource, RowStream, checked_source
+from trainpipes.kinds.stage_kinds import MixingSource
 from trainpipes.runtime.planning.chain import Chain
 from trainpipes.runtime.planning.schemas import Schemas
 from trainpipes.runtime.reading.block_table import BlockTable
 from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.source import Place, RowMixture, RowSource, RowStream, checked_source
 
 __all__ = ["SAMPLE_ROWS", "Inputs"]
 

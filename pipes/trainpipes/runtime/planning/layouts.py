@@ -12,13 +12,13 @@ from functools import cached_property
 
 import numpy as np
 
+from trainpipes.kinds.source import RowMixture, RowSource, RowStream
+from trainpipes.kinds.stage_kinds import OrderStage
 from trainpipes.order import IntArray, Layout, StreamLayout, even_cuts, permutation
-from trainpipes.runtime.kinds import OrderStage
 from trainpipes.runtime.planning.chain import Chain
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.reading.numbered import DRAWN_ROWS
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.source import RowMixture, RowSource, RowStream
 from trainpipes.state import BatchSizes
 
 __all__ = ["Layouts"]

@@ -25,14 +25,14 @@ from typing import Any
 from trainpipes.cursor import is_count, shard_key
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.identity import damaged, read_identity
+from trainpipes.kinds.stage_kinds import MixingSource
 from trainpipes.left_out_batches import KEY, kept_batches, reached
 from trainpipes.order import Layout, StreamLayout
-from trainpipes.runtime.kinds import MixingSource
+from trainpipes.rows.run import innermost, levels
 from trainpipes.runtime.planning.chain import Chain
 from trainpipes.runtime.planning.counts import Counts
 from trainpipes.runtime.planning.layouts import Layouts
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.run import innermost, levels
 from trainpipes.shown import shown
 from trainpipes.state import BatchSizes, Position, read, render
 

@@ -14,6 +14,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from trainpipes.checksum import checksum, unsealed
+from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
+from trainpipes.kinds.stage import Stage
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.counts import Counts
 from trainpipes.runtime.planning.inputs import Inputs
@@ -26,8 +28,6 @@ from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.streamed import StreamLoader
 from trainpipes.runtime.reading.window_cuts import WindowCuts
 from trainpipes.runtime.reading.windows import WindowKey, Windows
-from trainpipes.runtime.source import MixedWindows, RowMixture, RowSource, RowStream
-from trainpipes.runtime.stage import Stage
 from trainpipes.state import BatchSizes
 
 __all__ = ["Plan"]

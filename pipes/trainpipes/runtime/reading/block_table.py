@@ -9,8 +9,8 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes.kinds.source import Place, RowSource
 from trainpipes.order import IntArray
-from trainpipes.runtime.source import Place, RowSource
 
 __all__ = ["BlockTable"]
 

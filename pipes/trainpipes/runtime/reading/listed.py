@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.caching.block_cache import BlockCache
+from trainpipes.kinds.source import LooksAhead, Reader, RowSource, read_rows
 from trainpipes.order import IntArray
-from trainpipes.runtime.caching.block_cache import BlockCache
+from trainpipes.rows.bad_text import naming_bad_text
+from trainpipes.rows.block import Block
+from trainpipes.rows.payload import join_payloads
+from trainpipes.rows.run import Cursors, Run
 from trainpipes.runtime.interrupts import InterruptibleLock
 from trainpipes.runtime.reading.window_cuts import WindowCuts
 from trainpipes.runtime.reading.windows import Window, WindowKey, WindowLoader
-from trainpipes.runtime.rows.bad_text import naming_bad_text
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.payload import join_payloads
-from trainpipes.runtime.run import Cursors, Run
-from trainpipes.runtime.source import LooksAhead, Reader, RowSource, read_rows
 
 __all__ = ["Before", "ListedLoader", "chain_before"]
 

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainpipes.order import IntArray
+from trainpipes.rows.block import Block, Each
 from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.runtime.reading.window_cuts import WindowCuts
 from trainpipes.runtime.reading.windows import Content, Window, WindowKey, WindowLoader
-from trainpipes.runtime.rows.block import Block, Each
 
 __all__ = [
     "DRAWN_ROWS",

@@ -6,9 +6,9 @@ from abc import abstractmethod
 
 import numpy as np
 
+from trainpipes.kinds.source import RowSource
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.payload import Payload
-from trainpipes.runtime.source import RowSource
+from trainpipes.rows.payload import Payload
 
 __all__ = ["RandomAccessSource", "even_blocks"]
 

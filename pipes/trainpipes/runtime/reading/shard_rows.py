@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from trainpipes.errors import DataError
+from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
 from trainpipes.order import IntArray, Layout, StreamLayout
-from trainpipes.runtime.empty_epoch_guard import EmptyEpochGuard
+from trainpipes.rows.run import Cursors, Run
 from trainpipes.runtime.reading.windows import Windows
-from trainpipes.runtime.run import Cursors, Run
 
 __all__ = ["ShardRows"]
 

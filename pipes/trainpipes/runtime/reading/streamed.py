@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.kinds.source import RowStream, StreamReader, read_full
 from trainpipes.order import permutation
 from trainpipes.progress import Progress
+from trainpipes.rows.block import Block
 from trainpipes.runtime.reading.listed import Before
 from trainpipes.runtime.reading.windows import Window, WindowKey, WindowLoader
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.source import RowStream, StreamReader, read_full
 
 __all__ = ["StreamLoader"]
 

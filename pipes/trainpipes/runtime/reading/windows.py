@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from trainpipes.order import IntArray
+from trainpipes.rows.block import Block
 from trainpipes.runtime.interrupts import InterruptibleLock
 from trainpipes.runtime.pool import Pool, Urgency
-from trainpipes.runtime.rows.block import Block
 
 __all__ = ["Following", "Window", "WindowKey", "WindowLoader", "WindowRows", "Windows"]
 

@@ -20,12 +20,12 @@ import numpy as np
 
 from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.order import IntArray, Layout
+from trainpipes.rows.block import Block
+from trainpipes.rows.lazy_batches import LazyBatches
+from trainpipes.rows.run import Run, Unroll
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, Ticket, Urgency
 from trainpipes.runtime.reading.windows import Window, Windows
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.lazy_batches import LazyBatches
-from trainpipes.runtime.run import Run, Unroll
 from trainpipes.runtime.shards.finishing import Finishing, is_about_a_row, raise_placed, unplaced
 from trainpipes.runtime.shards.opener import RUN_ROWS, rows_at_a_time
 from trainpipes.runtime.shards.turns import Turns

@@ -12,11 +12,11 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 from trainpipes.errors import TrainpipesError
+from trainpipes.kinds.source import Place
+from trainpipes.rows.bad_text import naming_bad_text
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Cursors, Run
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.rows.bad_text import naming_bad_text
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Cursors, Run
-from trainpipes.runtime.source import Place
 
 __all__ = ["Finishing", "is_about_a_row", "raise_placed", "say_where", "unplaced"]
 

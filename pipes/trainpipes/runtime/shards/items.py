@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from trainpipes.kinds.source import MixedWindows
 from trainpipes.left_out_batches import LeftOutBatches
+from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
-from trainpipes.runtime.run import Run
 from trainpipes.runtime.shards.counted_items import CountedItems
 from trainpipes.runtime.shards.known_items import known_items
 from trainpipes.runtime.shards.shard_iterator import ShardItems
 from trainpipes.runtime.shards.turns import Turns
-from trainpipes.runtime.source import MixedWindows
 from trainpipes.state import Position
 
 __all__ = ["Items", "items_of"]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.lazy_batches import LazyBatches
-from trainpipes.runtime.rows.pieces import Pieces
-from trainpipes.runtime.run import Run
+from trainpipes.rows.lazy_batches import LazyBatches
+from trainpipes.rows.pieces import Pieces
+from trainpipes.rows.run import Run
 
 __all__ = ["ItemRows", "KnownItem", "known_items"]
 

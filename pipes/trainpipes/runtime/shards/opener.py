@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from trainpipes.runtime.kinds import open_stage
+from trainpipes.kinds.source import MixedWindows, RowSource
+from trainpipes.kinds.stage_kinds import open_stage
+from trainpipes.rows.run import RunSource, innermost
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.shard_rows import ShardRows
 from trainpipes.runtime.reading.windows import Windows
-from trainpipes.runtime.run import RunSource, innermost
-from trainpipes.runtime.source import MixedWindows, RowSource
 
 __all__ = ["RUN_BYTES", "RUN_ROWS", "ShardOpener", "rows_at_a_time"]
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from trainpipes.cursor import cursor_text
 from trainpipes.errors import DataError
+from trainpipes.kinds.source import MixedWindows
 from trainpipes.left_out_batches import LeftOutBatches
+from trainpipes.rows.run import Run, Unroll
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, Ticket
 from trainpipes.runtime.reading.windows import Windows
-from trainpipes.runtime.run import Run, Unroll
 from trainpipes.runtime.shards.finishing import is_about_a_row, raise_placed
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
-from trainpipes.runtime.source import MixedWindows
 from trainpipes.state import Position
 
 __all__ = ["ENDED", "ShardItems", "ShardIterator"]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from trainpipes.errors import DataError
-from trainpipes.runtime.empty_epoch_guard import EmptyEpochGuard
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Cursors, Run, RunSource, innermost
+from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Cursors, Run, RunSource, innermost
 from trainpipes.runtime.shards.opener import ShardOpener
 
 __all__ = ["PlacedRun", "ShardRuns"]

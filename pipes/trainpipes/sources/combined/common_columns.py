@@ -18,15 +18,15 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from trainpipes.errors import SchemaError
+from trainpipes.kinds.stage import Stage
+from trainpipes.rows.block import Block
+from trainpipes.rows.columns import table_of
+from trainpipes.rows.joined import unlike
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.runtime.planning.as_columns import gives_objects, known_columns
 from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.schemas import searching
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.rows.joined import unlike
-from trainpipes.runtime.rows.tensor_rows import TensorRows
-from trainpipes.runtime.stage import Stage
 from trainpipes.sources.combined.row_kinds import ONCE, is_python, kind_of
 from trainpipes.sources.combined.same_columns import (
     OBJECTS,

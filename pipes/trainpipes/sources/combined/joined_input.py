@@ -13,19 +13,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from trainpipes.caching.cache_key import cache_key
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.source import Place, Reader, RowSource, read_rows
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage, Source
 from trainpipes.order import IntArray
-from trainpipes.runtime.caching.cache_key import cache_key
-from trainpipes.runtime.kinds import RunStage, Source
+from trainpipes.rows.block import Block
+from trainpipes.rows.payload import Payload
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.payload import Payload
-from trainpipes.runtime.source import Place, Reader, RowSource, read_rows
-from trainpipes.runtime.stage import Stage
 from trainpipes.sources.combined.common_columns import CommonColumns, Joined
 
 __all__ = ["JoinedInput", "JoinedRows", "JoiningSource"]

@@ -10,7 +10,7 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
-from trainpipes.runtime.source import Place
+from trainpipes.kinds.source import Place
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 

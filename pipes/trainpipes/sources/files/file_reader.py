@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from trainpipes.cache import SUFFIX
 from trainpipes.checks import checked_schema, column_names, whole_number
 from trainpipes.errors import ConfigError, MissingFilesError
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.source import RowSource
-from trainpipes.runtime.stage import Stage
+from trainpipes.kinds.source import RowSource
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import Source
 from trainpipes.shown import shown
 from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from trainpipes.amount import amount
+from trainpipes.kinds.source import Place, RowSource
 from trainpipes.order import IntArray
-from trainpipes.runtime.source import Place, RowSource
 from trainpipes.sources.files.list_files import FileList, digests
 
 __all__ = ["FileBlocks", "FileRows", "cut_evenly"]

@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from trainpipes.arrays import one_chunk, to_arrow, to_numpy
 from trainpipes.cache import SUFFIX, folder, index_path
+from trainpipes.caching import checked_file
 from trainpipes.errors import ConfigError
 from trainpipes.order import IntArray
-from trainpipes.runtime.caching import checked_file
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
 from trainpipes.cache import LOCK, folder, index_path
-from trainpipes.runtime.caching.private_file import FileLock
+from trainpipes.caching.private_file import FileLock
 from trainpipes.sources.files.index_file import IndexFile, settled
 from trainpipes.sources.files.list_files import FileList
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from trainpipes.checks import several
 from trainpipes.errors import ConfigError, MissingFilesError
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.source import Place, RowSource
+from trainpipes.kinds.stage_kinds import Source
 from trainpipes.order import IntArray
 from trainpipes.runtime.interrupts import result_of
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.source import Place, RowSource
 from trainpipes.shown import shown
 from trainpipes.sources.files.listing import expand, is_local, open_system
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, checked_seconds

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.runtime.source import Place
+from trainpipes.kinds.source import Place
 from trainpipes.sources.files.file_errors import check_unchanged
 from trainpipes.sources.files.list_files import FileList
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.kinds.source import RowSource
 from trainpipes.order import IntArray
 from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.source import RowSource
 from trainpipes.stages.row_hash import HashArray, RowNames
 
 __all__ = ["file_names", "names_below", "row_names"]

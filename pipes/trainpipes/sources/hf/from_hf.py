@@ -11,13 +11,13 @@ from typing import Any
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage_kinds import Source
 from trainpipes.naming import nearest
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.source import RowSource, RowStream
-from trainpipes.runtime.warn_once import warn_once
 from trainpipes.shown import shown
 from trainpipes.sources.hf.stream import HFStream, shuffles
 from trainpipes.sources.hf.table import HFTable
+from trainpipes.warn_once import warn_once
 
 __all__ = ["FromHf"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.errors import StateError
-from trainpipes.runtime.rows.payload import Payload
-from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.kinds.source import RowStream, StreamReader
+from trainpipes.rows.payload import Payload
 from trainpipes.sources.files.schema import plain
 from trainpipes.sources.memory.node_states import plain as as_json
 from trainpipes.sources.memory.node_states import restored

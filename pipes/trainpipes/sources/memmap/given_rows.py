@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import DataError
-from trainpipes.runtime.rows.tensor_rows import TensorRows
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.sources.memmap.manifest import Array, Layout
 from trainpipes.stages.pad_columns import BadCell, Opaque, Ragged, of_arrow
 from trainpipes.values.row_types import as_array

@@ -14,7 +14,7 @@ import numpy as np
 
 from trainpipes.errors import DataError, UnreadableError
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.lone_copy import rows_of
+from trainpipes.rows.lone_copy import rows_of
 from trainpipes.sources.memmap.manifest import OLD_MAGIC, Array, Column, Layout, damaged
 from trainpipes.stages.pad_columns import Ragged
 

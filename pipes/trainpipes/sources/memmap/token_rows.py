@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.tensor_rows import TensorRows
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.sources.memmap.manifest import Array
 
 __all__ = ["TokenRows"]

@@ -12,10 +12,10 @@ from torch.utils.data import IterableDataset
 
 from trainpipes.checks import checked_schema
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.options import identify, show
-from trainpipes.runtime.rows.payload import Payload
-from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.kinds.options import identify, show
+from trainpipes.kinds.source import RowStream, StreamReader
+from trainpipes.kinds.stage_kinds import Source
+from trainpipes.rows.payload import Payload
 from trainpipes.shown import shown
 
 __all__ = ["FromIterable"]

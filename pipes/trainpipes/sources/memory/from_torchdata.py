@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.runtime.kinds import Source
-from trainpipes.runtime.rows.payload import Payload
-from trainpipes.runtime.source import RowStream, StreamReader
+from trainpipes.kinds.source import RowStream, StreamReader
+from trainpipes.kinds.stage_kinds import Source
+from trainpipes.rows.payload import Payload
 from trainpipes.shown import shown
 from trainpipes.sources.memory.node_states import plain, restored, tells_start
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpipes.runtime.stage import Stage
+from trainpipes.kinds.stage import Stage
 from trainpipes.sources.memory.from_dataset import FromDataset
 
 __all__ = ["PackedList", "packed"]

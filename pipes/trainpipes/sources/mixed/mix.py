@@ -21,18 +21,18 @@ import numpy as np
 from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError, DataError, TrainpipesError
 from trainpipes.fair_queue import common_total, whole_weights
+from trainpipes.kinds.options import identify, show
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import MixingSource, RunStage
-from trainpipes.runtime.options import identify, show
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.planning.schemas import Schemas
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.source import RowSource, RowStream
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.combined.common_columns import CommonColumns
 from trainpipes.sources.mixed.mix_changes import change_mix

@@ -12,7 +12,7 @@ from typing import Any
 from trainpipes.cursor import shard_key
 from trainpipes.errors import StateError
 from trainpipes.identity import as_old_as, damaged, first_difference, said
-from trainpipes.runtime.run import innermost, levels
+from trainpipes.rows.run import innermost, levels
 from trainpipes.shown import cut
 from trainpipes.state import Position
 

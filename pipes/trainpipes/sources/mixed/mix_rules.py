@@ -11,7 +11,7 @@ import pyarrow as pa
 from trainpipes.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import SchemaError
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.block import Block
+from trainpipes.rows.block import Block
 from trainpipes.sources.combined.same_columns import columns_of, said
 
 __all__ = ["MixRules", "Stop"]

@@ -17,8 +17,8 @@ import numpy as np
 from trainpipes.errors import DataError, StateError
 from trainpipes.fair_queue import by_rows, by_tokens, phases_of, whole_weights
 from trainpipes.order import IntArray, slots_before
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Cursors, Run
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Cursors, Run
 from trainpipes.sources.mixed.mix_cursor import MixCursors, Stretch, moved_on
 from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mix_source import MixSource, SourceRows

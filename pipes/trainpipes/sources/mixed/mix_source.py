@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainpipes.errors import TrainpipesError
+from trainpipes.rows.block import Block
 from trainpipes.runtime.planning.check_state import leads
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
-from trainpipes.runtime.rows.block import Block
 from trainpipes.runtime.shards.opener import RUN_ROWS, ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
 

@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from trainpipes.cursor import is_count
 from trainpipes.errors import SchemaError
+from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import RunStage
+from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mix_runs import MixRuns
 from trainpipes.sources.mixed.mix_source import MixSource, is_place

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.options import identify, show
+from trainpipes.kinds.stage import Stage
 from trainpipes.order import IntArray
-from trainpipes.runtime.options import identify, show
-from trainpipes.runtime.stage import Stage
 from trainpipes.shown import shown
 from trainpipes.sources.files.byte_ranges import size_of
 from trainpipes.sources.files.each_file import BadFileError, each_file

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pyarrow as pa
 
 from trainpipes.errors import DataError, SchemaError
-from trainpipes.runtime.options import show
+from trainpipes.kinds.options import show
 from trainpipes.shown import shown
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.runtime.source import Place
-from trainpipes.runtime.stage import Stage
+from trainpipes.kinds.source import Place
+from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.files.list_files import SUFFIXES, FileList

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from trainpipes.errors import DataError, TrainpipesError, UnreachableError
-from trainpipes.runtime.source import Place
+from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import reason
 from trainpipes.sources.files.file_errors import changed, gone, unreachable, unreadable
 from trainpipes.sources.files.index_file import forget

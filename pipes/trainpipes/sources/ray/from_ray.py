@@ -10,7 +10,7 @@ from typing import Any
 
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import Source
+from trainpipes.kinds.stage_kinds import Source
 from trainpipes.shown import shown
 from trainpipes.sources.ray.blocks import RayBlocks
 from trainpipes.sources.ray.source import RaySource

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.amount import amount
-from trainpipes.runtime.source import Place, RowSource
+from trainpipes.kinds.source import Place, RowSource
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.ray.blocks import RayBlocks
 from trainpipes.values.content import table_digest

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from trainpipes.errors import DataError
-from trainpipes.runtime.source import Place
+from trainpipes.kinds.source import Place
 from trainpipes.sources.compressed.streams import open_stream
 from trainpipes.sources.files.byte_ranges import open_at
 from trainpipes.sources.files.each_file import BadFileError, one_line

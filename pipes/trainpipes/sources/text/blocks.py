@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.amount import amount
-from trainpipes.runtime.source import Place
+from trainpipes.kinds.source import Place
 from trainpipes.sources.compressed.read_again import ReadAgain
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.files.index_file import forget

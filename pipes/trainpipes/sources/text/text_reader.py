@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from trainpipes.runtime.stage import Stage
+from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.text.blocks import BlockSource
 from trainpipes.sources.text.format import TextFormat

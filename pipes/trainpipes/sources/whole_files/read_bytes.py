@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any
 
-from trainpipes.runtime.stage import Stage
+from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.whole_files.rows import BLOCK_ROWS, WholeFiles, no_columns
 

@@ -23,8 +23,8 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.kinds.stage import Stage
 from trainpipes.naming import nearest
-from trainpipes.runtime.stage import Stage
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.list_files import FileList, ListFiles

@@ -13,12 +13,12 @@ import numpy as np
 from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError, SchemaError, UnreadableError
 from trainpipes.extra import need
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.naming import need_columns
-from trainpipes.runtime.blame import blame
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.made_once import made_once
+from trainpipes.rows.run import Run
 from trainpipes.runtime.pool import Pool
-from trainpipes.runtime.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.images.pixels import Mode, NoPicture, Pixels, by_pillow, by_torchvision
 from trainpipes.stages.left_out import LeftOut

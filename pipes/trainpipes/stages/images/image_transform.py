@@ -12,11 +12,11 @@ import torch
 
 from trainpipes.checks import column_name, whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.options import identify
-from trainpipes.runtime.run import Run
-from trainpipes.runtime.stage import Stage
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.options import identify
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.images.image_stage import image_of
 from trainpipes.stages.map import Map, same_below

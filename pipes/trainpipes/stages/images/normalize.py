@@ -12,10 +12,10 @@ import torch
 
 from trainpipes.checks import column_name, several
 from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.kinds.blame import each
+from trainpipes.kinds.made_once import made_once
 from trainpipes.naming import need_columns
-from trainpipes.runtime.blame import each
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.run import Run
+from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.images.image_stage import ImageStage
 from trainpipes.stages.images.pixels import Pixels

@@ -23,8 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakSet, ref
 
-from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
-from trainpipes.runtime.calling.process_worker import (
+from trainpipes.calling.process_worker import (
     Message,
     pickled,
     receive,
@@ -32,7 +31,8 @@ from trainpipes.runtime.calling.process_worker import (
     unpickled,
     work,
 )
-from trainpipes.runtime.calling.row_call import Answer, RowCall, Words
+from trainpipes.calling.row_call import Answer, RowCall, Words
+from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
 from trainpipes.runtime.interrupts import get
 from trainpipes.runtime.pool import waits
 

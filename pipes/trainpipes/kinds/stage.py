@@ -2,7 +2,7 @@
 
 A stage is a frozen dataclass: its fields are its options, and all that a pipeline records, prints, compares
 and pickles. ``Stage`` makes one of each class below it. How a stage is carried out, its kind says: see
-``runtime.kinds``.
+``stage_kinds``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 from trainpipes.errors import ConfigError
-from trainpipes.naming import nearest
-from trainpipes.runtime.options import (
+from trainpipes.kinds.options import (
     allowed_values,
     copied,
     either,
@@ -24,7 +23,8 @@ from trainpipes.runtime.options import (
     show_named,
     spelt,
 )
-from trainpipes.runtime.own_class import check_class, is_ours, refuse_old
+from trainpipes.kinds.own_class import check_class, is_ours, refuse_old
+from trainpipes.naming import nearest
 from trainpipes.shown import shown
 
 __all__ = ["Role", "Stage", "option", "snake_case"]

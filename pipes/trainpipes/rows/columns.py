@@ -11,9 +11,9 @@ import torch
 
 from trainpipes.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
 from trainpipes.errors import SchemaError, TrainpipesError
-from trainpipes.runtime.rows.bad_cell import BadCell
-from trainpipes.runtime.rows.payload import Payload, payload_rows
-from trainpipes.runtime.rows.tensor_rows import TensorRows
+from trainpipes.rows.bad_cell import BadCell
+from trainpipes.rows.payload import Payload, payload_rows
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.shown import shown
 from trainpipes.values.fixed_lists import array_of, fixed_shape, lists_of
 from trainpipes.values.row_types import NoColumn, as_array

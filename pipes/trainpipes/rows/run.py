@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.bad_text import naming_bad_text
-from trainpipes.runtime.rows.block import Block
+from trainpipes.rows.bad_text import naming_bad_text
+from trainpipes.rows.block import Block
 
 __all__ = ["Cursors", "Positions", "Run", "RunSource", "Unroll", "innermost", "levels", "round_of"]
 

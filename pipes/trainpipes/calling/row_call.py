@@ -21,8 +21,8 @@ from numpy.random import Generator, Philox
 from numpy.random.bit_generator import ISeedSequence
 
 from trainpipes.errors import DataError
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.run import Run
+from trainpipes.rows.block import Block
+from trainpipes.rows.run import Run
 
 __all__ = ["Answer", "RowCall", "RowKey", "Words", "row_words", "words_of"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.payload import (
+from trainpipes.rows.payload import (
     Payload,
     join_payloads,
     payload_bytes,
@@ -18,7 +18,7 @@ from trainpipes.runtime.rows.payload import (
     slice_payload,
     take_payload,
 )
-from trainpipes.runtime.rows.pieces import Pieces
+from trainpipes.rows.pieces import Pieces
 
 __all__ = ["Block", "Each", "Part"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes.errors import UnreadableError
-from trainpipes.runtime.rows.block import Block
+from trainpipes.rows.block import Block
 from trainpipes.values.utf8 import has_text, is_utf8
 
 __all__ = ["naming_bad_text"]

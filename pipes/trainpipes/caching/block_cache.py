@@ -20,17 +20,17 @@ import pyarrow as pa
 
 from trainpipes.arrays import to_arrow, to_numpy
 from trainpipes.cache import LOCK, entry_path, folder, make_room, schema_path
+from trainpipes.caching import checked_file
+from trainpipes.caching.cache_key import cache_key, digest_of
+from trainpipes.caching.holes import with_holes
+from trainpipes.caching.private_file import FileLock
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.source import LooksAhead, Reader, RowSource, read_rows
+from trainpipes.kinds.stage import Stage
 from trainpipes.order import IntArray
-from trainpipes.runtime.caching import checked_file
-from trainpipes.runtime.caching.cache_key import cache_key, digest_of
-from trainpipes.runtime.caching.holes import with_holes
-from trainpipes.runtime.caching.private_file import FileLock
-from trainpipes.runtime.rows.block import Block
-from trainpipes.runtime.rows.joined import joined_tables
-from trainpipes.runtime.source import LooksAhead, Reader, RowSource, read_rows
-from trainpipes.runtime.stage import Stage
-from trainpipes.runtime.warn_once import warn_once
+from trainpipes.rows.block import Block
+from trainpipes.rows.joined import joined_tables
+from trainpipes.warn_once import warn_once
 
 __all__ = ["BlockCache"]
 

@@ -18,18 +18,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.own_class import is_ours
 from trainpipes.order import IntArray
-from trainpipes.runtime.own_class import is_ours
-from trainpipes.runtime.rows.payload import Payload, join_payloads
-from trainpipes.runtime.rows.tensor_rows import TensorRows
+from trainpipes.rows.payload import Payload, join_payloads
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.shown import shown
 
 if TYPE_CHECKING:
-    from trainpipes.runtime.kinds import RunStage
+    from trainpipes.kinds.stage_kinds import RunStage
+    from trainpipes.rows.run import RunSource
     from trainpipes.runtime.planning.inputs import Inputs
     from trainpipes.runtime.planning.plan import Plan
     from trainpipes.runtime.pool import Pool
-    from trainpipes.runtime.run import RunSource
 
 __all__ = [
     "LooksAhead",

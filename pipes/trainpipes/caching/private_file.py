@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from trainpipes.cache import PART, owner, remove_leftovers
-from trainpipes.runtime.warn_once import warn_once
+from trainpipes.warn_once import warn_once
 
 try:
     import fcntl

@@ -20,9 +20,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.runtime.caching.private_file import NotOwnError, make_file, open_file
-from trainpipes.runtime.warn_once import warn_once
+from trainpipes.caching.private_file import NotOwnError, make_file, open_file
 from trainpipes.values.utf8 import check_whole
+from trainpipes.warn_once import warn_once
 
 __all__ = ["ForeignError", "Marks", "read", "size_of", "write"]
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from trainpipes.runtime.calling.row_call import Answer, RowCall, Words
+from trainpipes.calling.row_call import Answer, RowCall, Words
 from trainpipes.runtime.pool import Pool
 
 __all__ = ["ThreadMap"]

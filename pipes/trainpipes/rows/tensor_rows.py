@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.lazy_batches import late_if_small
-from trainpipes.runtime.rows.lone_copy import copied, gathered
+from trainpipes.rows.lazy_batches import late_if_small
+from trainpipes.rows.lone_copy import copied, gathered
 
 __all__ = ["TensorRows"]
 

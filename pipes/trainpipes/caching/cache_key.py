@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from trainpipes.runtime.caching.contents import Contents
-from trainpipes.runtime.options import identify
-from trainpipes.runtime.own_class import is_ours
-from trainpipes.runtime.stage import Stage
+from trainpipes.caching.contents import Contents
+from trainpipes.kinds.options import identify
+from trainpipes.kinds.own_class import is_ours
+from trainpipes.kinds.stage import Stage
 
 __all__ = ["digest_of", "cache_key"]
 

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.runtime.warn_once import warn_once
 from trainpipes.secret_text import hidden, is_secret, stand_in
 from trainpipes.values.content import table_digest, tensor_digest
 from trainpipes.values.row_types import written
+from trainpipes.warn_once import warn_once
 
 __all__ = [
     "allowed_values",

@@ -25,9 +25,9 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import torch
 
+from trainpipes.calling.row_call import RowCall
 from trainpipes.errors import DataError, WorkerError
-from trainpipes.runtime.calling.row_call import RowCall
-from trainpipes.runtime.rows.lone_copy import is_plain
+from trainpipes.rows.lone_copy import is_plain
 
 __all__ = ["Message", "pickled", "receive", "send", "unpickled", "work"]
 

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes.caching.used_names import is_installed, used_by
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.caching.used_names import is_installed, used_by
-from trainpipes.runtime.options import identify, show
+from trainpipes.kinds.options import identify, show
 from trainpipes.values.content import table_digest, tensor_digest
 
 __all__ = ["Contents"]

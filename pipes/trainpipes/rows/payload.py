@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
 from trainpipes.order import IntArray
-from trainpipes.runtime.rows.joined import Joining
-from trainpipes.runtime.rows.tensor_rows import TensorRows
+from trainpipes.rows.joined import Joining
+from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.values.fixed_lists import python_rows
 
 __all__ = [

@@ -10,4 +10,5 @@ lone_copy     copies by the thread that asks
 columns       rows as columns of Python, NumPy or torch
 bad_text      the row whose text is not UTF-8, named
 bad_cell      a value in a column that a stage cannot use
+run           items on their way through a chain, with the position after each
 """

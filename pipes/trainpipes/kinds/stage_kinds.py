@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.blame import blame, each
+from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage import Role, Stage
 from trainpipes.order import IntArray
-from trainpipes.runtime.blame import blame, each
-from trainpipes.runtime.empty_epoch_guard import MOST_EMPTY_EPOCHS
-from trainpipes.runtime.made_once import made_once
-from trainpipes.runtime.rows.bad_text import naming_bad_text
-from trainpipes.runtime.rows.columns import table_of
-from trainpipes.runtime.run import Run, RunSource, round_of
-from trainpipes.runtime.source import RowSource, RowStream
-from trainpipes.runtime.stage import Role, Stage
+from trainpipes.rows.bad_text import naming_bad_text
+from trainpipes.rows.columns import table_of
+from trainpipes.rows.run import Run, RunSource, round_of
 
 if TYPE_CHECKING:
     from trainpipes.runtime.planning.inputs import Inputs

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.arrays import to_arrow, to_numpy
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.order import IntArray
-from trainpipes.runtime.kinds import RunStage
-from trainpipes.runtime.run import Run
+from trainpipes.rows.run import Run
 
 __all__ = ["DropHoles", "with_holes"]
 
