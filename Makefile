@@ -8,7 +8,8 @@ VENV ?= .venv
 FRAMEWORKS ?= $(VENV)-frameworks
 RAY ?= $(VENV)-ray
 PACKAGE ?= --editable .
-JOBS ?= 2
+# Processes that run tests: more than cores, since many tests wait for processes of their own.
+JOBS ?= 3
 PYTEST ?=
 BENCH ?= --quick
 CHECK ?=
