@@ -284,8 +284,8 @@ class Loader:
 
         Args:
             total: batches of this rank in all, where these are not known: with an endless ``repeat``, the
-                steps of the run; where rows are packed or batched by length, ``loader.estimate_len()``, which
-                reads the first rows to say so.
+                steps of the run; where rows are filtered, packed or batched by length,
+                ``loader.estimate_len()``, which reads the first rows to say so.
 
         >>> import trainpipes as tp
         >>> loader = tp.Loader(tp.from_tensors(range(8)).repeat().batch(4))

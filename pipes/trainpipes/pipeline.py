@@ -379,8 +379,8 @@ class Pipeline(IterableDataset[Any]):
 
     def estimate_len(self) -> int:
         """About ``len()``: exact where that is known. ``sample`` and ``split`` count by their fraction. Where
-        rows are packed or batched by their lengths, the first 2,048 are read to say what comes of them,
-        and what a ``filter`` drops; otherwise a filter counts as if it dropped none. For learning rate
+        rows are filtered, made into several, packed or batched by their lengths, the first 2,048 are read
+        to say what comes of them, and functions of the pipeline are called for these. For learning rate
         schedules.
 
         Raises:

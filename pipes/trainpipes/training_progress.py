@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.checks import whole_number
-from trainpipes.forecast.estimate import cuts_by_length
+from trainpipes.forecast.estimate import is_measured
 from trainpipes.progress_displays import (
     Display,
     Shown,
@@ -226,8 +226,8 @@ def training_progress(loader: Loader, total: int | None) -> TrainingProgress:
     elif total is None and plan.counts.known:
         total = len(loader)
     elif total is None and plan.inputs.epoch_rows is not None:
-        # Where stages cut by length, rows would have to be read to say how many batches they make.
-        measured = any(cuts_by_length(stage) for stage in plan.chain.after)
+        # No row is read only to say how many batches there are.
+        measured = any(is_measured(stage) for stage in plan.chain.stages)
         total = None if measured else loader.estimate_len()
     job = "epoch" if plan.chain.times in (None, 1) else "pass"
     scale = _Scale(first, total, epoch, length, job)

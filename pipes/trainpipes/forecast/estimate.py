@@ -18,10 +18,11 @@ from trainpipes.runtime.planning.plan import Plan
 from trainpipes.state import Position
 from trainpipes.topology import Topology
 
-__all__ = ["cuts_by_length", "estimated_items"]
+__all__ = ["cuts_by_length", "estimated_items", "is_measured"]
 
-#: Rows that are read.
+#: Rows that are read, and batches at least where batches are filtered.
 SAMPLE_ROWS = 2048
+MINIMUM_BATCHES = 64
 
 
 def cuts_by_length(stage: Stage) -> bool:
@@ -29,13 +30,18 @@ def cuts_by_length(stage: Stage) -> bool:
     return stage.role in ("pack", "batch") and not stage.keeps_rows
 
 
+def is_measured(stage: Stage) -> bool:
+    """Whether rows have to be read to say how many items a stage makes of them."""
+    return not stage.keeps_rows and stage.share is None and stage.role not in ("take", "skip")
+
+
 def estimated_items(plan: Plan) -> int:
     """Items of an epoch, over all ranks: exact where all rows are read, else in proportion.
 
     Stage by stage: ``sample`` and ``split`` let their fraction through, ``take`` and ``skip`` their count.
     What ``pack``, budgets of tokens and buckets make of rows is measured on the first 2,048 that come to
-    the lowest of them, and what a ``filter`` lets through with it. Without any of these nothing is read,
-    and a filter counts as if it let all through.
+    the first of them, and what a ``filter`` or a ``flat_map`` makes of them with it. Where there are none
+    of these, ``filter`` and ``flat_map`` are measured on the first 2,048 rows that come to the first.
 
     Args:
         plan: whose rows are counted before they are read.
@@ -65,26 +71,33 @@ def estimated_items(plan: Plan) -> int:
 
 def _measured(plan: Plan, stages: Sequence[Stage]) -> dict[Stage, float]:
     """Items that come out of stages for each that goes in, of those for which rows must be read."""
-    place = next((n for n, stage in enumerate(stages) if cuts_by_length(stage)), None)
-    if place is None:
-        return {}
-    # What a cache() keeps is known by the stages below it: none is put among them.
+    # What a cache() keeps is known by the stages before it: none is put among them.
     cached = next((n for n, stage in enumerate(stages) if stage.role == "cache"), 0)
+    measured = [n for n, stage in enumerate(stages) if n >= cached and is_measured(stage)]
+    if not measured:
+        return {}
+    place = next((n for n in measured if cuts_by_length(stages[n])), measured[0])
+    shuffled = (n + 1 for n, stage in enumerate(stages) if stage.role == "shuffle")
+    place = max([place, *shuffled])  # what comes before a shuffle is made window by window
+    most = SAMPLE_ROWS
+    if any(stage.role == "batch" for stage in stages[:place]):
+        most = max(MINIMUM_BATCHES, SAMPLE_ROWS // plan.chain.batch_size)
     chain: list[Stage] = []
+    taken = _Count()
     counts: dict[Stage, tuple[_Count, _Count]] = {}
     for number, stage in enumerate(stages):
         if stage.role in ("take", "skip") and number > place:
             continue
+        chain += [_First(taken, most), _Tally(taken)] if number == place else []
         fresh = stage.fresh()
-        drops = not stage.keeps_rows and stage.share is None and stage.role not in ("take", "skip")
-        if not drops or number < cached:
+        if number not in measured:
             chain.append(fresh)
             continue
         into, out = counts[stage] = _Count(), _Count()
-        chain += [_First(into)] if number == place else []
         chain += [_Tally(into), fresh, _Tally(out)]
-    measured = Plan.of([*chain, _Uncollated()], plan.inputs.source, plan.inputs.schemas, quiet=True)
-    walk = OnePass(measured, Topology(), Position(0, 0, 1))
+    chain += [_First(taken, most), _Tally(taken)] if place == len(stages) else []
+    sample = Plan.of([*chain, _Uncollated()], plan.inputs.source, plan.inputs.schemas, quiet=True)
+    walk = OnePass(sample, Topology(), Position(0, 0, 1))
     with suppress(StopIteration):
         while True:
             next(walk)
@@ -110,22 +123,23 @@ class _Tally(RunStage):
 
 
 class _First(CutStage):
-    """Lets items pass until so many are counted above it."""
+    """Lets items pass until so many are counted after it."""
 
     keeps_rows = False
 
     count: _Count
+    most: int
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        return _FirstRuns(below(at), self.count)
+        return _FirstRuns(below(at), self.count, self.most)
 
 
 class _FirstRuns:
-    def __init__(self, below: RunSource, count: _Count) -> None:
-        self._below, self._count = below, count
+    def __init__(self, below: RunSource, count: _Count, most: int) -> None:
+        self._below, self._count, self._most = below, count, most
 
     def next_run(self) -> Run:
-        left = SAMPLE_ROWS - self._count.items
+        left = self._most - self._count.items
         if left <= 0:
             raise StopIteration
         run = self._below.next_run()

@@ -12,7 +12,7 @@ __all__ = ["LEGEND", "html_of"]
 
 #: Colours that can be read on a light and on a dark page.
 LEARNT = "text-decoration:underline;background:rgba(46,160,67,.25)"
-DIM = "opacity:.55"
+DIM = "opacity:.7"
 TEXT = "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere;text-align:left"
 LEGEND = f'<p><span style="{LEARNT}">text</span> learnt: a target of the loss</p>'
 
