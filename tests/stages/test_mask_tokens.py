@@ -189,7 +189,7 @@ def test_it_is_above_a_cache() -> None:
         (lambda: list(rows().mask_tokens(tokenizer="bytes", mask_id=3)), "vocabulary"),
         (
             lambda: list(rows().mask_tokens(tokenizer=plain_words(), whole_words=True)),
-            "mark neither where words begin",
+            "does not mark where words begin",
         ),
     ],
 )  # fmt: skip

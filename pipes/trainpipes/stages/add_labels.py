@@ -25,21 +25,22 @@ __all__ = ["AddLabels"]
 class AddLabels(RunStage):
     """Adds a column "labels": the token ids, or -100 where nothing is to be predicted.
 
-    In: rows with a column of token ids. Out: the same rows with "labels", lists of as many numbers. They
-    stand at the place of the token they are: the logits of position t are compared with the label of
-    t + 1. Cursor: none of its own. Costs about 1 ns a token.
+    In: rows with a column of token ids. Out: the same rows with "labels", lists of the same lengths. Labels
+    are not shifted: the label at position t is the token at t, which the logits at t - 1 predict. Cursor:
+    none of its own. Costs about 1 ns a token.
 
-    ``tokenize(labels=...)`` makes them of the texts that ids come from, and ``pack`` adds them where there
-    are none.
+    ``tokenize(labels=...)`` makes labels from columns of text, and ``pack`` adds them where rows have none.
 
     Args:
         column: the token ids.
-        where: a column of as many numbers or bools: ids are labels where it is not 0. None for all.
-        ignore: ids that are no labels, such as those of special tokens.
+        where: a column of lists of numbers or bools, as long as those of ``column``: an id is a label where
+            it is not 0. None: every id is one.
+        ignore: ids that get -100, such as those of special tokens.
 
     Raises:
         DataError: a null, or lists of different lengths; names the row.
-        SchemaError: a column is not there, or holds no lists of integers; or "labels" is there.
+        SchemaError: a column is not there, or holds no lists of integers; or there is a column "labels"
+            already.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 0]], "answer": [[0, 1, 1, 0]]}))

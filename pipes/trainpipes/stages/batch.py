@@ -22,28 +22,28 @@ __all__ = ["Batch"]
 class Batch(BatchingStage):
     """Cuts rows into micro-batches.
 
-    In: rows. Out: micro-batches; without a collate after it, each is a list of rows. The epoch is cut
-    in whole micro-batches over all shards, so that there is at most one short one in an epoch and
-    as many as a plain ``DataLoader`` gives (where a filter makes counts unknown: one short one a
-    shard). Cursor: that of the last row; nothing of an open batch is kept. Costs nothing.
+    In: rows. Out: micro-batches; without a collate after it, each is a list of rows. An epoch has as many
+    micro-batches as with a plain ``DataLoader``, and at most one of them is short. Where a filter makes
+    counts unknown, the last one of each shard may be short. Cursor: that of the last row; nothing of an
+    unfinished batch is kept. Costs nothing.
 
-    With ``max_tokens`` a micro-batch takes rows as long as all of them, padded to the longest, have at
-    most so many tokens. How many there are is then not known in advance: see ``filter``. Costs some 10 us
-    a micro-batch.
+    With ``max_tokens`` a micro-batch takes rows in order, as many as fit: padded to the longest, they have
+    at most ``max_tokens`` tokens. How many micro-batches an epoch has is then not known in advance: see
+    ``filter``. Costs about 10 us a micro-batch.
 
     Args:
         batch_size: B, rows in a micro-batch.
-        drop_last: leave out a short micro-batch at the end of an epoch; with ``max_tokens``, the last
-            one of each shard if another row might have joined it.
-        max_tokens: instead of ``batch_size``: rows x longest row of a micro-batch, at most.
-        max_rows: with ``max_tokens``, rows in a micro-batch at most.
-        column: what is counted with ``max_tokens``: a column of lists, or of integers that say how long a
-            row is; "input_ids" if left out.
-        oversize: what becomes of a row longer than ``max_tokens``: "error" (the default), or "alone", a
+        drop_last: leave out a short micro-batch at the end of an epoch; with ``max_tokens``, the last one of
+            each shard if it has room for another row.
+        max_tokens: instead of ``batch_size``: the most tokens in a micro-batch, rows x longest row.
+        max_rows: with ``max_tokens``: the most rows in a micro-batch.
+        column: with ``max_tokens``: the column that tells a row's length, of lists, or of integers that say
+            it; "input_ids" if left out.
+        oversize: with ``max_tokens``: a longer row is an "error" (the default), or comes "alone", in a
             micro-batch of its own.
 
     Raises:
-        DataError: a row is longer than ``max_tokens``; names it.
+        DataError: a row is longer than ``max_tokens``; names the row.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: "abcde").batch(2))

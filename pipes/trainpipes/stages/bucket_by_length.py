@@ -32,31 +32,30 @@ RUN_ROWS = 512
 class BucketByLength(BatchingStage):
     """Cuts micro-batches of rows of about the same length, so that little is padded.
 
-    In: rows. Out: micro-batches, as of ``batch``. The rows of a window are sorted into buckets by length,
-    each bucket is cut into micro-batches in the order in which its rows came, and what is left over in the
-    buckets makes the last ones. The micro-batches of a window then come in another order, by ``seed``.
-    How many there are is not known in advance: see ``filter``; with ``batch_size``, at most one of each
-    shard and epoch is short.
+    In: rows. Out: micro-batches, as ``batch`` makes them. The rows of a window are sorted into buckets by
+    length, and each bucket is cut into micro-batches in the order in which its rows came; rows left over in
+    the buckets make the last ones. The micro-batches of a window are then shuffled. How many there are is
+    not known in advance: see ``filter``. With ``batch_size``, at most one a shard and epoch is short.
 
-    Cursor: that of the source before the window, and how many of its micro-batches are used up. A resume
-    reads that window again. Memory: a window for each shard. Costs about 1 us a row.
+    Cursor: that of the source before the window, and how many of the window's micro-batches were delivered.
+    A resume reads that window again. Memory: a window for each shard. Costs about 1 us a row.
 
     Args:
         batch_size: B, rows in a micro-batch.
-        max_tokens: instead of ``batch_size``: rows x longest row of a micro-batch, at most.
-        boundaries: lengths at which buckets part, ascending: of n, n + 1 buckets; a row as long as a
-            boundary is in the bucket above it.
-        num_buckets: instead of ``boundaries``: that many buckets of as many rows each; 32 if left out.
-        column: what is counted: a column of lists, or of integers that say how long a row is.
+        max_tokens: instead of ``batch_size``: the most tokens in a micro-batch, rows x longest row.
+        boundaries: ascending lengths at which one bucket ends and the next begins; n of them make n + 1
+            buckets. A row as long as a boundary is in the longer bucket.
+        num_buckets: instead of ``boundaries``: this many buckets with equal numbers of rows; 32 if left out.
+        column: tells a row's length: a column of lists, or of integers that say it.
         window: rows that are sorted together; rounded up to a multiple of ``batch_size``.
-        max_rows: with ``max_tokens``, rows in a micro-batch at most.
-        oversize: with ``max_tokens``, what becomes of a row that is longer: "error" (the default), or
-            "alone", a micro-batch of its own.
+        max_rows: with ``max_tokens``: the most rows in a micro-batch.
+        oversize: with ``max_tokens``: a longer row is an "error" (the default), or comes "alone", in a
+            micro-batch of its own.
         drop_last: leave out short micro-batches (with ``batch_size``).
-        seed: of the order of a window's micro-batches.
+        seed: for the order of a window's micro-batches.
 
     Raises:
-        DataError: a row is longer than ``max_tokens``; names it.
+        DataError: a row is longer than ``max_tokens``; names the row.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"ids": [1] * n} for n in (9, 1, 8, 2, 1, 7)])
@@ -236,7 +235,7 @@ class _Buckets:
         items = len(bounds) - 1
         if self._item and self._item >= items:
             raise StateError(
-                f"{stage}: the state is from after {self._item} micro-batches of a shuffle window, "
+                f"{stage}: the state was saved after {self._item} micro-batches of a shuffle window, "
                 f"which has only {items}; it was edited or is damaged: load it as it was saved"
             )
         held.gave(items > 0, stage)

@@ -29,33 +29,33 @@ class ChatTemplate(Tokenizes):
     """Turns conversations into token ids, as the tokenizer's own chat template writes them.
 
     In: rows with a column of conversations, each a list of messages (dicts with "role" and "content").
-    Out: the same rows; that column replaced by "input_ids", and "labels": the ids of the assistant's turns
-    with the mark that ends each, -100 elsewhere. Keys that are null are left out, also within tool calls
-    and tools. Nothing is padded, and no special tokens are put around what the template writes. Cursor:
-    none of its own. Costs Python for each row, some 100 us: best after a shuffle and a sharding filter.
+    Out: the same rows; that column replaced by "input_ids" and "labels", lists of int32. Labels are the ids
+    of the assistant's turns with the token that ends each, and -100 elsewhere. Keys that are null are left
+    out, also within tool calls and tools. Nothing is padded, and no special tokens are added to those that
+    the template writes. Cursor: none of its own. Costs about 100 us of Python a row: best after a shuffle and
+    a sharding filter.
 
-    Where the template marks the assistant's parts (``{% generation %}``), these are taken. Else a turn is
-    what follows the text up to it with the prompt for the assistant; a template that writes earlier turns
-    otherwise once others follow (such as without their reasoning) is refused.
+    Where the template marks the assistant's turns (``{% generation %}``), the marked text is taken. Else a
+    turn is the text that the template adds to the messages before it and the generation prompt. A template
+    that writes earlier turns differently once others follow (such as without their reasoning) is refused.
 
     Args:
         tokenizer: a fast tokenizer of transformers, or a local directory of one. Nothing is downloaded.
         column: the conversations.
         labels: whether to add "labels".
         max_length: the most tokens of a row; the end of a longer one is cut off.
-        template: Jinja as transformers takes it, in place of the tokenizer's own.
-        prompt: a column of messages that come before the conversation's, and of which no token has a label.
-            It stays.
-        tools: a column of what the assistant may call: lists of JSON schemas, or JSON texts of them. It
-            stays.
-        parse_arguments: whether a tool call's arguments that are JSON text, as OpenAI writes them, are given
-            to the template as a dict, as most expect; False for one that wants text.
+        template: a Jinja template as transformers takes it, in place of the tokenizer's own.
+        prompt: a column of messages to put before the conversation; their labels are -100. The column stays.
+        tools: a column of the tools that the assistant may call: lists of JSON schemas, or such lists as JSON
+            text. The column stays.
+        parse_arguments: give a tool call's arguments to the template as a dict, as most templates expect,
+            where they are JSON text, as OpenAI writes them; False for a template that wants text.
 
     Raises:
         ConfigError: there is no template, or the tokenizer is no fast one.
-        DataError: a row is no conversation, or whose a token is cannot be told; names the row.
+        DataError: a row is no conversation, or the assistant's tokens cannot be told; names the row.
         MissingExtraError: transformers is not installed.
-        SchemaError: the column is not there, or one of the new ones is.
+        SchemaError: the column is not there, or "input_ids" or "labels" is there already.
     """
 
     needs_columns = True

@@ -32,18 +32,19 @@ class Collate(RunStage):
     """Makes one batch of the rows of each micro-batch.
 
     In: micro-batches. Out: what the function returns. Cursor: none of its own. Costs a Python call a
-    micro-batch, and with a function of ``format="rows"`` a Python object a row; columns of numbers are
-    stacked without. Token ids are padded faster by ``pad_collate``.
+    micro-batch, and with ``format="rows"`` a Python object a row. Without ``fn``, columns of numbers are
+    stacked without such objects. To pad token ids, ``pad_collate`` is faster.
 
     Args:
-        fn: function of one micro-batch; torch's ``default_collate`` if left out, which stacks rows as they
-            are: arrays of one shape, fixed-size lists of Arrow among them, become tensors ``[B, ...]``.
+        fn: function of one micro-batch. Left out, torch's ``default_collate``, which stacks rows: arrays of
+            one shape, and Arrow's fixed-size lists, become tensors ``[B, ...]``.
         format: what the function takes: "rows", a list of rows as ``DataLoader`` gives to its
             ``collate_fn``; or the columns as "arrow", "numpy" or "torch" (see ``map_batches``).
         version: names the function in checkpoints; see ``map``.
 
     Raises:
-        DataError: without ``fn``: a null, rows of different shapes, or what makes no tensor; names the row.
+        DataError: without ``fn``: a null, rows of different shapes, or values that make no tensor; names the
+            row.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: [(1, 0.5), (2, 1.5)]).batch(2).collate())

@@ -64,7 +64,8 @@ class Rename(RunStage):
         names: new name of each old one.
 
     Raises:
-        SchemaError: a column is not there, or a new name is taken.
+        ConfigError: two columns would have the same name.
+        SchemaError: a column is not there.
     """
 
     needs_columns = True

@@ -20,20 +20,20 @@ __all__ = ["Draw"]
 
 
 class Draw(OrderStage):
-    """Takes rows by number, as a sampler says; the order is the same whatever ``num_shards`` is.
+    """Reads rows by number, in the order of a sampler, which is the same for any ``num_shards``.
 
     In: rows of a source that can be read by row number: ``from_dataset``, ``from_arrow``,
     ``from_tensors``, ``from_memmap``. Out: the rows that the sampler gives for each epoch. Cursor: a
-    position; a resume makes up to 65,536 row numbers again. Costs 8 bytes for each of them, the sampler's
+    position; a resume makes up to 65,536 row numbers again. Costs 8 bytes for each of these, the sampler's
     own work (30 ns a row for a random order), and the reading of single rows. Each consumer reads its
     own rows only.
 
-    It orders the rows, so there is no ``shuffle`` beside it. Stages that drop rows come after it.
+    ``draw`` orders the rows, so a chain has no ``shuffle`` beside it. Stages that drop rows come after it.
 
     Args:
-        sampler: one of ``trainpipes.samplers``, or one of your own (``RowSampler``); or a sampler of
-            torch's that has a length and gives row numbers. Of torch's, the whole epoch's numbers are
-            drawn at its first row, from a seed of its own for each epoch; a ``DistributedSampler``
+        sampler: one of ``trainpipes.samplers``, or one of your own (``RowSampler``); or a torch sampler
+            that has a length and gives row numbers. A torch sampler draws an epoch's numbers all at once,
+            when the epoch's first row is read, with another seed each epoch; a ``DistributedSampler``
             stands for the order over all its replicas.
 
     >>> import trainpipes as tp
@@ -108,13 +108,14 @@ class TorchOrder:
         name = type(self._sampler).__name__
         if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
             raise DataError(
-                f"draw({name}): it gives {keys[0]!r}, which is no row number; from_dataset(dataset, "
+                f"draw({name}): the sampler gives {keys[0]!r}, which is no row number; from_dataset(dataset, "
                 "sampler=...) takes any key that the dataset knows"
             )
         outside = (found < 0) | (found >= rows)
         if outside.any():
             raise DataError(
-                f"draw({name}): it gives row {found[outside][0]}, and there are {rows:,} rows"
+                f"draw({name}): the sampler gives row {found[outside][0]}, and there are {rows:,} rows: make "
+                "it for this dataset"
             )
         return found.astype(np.int64)
 

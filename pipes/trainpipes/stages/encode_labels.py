@@ -35,30 +35,29 @@ SHOWN_BYTES = 1024
 class EncodeLabels(RunStage):
     """Turns labels into class numbers.
 
-    In: rows with a column of labels: texts, integers, bools, or lists of these where a row may be of several
-    classes. Out: the same rows; the column replaced by one of int64, or of lists of int64. Cursor: none of
-    its own. Costs about 20 ns a row, and more where there are thousands of classes.
+    In: rows with a column of labels: texts, integers, bools, or lists of these where a row may have several
+    classes. Out: the same rows; the column replaced by int64 class numbers, or lists of int64. Cursor: none
+    of its own. Costs about 20 ns a row, and more where there are thousands of classes.
 
-    ``pipe.value_counts(column)`` tells which labels there are; ``pipe.class_weights()`` weighs the classes
-    that are made here.
+    ``pipe.value_counts(column)`` counts the labels of the data; ``pipe.class_weights()`` gives a weight for
+    each class.
 
     Args:
         column: the labels.
         classes: which labels there are:
 
-            - a list, the first of them is class 0
-            - a dict of labels and their classes; several labels may be one class
-            - a number: labels are integers from 0 to below it, and stay as they are
+            - a list: the first label is class 0
+            - a dict from labels to class numbers; several labels may have the same class
+            - a number C: labels are integers from 0 to C - 1, and stay as they are
 
-            Where these are texts and labels are integers, the integers stay as they are too: so Hugging
-            Face's ``ClassLabel`` writes them.
-        to: what the new column is called.
-        counts: rows of each class, where they are known: ``class_weights()`` then counts none.
+            If ``classes`` are texts and the labels are integers, the integers stay as they are too, as
+            Hugging Face's ``ClassLabel`` writes labels.
+        to: name of the new column, which takes the place of ``column``.
+        counts: rows of each class, if known; ``class_weights()`` then counts no rows.
 
     Raises:
-        DataError: a label that ``classes`` does not have, with the nearest that it has, or a null; names
-            the row.
-        SchemaError: the column is not there, or holds no labels; or ``to`` is there.
+        DataError: a null, or a label that ``classes`` does not have; names the row, and the nearest label.
+        SchemaError: the column is not there, or holds no labels; or ``to`` is there already.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"label": "spam"}, {"label": "ham"}, {"label": "ham"}])
@@ -194,7 +193,7 @@ class EncodeLabels(RunStage):
             cure = (
                 "rows without a label are left out with filter()"
                 if label < 0
-                else f"classes are 0 to {count - 1}"
+                else f"classes are 0 to {count - 1}; give more, or leave such rows out with filter()"
             )
             return labels.fail(place, f"holds the label {label}, of {count:,} classes: {cure}")
         if isinstance(self.classes, int):

@@ -24,16 +24,16 @@ __all__ = ["Enumerate"]
 class Enumerate(RunStage):
     """Gives each row its number in file order over all files, from ``start``.
 
-    In: rows, before anything drops some or puts them in another order. Out: rows that are dicts with one
-    more column, int64; of others, pairs of number and row, as Python's ``enumerate`` gives them. A row has
-    the same number in every epoch and on every rank, wherever it comes after a shuffle. Cursor: none of
-    its own. Costs nothing for columns.
+    In: rows, before any stage that drops or reorders them. Out: the same rows with one more column, int64;
+    rows that are not dicts become pairs ``(number, row)``, as Python's ``enumerate`` gives them. A row has
+    the same number in every epoch and on every rank, also after a shuffle. Cursor: none of its own. Costs
+    nothing for columns.
 
-    The number of a batch in training is another thing: count in the loop.
+    To number the batches in training, count in the loop.
 
     Args:
         start: the number of the first row.
-        column: what the column is called.
+        column: name of the new column.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> list(tp.from_dataset(["a", "b"]).enumerate(start=1))

@@ -26,12 +26,12 @@ class Filter(RunStage):
 
     In: rows or items. Out: those kept, unchanged and in order. Cursor: none of its own. A
     ``pyarrow.compute`` expression costs nanoseconds a row, a Python function a call a row. How
-    many rows an epoch has is then not known in advance: ``len()`` is not there, and several ranks
+    many rows an epoch has is then not known in advance: ``len()`` raises a TypeError, and several ranks
     need ``.repeat()``.
 
     Args:
-        predicate: function of one item returning a bool, or a ``pyarrow.compute`` expression over
-            columns, null counting as False.
+        predicate: function of one item returning a bool, or a ``pyarrow.compute`` expression over columns,
+            where null counts as False.
         version: names the function in checkpoints; see ``map``.
 
     >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp

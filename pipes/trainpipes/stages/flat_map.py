@@ -48,23 +48,23 @@ class _Several(CutStage):
 
 
 class FlatMap(_Several):
-    """Makes any number of rows of each row, by a function.
+    """Makes any number of rows from each row, by a function.
 
-    In: rows. Out: what the function gives for each, one after the other. Stands after ``shuffle`` and
-    before ``batch``; what comes out is dealt with its row. How many there are is not known in advance: see
-    ``filter``. Cursor: that of the row at hand, and how many of its rows are used up: a resume calls
-    the function again for that row, and passes over those. Costs a Python call a row; of what an iterator
-    gives, only some is held at a time.
+    In: rows. Out: the rows that the function gives for each row, one after the other. Stands after
+    ``shuffle`` and before ``batch``; all rows made from one row go to the same shard. How many there are is
+    not known in advance: see ``filter``. Cursor: that of the current row, and how many of the rows made from
+    it were delivered: a resume calls the function again for that row, and skips those. Costs a Python call a
+    row. The function may return an iterator: only some of its rows are in memory at a time.
 
     Args:
-        fn: function of one row that returns rows: a list, or anything that can be iterated, the same for
-            the same row. None of them is None.
+        fn: function of one row that returns rows: a list, or anything that can be iterated, the same for the
+            same row. No row may be None.
         version: names the function in checkpoints; see ``map``.
-        schema: Arrow types of the columns of its rows; see ``map``.
+        schema: Arrow types of the columns that it returns; see ``map``.
 
     Raises:
-        DataError: the function returned a dict, a text or something else that is no series of rows; names
-            the row.
+        DataError: the function returned something other than a list or iterator of rows, such as a dict or a
+            text; names the row.
 
     >>> import trainpipes as tp
     >>> texts = tp.from_dataset(["a b", "", "c"])
@@ -96,14 +96,14 @@ class FlatMap(_Several):
 
 
 class Unbatch(_Several):
-    """Takes rows that are batches apart.
+    """Splits rows that are batches into their elements.
 
     In: rows that are lists, tuples, arrays or tensors; or dicts of these, equally long. Out: their
-    elements, one after the other, as dicts where they were dicts. Stands as ``flat_map`` does, whose cursor
-    it has. Costs Python for each row.
+    elements, one after the other; of a dict of columns, a dict for each element. It stands where
+    ``flat_map`` may stand, and has the same cursor. Costs Python for each row.
 
     Args:
-        level: how deep lists in lists are taken apart.
+        level: how many levels of nested lists are split.
 
     Raises:
         DataError: a row is none of these, or its columns are not equally long; names the row.
@@ -235,7 +235,7 @@ class _Rows:
             self._failed(error, run, number)
         if passed < self._used:
             raise StateError(
-                f"{self._stage}: the state is from after {self._used} rows made of one row, for "
+                f"{self._stage}: the state was saved after {self._used} rows made of one row, for "
                 f"which the function now gives {passed}: use the function as it was, or load "
                 "the state as it was saved"
             )

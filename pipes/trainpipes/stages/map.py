@@ -56,34 +56,34 @@ class Map(RunStage):
 
     With ``rng=True`` it gets a ``numpy.random.Generator`` too, for augmentations: the same for the same row
     in the same epoch, after any resume, on any number of ranks, workers and threads; another one for
-    another row, epoch, seed or function. After ``batch`` it is that of the rows of the batch. A row that a
+    another row, epoch, seed or function. After ``batch`` it is made from the rows of the batch. A row that a
     sampler draws twice is told apart by its place in the epoch, a packed row by its first token. Costs about
-    5 us an item. torch takes a seed from it: ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
+    5 us an item. For torch: ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
 
-    With ``num_workers`` several threads or processes call it, each for up to 64 items at a time. Items come
-    in the same order, and with the same draws. The next rows are worked on while the last are used.
-    Processes are started at the first row, and end with the pipeline or after a minute without work; each
-    item costs a pickle there and back (arrays and tensors travel as bytes, about 0.3 ms for 1 MB).
+    With ``num_workers`` several threads or processes call the function, each for up to 64 items at a time,
+    ahead of their use. Items come in the same order, and with the same draws. Processes start at the first
+    row, and end with the pipeline or after a minute without work. Each item is pickled on the way there and
+    back (arrays and tensors travel as bytes, about 0.3 ms for 1 MB).
 
     Args:
-        fn: function of one item; with ``rng`` of an item and a generator.
-        rng: whether it gets a generator.
-        seed: of the generators.
+        fn: function of one item; with ``rng=True`` of an item and a generator.
+        rng: give the function a generator.
+        seed: for the generators.
         version: names the function in checkpoints instead of its module and name: change it when
             what the function does changes.
-        num_workers: threads or processes that call it; 0 for the thread that asks.
-        method: "thread", for a function that several threads may call at a time; or "process": the
+        num_workers: threads or processes that call it; 0 for the thread that iterates.
+        method: "thread", for a function that several threads may call at once; or "process", where the
             function, items and results must pickle.
         schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``: rows are then columns
             from here on. Left out, they stay as they are until a stage works on columns, and the schema is
             found from the first rows; see "Rows as columns" in docs/compose.md.
-        start_method: of processes, "forkserver", "spawn" or "fork"; by default the first of these that is
-            there. A fork copies locks that threads of this process hold, and may hang.
+        start_method: how processes start: "forkserver", "spawn" or "fork"; by default the first of these that
+            the platform has. A fork copies locks that threads of this process hold, and may hang.
 
     Raises:
         WorkerError: a worker process died; names the row that it worked on.
         ConfigError: the function or an item does not pickle.
-        DataError: the function returned None, or what does not pickle.
+        DataError: the function returned None, or a value that does not pickle.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: range(3)).map(lambda x: x * 10))

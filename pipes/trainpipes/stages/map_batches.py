@@ -20,16 +20,17 @@ class MapBatches(ColumnFunction):
         fn: function of columns. With ``format="arrow"`` of a ``pyarrow.Table``, returning one (or
             a dict of arrays); with "numpy" or "torch" of a dict of arrays or tensors
             ``[rows, ...]``, returning such a dict. Ragged columns come as object arrays of arrays
-            in "numpy", and as lists of tensors in "torch"; nulls of floats as NaN. An array
-            ``[rows, n, ...]`` that it returns is one of fixed-size lists, whose rows are arrays.
-            A DataError that it raises with ``row=n`` is about the n-th of the rows that it was given.
-        format: what the function takes.
+            in "numpy", and as lists of tensors in "torch"; nulls of floats as NaN. A returned array
+            ``[rows, n, ...]`` becomes a column of fixed-size lists, whose rows are arrays.
+            If it raises a DataError with ``row=n``, counted from 0 among the rows that it was given, the
+            error names that row in its file.
+        format: "arrow", "numpy" or "torch": what the function takes.
         version: names the function in checkpoints; see ``map``.
 
     Raises:
-        DataError: the function returned another number of rows; or a null among integers or bools,
-            for which arrays and tensors have no place, names the row.
-        SchemaError: it returned what makes no columns.
+        DataError: the function returned another number of rows; or with "numpy" or "torch", a column of
+            integers or bools has a null, which arrays and tensors cannot hold; names the row.
+        SchemaError: the function returned something that makes no columns.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> pipe = tp.from_arrow(pa.table({"x": [1, 2]}))

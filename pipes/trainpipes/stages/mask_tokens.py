@@ -40,34 +40,34 @@ _THIRD = np.uint64(0xABC98388FB8FAC03)
 
 
 class MaskTokens(RunStage):
-    """Hides some tokens, and makes labels of them: masked language modelling.
+    """Hides some tokens, which become labels: masked language modelling.
 
-    In: rows with a column of token ids. Out: the same rows; of the tokens that are chosen, 80 % are the mask
-    token now, 10 % a random one, 10 % as they were, and a column "labels" has their ids, and -100 elsewhere.
-    Each token (or each whole word) is chosen by itself, special tokens never (Devlin et al., "BERT",
-    2019, section 3.1). Cursor: none of its own. Costs about 40 ns a token.
+    In: rows with a column of token ids. Out: the same rows. Of the chosen tokens, 80 % become the mask token,
+    10 % a random token, and 10 % stay. A new column "labels" holds the ids of the chosen tokens, and -100
+    elsewhere. Each token (or whole word) is chosen independently; special tokens never are (Devlin et al.,
+    "BERT", 2019, section 3.1). Cursor: none of its own. Costs about 40 ns a token.
 
-    What is chosen is a function of seed, epoch, row and place: another choice in every epoch, and the same
-    after a resume and on any topology.
+    The choice is a function of seed, epoch, row and place: another one in every epoch, and the same after a
+    resume and on any topology.
 
     Args:
-        probability: that a token, or a word, is chosen.
+        probability: of choosing a token, or a word, 0 to 1.
         column: the token ids.
-        whole_words: choose words, all of whose tokens are hidden then. Where words begin is told by the
-            tokenizer's vocabulary: "##" goes on, "Ġ" and "▁" begin.
-        tokenizer: says which its special tokens and its mask are, as ``tokenize`` takes it; by default that
-            of the ``tokenize`` before it.
+        whole_words: choose whole words: all tokens of a chosen word. The tokenizer's vocabulary tells where
+            words begin: "##" continues a word, "Ġ" and "▁" begin one.
+        tokenizer: knows the mask token and the special tokens; given as for ``tokenize``. By default that of
+            the ``tokenize`` before this stage.
         mask_id: the mask token; by default the tokenizer's.
         special_ids: tokens that are never chosen; by default the tokenizer's special ones.
-        vocab_size: random tokens are from 0 to this; by default the tokenizer's.
-        random: part of the chosen tokens that become random ones.
-        keep: part of the chosen tokens that stay as they are.
-        seed: of the choice.
+        vocab_size: random tokens are drawn below this; by default the tokenizer's.
+        random: share of the chosen tokens that become random ones, 0 to 1.
+        keep: share of the chosen tokens that stay as they are, 0 to 1.
+        seed: for the choice.
 
     Raises:
         ConfigError: the tokenizer has no mask token, or no vocabulary to tell words by.
         DataError: a null; names the row.
-        SchemaError: the column is not there, or holds no lists of numbers; or "labels" is there.
+        SchemaError: the column is not there, or holds no lists of numbers; or "labels" is there already.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 8, 9, 10, 11, 12, 13, 0]]}))
@@ -219,8 +219,8 @@ class MaskTokens(RunStage):
         found = begins_word(self._pieces)
         if found is None:
             raise ConfigError(
-                f"{self} tells words by the names of tokens, and those of {self._engine} mark neither "
-                "where words begin nor where they go on: leave whole_words out"
+                f"{self} finds words by the vocabulary, and that of {self._engine} does not mark where words "
+                "begin: leave whole_words out"
             )
         return found
 

@@ -52,7 +52,8 @@ class Pack(CutStage):
     of them, and adds ``cu_seqlens`` and ``max_seqlen`` for attention over sequences of variable length.
     How many rows come out is not known in advance: see ``filter``.
 
-    Methods, and padding at 4,096 tokens over documents of 831 on average (lognormal, sigma 1.0):
+    Methods, with the share of padding in rows of 4,096 tokens, for documents of 831 tokens on average
+    (lognormal, sigma 1.0):
 
     - "best_fit": longest first, each into the row that it fills best: 0.1 %. No document is split that
       would fit (Ding et al., "Fewer truncations improve language modeling", arXiv 2404.10830). The rows of
@@ -63,30 +64,30 @@ class Pack(CutStage):
       the documents that would fit are split. Starts at once: needs no window.
 
     Cursor: that of the source before the oldest document still needed, and how many rows of its window
-    (concat: tokens of that document) are used up. A resume reads that window again. Memory: the token ids
+    (concat: tokens of that document) were delivered. A resume reads that window again. Memory: the token ids
     of a window of documents for each shard. Costs about 10 ns a token.
 
-    Before a ``repeat``, an epoch's documents are packed by themselves; after one, a window goes on over the
-    epochs' joint.
+    ``.pack().repeat()`` packs each epoch by itself; with ``.repeat().pack()`` a window may hold documents of
+    two epochs.
 
     Args:
         max_length: tokens of a row.
         method: "best_fit", "first_fit" or "concat".
         column: the documents' token ids: lists of integers. Empty documents are passed over.
-        window: documents that are packed together, at most (``best_fit`` takes up to a sixteenth fewer
-            where they fill their rows better). A larger one leaves less padding and takes longer to start.
-        max_documents: documents in a row at most.
+        window: the most documents that are packed together (``best_fit`` takes up to a sixteenth fewer where
+            they fill their rows better). A larger window leaves less padding and starts later.
+        max_documents: the most documents in a row.
         overlong: documents longer than a row are cut into several ("split"; all pieces but the last fill a
             row), cut to its length ("truncate"), left out ("drop"), or refused ("error"). What is left out
-            is counted: a warning of the logger ``trainpipes`` says so, and ``explain()`` how much so far.
-        along: other columns of as many numbers as ``column`` to pack the same way; padded with 0.
-        seed: of the order of a window's rows.
-        pad_id: what input_ids are padded with: by default the pad token of the ``tokenize`` before it, or 0;
-            to be given where a function tokenizes.
+            is counted: the logger ``trainpipes`` warns of it, and ``explain()`` says how much so far.
+        along: other columns to pack the same way, of lists as long as those of ``column``; padded with 0.
+        seed: for the order of a window's rows.
+        pad_id: pads input_ids; by default the pad token of the ``tokenize`` before this stage, or 0. Must be
+            given where a function tokenizes.
 
     Raises:
-        DataError: an id is null or beyond int32, a column is not as long as ``column``, or a document is
-            too long and ``overlong="error"``; names the row.
+        DataError: an id is null or beyond int32, a list is not as long as that of ``column``, or a document
+            is too long and ``overlong="error"``; names the row.
         SchemaError: a column is not there, or holds no lists of numbers.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -195,7 +196,7 @@ class Pack(CutStage):
     def misplaced(self, used: int) -> StateError:
         """What to raise where a cursor points past what is read there."""
         return StateError(
-            f"{self}: the state is from after {used} rows or tokens of a part of the data that has "
+            f"{self}: the state was saved after {used} rows or tokens of a part of the data that has "
             "fewer; it was edited or is damaged: load it as it was saved"
         )
 

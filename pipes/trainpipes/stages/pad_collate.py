@@ -82,28 +82,27 @@ class _Cutter:
 
 
 class PadCollate(RunStage):
-    """Makes tensors of the columns of each micro-batch; lists of numbers are padded.
+    """Turns the columns of each micro-batch into tensors; lists of numbers are padded.
 
-    In: micro-batches of rows with columns. Out: a dict of tensors each, ``[B, L]`` for a column of
-    lists:
+    In: micro-batches of rows with columns. Out: a dict for each. The type of a column says what it becomes:
 
-    - list of integers: int64; of bools: bool; of float32 or float64: float32; of float16: float16;
-      of fixed-size lists of n numbers: ``[B, L, n]``
-    - integer: int64 ``[B]``; bool, float32, float64: as it is, ``[B]``
-    - fixed-size list or tensor of numbers: as it is, ``[B, n, …]``
+    - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as float32, float16
+      as float16
+    - lists of fixed-size lists of n numbers: ``[B, L, n]``, with the same dtypes
+    - integers: int64 ``[B]``; bools, float32, float64: their own dtype, ``[B]``
+    - fixed-size lists or tensors of numbers: their own dtype, ``[B, n, …]``
     - anything else (strings, times, structs): a list of B Python objects
 
-    Of the rows that ``pack`` makes, columns have the dtypes of ragged ones, there is no mask, and
-    ``cu_seqlens`` (int32 ``[sequences + 1]``) and ``max_seqlen`` (int) say where documents start in the
-    B * L tokens of the micro-batch, the padding at a row's end being a sequence of its own.
+    Rows that ``pack`` made get the dtypes of lists, and no mask. ``cu_seqlens`` (int32 ``[sequences + 1]``)
+    and ``max_seqlen`` (int) are added: they say where documents start in the B * L tokens of the micro-batch;
+    the padding at a row's end is a sequence of its own.
 
     L is the length of the longest row of the micro-batch, or ``max_length``, rounded up to
-    ``pad_to_multiple_of``. Where rows are Python dicts (after ``map``), each micro-batch is judged
-    by its own rows: lists and arrays of one dimension are padded, arrays of more are stacked; an
-    integer column is int64, one of Python floats float64. Tensors are contiguous, writable and
-    share no memory. Cursor: none of its own. Costs 1 to 2 us for a row of 150 tokens
-    with its mask, 2 us a micro-batch for a column of numbers; where rows are Python dicts, several
-    times that.
+    ``pad_to_multiple_of``. Where rows are Python dicts (after ``map``), types are found in each micro-batch:
+    lists and arrays of one dimension are padded, arrays of more dimensions are stacked; integers become
+    int64, Python floats float64. Tensors are contiguous, writable and share no memory. Cursor: none of its
+    own. Costs 1 to 2 us for a row of 150 tokens with its mask, 2 us a micro-batch for a column of numbers,
+    and several times that where rows are Python dicts.
 
     Args:
         max_length: L of every ragged column; longer rows are cut.
@@ -112,23 +111,23 @@ class PadCollate(RunStage):
             pads on the left) or "left".
         truncation_side: the side on which rows longer than ``max_length`` are cut: "right" (the
             default) or "left".
-        value: what ragged columns are padded with. Left out, columns of token ids get the pad
-            token of the ``tokenize`` before it, others 0; to be given where a function tokenizes, which
-            does not say what its pad token is. "labels" get -100, "attention_mask" and
-            "token_type_ids" 0, unless ``columns`` says otherwise.
+        value: pads ragged columns. Left out, columns of token ids get the pad token of the ``tokenize``
+            before this stage, others 0. Must be given where a function tokenizes, which does not say what
+            its pad token is. "labels" get -100, "attention_mask" and "token_type_ids" 0, unless
+            ``columns`` says otherwise.
         mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 where there is a
             token) unless the rows have a column of that name. False for none, or a dict of ragged
             columns and the names of their masks.
-        columns: for a column a dict of ``max_length``, ``pad_to_multiple_of``, ``padding_side``,
-            ``truncation_side``, ``value``, ``dtype``, or ``mask`` (a name), which come before those
-            above. ``dtype`` also applies to columns of numbers.
-        dtype: an integer dtype is that of ragged columns of integers, a float dtype that of all
-            columns of floats: ids stay int64.
+        columns: other options for some columns, by name: dicts of ``max_length``, ``pad_to_multiple_of``,
+            ``padding_side``, ``truncation_side``, ``value``, ``dtype``, or ``mask`` (a name). ``dtype`` here
+            also applies to columns of numbers.
+        dtype: an integer dtype applies to ragged columns of integers; a float dtype to all columns of
+            floats, while ids stay int64.
 
     Raises:
         DataError: a null where a number or a list should be, or an integer that ``dtype`` cannot
             hold; names column and row.
-        SchemaError: a column named in ``columns`` or ``mask`` is not there, or one holds lists of
+        SchemaError: a column named in ``columns`` or ``mask`` is not there, or a column holds lists of
             lists.
 
     >>> import pyarrow as pa, trainpipes as tp

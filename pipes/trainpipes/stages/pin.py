@@ -17,11 +17,11 @@ class Pin(PlaceStage):
     """Puts the tensors of each batch in page-locked memory.
 
     In and out: batches of any nesting of mappings, lists, tuples and dataclasses; objects with a
-    ``pin_memory`` of their own are pinned by it. Tensors that are on a device, or sparse, stay as they are.
-    Carried out by the process that trains; workers of a plain ``DataLoader`` pass it over with one notice
-    (use its ``pin_memory``). Without an accelerator, and on MPS, which shares the CPU's memory, it does
-    nothing, with one notice. Cursor: none. Costs one copy. Memory: torch keeps pinned memory to use it again,
-    and rounds each tensor's up to a power of two.
+    ``pin_memory`` method are pinned by it. Tensors that are on a device, or sparse, stay as they are. The
+    process that trains does it; workers of a plain ``DataLoader`` skip it with one warning (use its
+    ``pin_memory``). Without an accelerator, and on MPS, which shares the CPU's memory, it does nothing, with
+    one warning. Cursor: none. Costs one copy. Memory: torch keeps pinned memory to use it again, and rounds
+    each tensor's size up to a power of two.
     """
 
     def place(self, item: Any) -> Any:

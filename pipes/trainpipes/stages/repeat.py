@@ -11,9 +11,9 @@ __all__ = ["Repeat"]
 class Repeat(RepeatStage):
     """Starts the next epoch where one ends, each in its own order.
 
-    In and out: rows or micro-batches. Before ``batch``, micro-batches may hold rows of two epochs, and
-    none is short; after it, each epoch ends with its own last micro-batch. An endless pipeline goes on
-    where it stands when it is iterated again. Cursor: the epoch. Costs nothing.
+    In and out: rows or micro-batches. With ``.repeat().batch()``, a micro-batch may hold rows of two epochs,
+    and none is short; with ``.batch().repeat()``, each epoch ends with its own last micro-batch. An endless
+    pipeline goes on where it stands when it is iterated again. Cursor: the epoch. Costs nothing.
 
     Args:
         times: epochs that one ``iter()`` gives; None for no end.

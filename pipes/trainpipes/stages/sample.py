@@ -42,10 +42,10 @@ class Drawn(RunStage):
     def resolve(self, below: Sequence[Stage]) -> Self:
         found = next((stage for stage in below if stage.role in ("pack", "batch")), None)
         if found is not None:
-            raise ConfigError(f"{self} chooses rows by what they are: put it before {found.name}()")
+            raise ConfigError(f"{self} chooses single rows: put it before {found.name}()")
         if below and getattr(below[0], "makes_batches", False):
             raise ConfigError(
-                f"{self} chooses rows, and {below[0]} gives batches: take a sampler of rows"
+                f"{self} chooses single rows, and {below[0]} gives batches: use a sampler of rows"
             )
         return self
 
@@ -73,8 +73,8 @@ class Drawn(RunStage):
                 hashes = hash_keys(run.block.data, self._key, self)
             except NullKey as null:
                 error = DataError(
-                    f"{self}: a row's key is null, so that no part can be chosen for it: drop such "
-                    "rows with filter() before, or choose another key",
+                    f"{self}: a row's key is null, so there is nothing to choose it by: drop such rows with "
+                    "filter() first, or use another key",
                     stage=str(self),
                 )
                 blame(error, self, int(run.block.ids[null.row]))
@@ -85,18 +85,18 @@ class Drawn(RunStage):
 class Sample(Drawn):
     """Keeps a fraction of the rows: always the same ones, whatever else is read beside them.
 
-    Which ones is told by a hash of who a row is: its file's name, relative to the folder that was asked
-    for, and its number in it. So files that are added or taken away, epochs, shards and orders change
-    nothing about a row. The rows of a smaller fraction are among those of a larger one with the same seed.
+    The choice is made by a hash of the row's file name, relative to the folder that was given, and of its
+    number in the file. So a row's choice stays the same when files are added or removed, and in any epoch,
+    shard and order. A smaller fraction keeps some of the rows that a larger one keeps with the same seed.
 
-    In: rows. Out: those kept, in order. Cursor: none of its own. Costs about 20 ns a row, and as much again
-    a key. How many rows an epoch has is then not known in advance: see ``filter``.
+    In: rows. Out: those kept, in order. Cursor: none of its own. Costs about 20 ns a row, and 20 ns
+    more for each key. How many rows an epoch has is then not known in advance: see ``filter``.
 
     Args:
-        fraction: from 0 to 1.
-        key: a column, or several, by whose values rows are told apart instead: rows of the same key
-            (a user, a document) are kept or dropped together, in whatever file they are.
-        seed: of the choice; another seed keeps others.
+        fraction: of the rows to keep, 0 to 1.
+        key: a column, or several, whose values are hashed instead: rows of the same key (a user, a
+            document) are kept or dropped together, whichever file they are in.
+        seed: for the choice; another seed keeps other rows.
 
     Raises:
         DataError: a row's key is null.

@@ -19,24 +19,24 @@ class Shuffle(OrderStage):
 
     In: rows. Out: the same rows in another order, a new one every epoch, the same for the same
     seed in any process and on any topology. Cursor: the window and the row within it: no rows, no
-    random state; a resume reads that window again. Costs a window of ``buffer_size`` to
-    ``2 * buffer_size`` rows for each open span, and about 60 ns a row for the permutation.
+    random state; a resume reads that window again. Costs memory for a window of
+    ``buffer_size`` to ``2 * buffer_size`` rows for each open span, and about 60 ns a row for the permutation.
 
     Every micro-batch is drawn from at least ``buffer_size`` rows, or from all where there are
-    fewer. A file of one huge row group is shuffled within consecutive stretches of that size.
+    fewer. A file of one huge row group is shuffled within windows of consecutive rows.
 
     With ``scope="global"`` the order is a true permutation of all rows, for sources that can be read by
-    row number: ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``. It holds no rows: 8 bytes
-    for each of up to 65,536 row numbers, and about 30 ns a row. Rows are then read one by one, which is
-    dear on a disk that seeks. The order is the same whatever ``num_shards`` is.
+    row number: ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``. It holds no rows, only
+    up to 65,536 row numbers of 8 bytes, and costs about 30 ns a row. Rows are then read one by one, which
+    is slow on a spinning disk. The order is the same for any ``num_shards``.
 
     Args:
-        buffer_size: rows that are mixed with each other, at least.
-        seed: of the order. Global seeds are neither read nor touched.
-        max_bytes: most memory for the pipeline of one process, two thirds of it for windows and the
-            rest for what is read and made ahead, estimated from the file footers. It makes windows
-            smaller where rows are fat, and wins over ``buffer_size``; 1 GiB if left out. It shapes
-            the order, so that a resume needs the same.
+        buffer_size: the fewest rows that are mixed with each other.
+        seed: for the order. Global seeds are neither read nor changed.
+        max_bytes: the most memory for the pipeline in one process, estimated from the file footers: two
+            thirds for windows, the rest for what is read and made ahead. Where rows are large it makes
+            windows smaller than ``buffer_size``. 1 GiB if left out. It shapes the order, so a resume needs
+            the same value.
         scope: "buffer", or "global" for all rows at once, without a buffer.
 
     >>> import trainpipes as tp

@@ -20,20 +20,21 @@ __all__ = ["Split"]
 class Split(Drawn):
     """Keeps one of several parts of the rows; each row is in exactly one part.
 
-    Which one is told by a hash of who the row is, as ``sample`` does: a row stays in its part over files
-    that are added, epochs, shards, orders and machines. Parts are cut from 0 to 1 in the order given: to
-    take a new one from the last part leaves the others as they are.
+    The part is chosen by a hash of the row, as in ``sample``: a row stays in its part when files are added,
+    and in any epoch, shard and order, on any machine. The hash is a number from 0 to 1, and parts are ranges
+    of it in the order given: a new part that is taken from the last one leaves the others as they are.
 
-    In: rows. Out: those of the part, in order. Cursor: none of its own. Costs as ``sample``.
+    In: rows. Out: those of the part, in order. Cursor: none of its own. Costs what ``sample`` costs.
 
     Args:
         parts: fraction of each part, by name; they sum to 1.
         part: which one.
-        key: a column, or several, by whose values rows are told apart instead: rows of the same key are
-            in the same part.
-        seed: of the choice.
+        key: a column, or several, whose values are hashed instead: rows of the same key are in the same part.
+        seed: for the choice.
 
-    Raises: as ``sample``.
+    Raises:
+        DataError: a row's key is null.
+        SchemaError: there is no such column, or its values are lists or structs.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"x": range(10)}))

@@ -52,9 +52,7 @@ class Take(_Counted):
 
 
 class Skip(_Counted):
-    """Leaves out the first ``count`` items of each epoch.
-
-    Counts as ``take`` does.
+    """Leaves out the first ``count`` items of each epoch, counted as ``take`` counts them.
 
     Args:
         count: items.

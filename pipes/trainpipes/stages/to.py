@@ -28,16 +28,16 @@ STREAMS = ("cuda", "xpu")
 class To(PlaceStage):
     """Copies the tensors of each batch to a device, ahead of their use.
 
-    In and out: batches of any nesting of mappings, lists, tuples and dataclasses; objects with a ``to`` of
-    their own, such as a ``PackedSequence`` or a ``BatchEncoding``, are moved by it. Carried out by the
-    process that trains; workers of a plain ``DataLoader`` pass it over with one notice. ``depth`` batches
-    beyond the one that is given are fetched, and their copies begun, on a stream of their own: they run
-    while the device works on earlier batches. The device waits for a copy before it uses the batch, this
-    process does not. Put ``pin()`` before it: only from pinned memory does a copy run by itself. CPU and MPS
-    have no such streams: there a batch is copied when it is fetched, and this process waits for it.
+    In and out: batches of any nesting of mappings, lists, tuples and dataclasses; objects with a ``to``
+    method, such as a ``PackedSequence`` or a ``BatchEncoding``, are moved by it. The process that trains
+    does it; workers of a plain ``DataLoader`` skip it with one warning. The next ``depth`` batches are
+    fetched, and their copies begun on a stream of their own, while the device works on earlier batches. The
+    device waits for a copy before it uses the batch; this process does not. Put ``pin()`` before it: copies
+    run in the background only from pinned memory. CPU and MPS have no such streams: there a batch is copied
+    when it is fetched, and this process waits for it.
 
     This process waits, too, where the device is more than ``depth`` + 1 batches behind. Memory: on the
-    device 2 ``depth`` + 2 batches at most, those that are worked on with them; pinned one more.
+    device at most 2 ``depth`` + 2 batches, the one in use included; one more in pinned memory.
 
     Cursor: none; a state is that after the last batch given, whatever is on its way.
 
@@ -45,7 +45,7 @@ class To(PlaceStage):
         device: where to; "cuda" is the current device of this process, so call
             ``torch.cuda.set_device(local_rank)`` first where each rank has its own.
         non_blocking: whether this process goes on while pinned memory is copied.
-        depth: batches whose copies are begun ahead; 0 to copy each when it is asked for.
+        depth: batches to copy ahead; 0 to copy each when it is asked for.
 
     Raises:
         ConfigError: there is no such device.

@@ -35,14 +35,14 @@ class Tokenize(Tokenizes):
     about 35 ns a token more (5 with gigatoken); best after a shuffle and a sharding filter, so that
     each consumer tokenizes only what it trains on, and nothing twice after a resume.
 
-    The tokenizer is loaded at first use, once in each process, for all threads. What is cut is text;
-    special tokens and the end token always stay:
+    The tokenizer is loaded at first use, once in each process, for all threads. ``max_length`` cuts tokens of
+    the text; special tokens and the end token always stay:
 
         prefix + text tokens, cut to what is left of max_length + suffix + eos
 
     where prefix and suffix are what the tokenizer's own post-processor puts around one text
-    (``<s>``, ``[CLS]``, ``[SEP]``), also around several joined columns. Nothing is padded; what
-    the tokenizer itself is set to truncate or pad has no effect.
+    (``<s>``, ``[CLS]``, ``[SEP]``), also around several joined columns. Nothing is padded; the
+    tokenizer's own settings for truncation and padding have no effect.
 
     Args:
         tokenizer: one of
@@ -66,21 +66,21 @@ class Tokenize(Tokenizes):
         template: a text made of columns, ``"Q: {question}\\nA: {answer}"``, instead of ``columns``;
             its ids become "input_ids". Columns of strings and of integers.
         max_length: the most tokens in a sequence, special tokens and end token included.
-        truncation_side: "right" cuts the end of the text, "left" its start; of joined columns, of
-            the text they make together. Bytes may be cut within a character.
+        truncation_side: "right" cuts the end of the text, "left" its start; joined columns are cut as one
+            text. Bytes may be cut within a character.
         add_special_tokens: put prefix and suffix around the text.
-        eos: end each sequence with the tokenizer's end token, unless the suffix does; or with this
-            token, or this id.
-        labels: adds a column "labels": the ids of these columns (of ``columns``, a list) and of the
+        eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a token or an id
+            ends it with that.
+        labels: adds a column "labels": the ids of these columns (some of the list ``columns``) and of the
             end token, and -100 elsewhere; with True all of "input_ids". Where the text's end is cut off,
-            the end token is none: a model would learn to stop there.
+            the label of the end token is -100, or a model would learn to stop there.
         keep_text: keep the text columns.
-        engine: what makes the ids of a tokenizer that ``tokenizers`` reads. "auto" takes gigatoken
-            where it is installed, is known to give the same ids for tokenizers of this type, and
-            goes on giving them: it is compared with ``tokenizers`` on the first 256 rows and on 1 row
-            in 1,000 in each process, and left out from the first difference on, which is logged.
-            "tokenizers" leaves it out. ``pipe.explain()`` says which it is and why. A state may be
-            resumed with either.
+        engine: what does the work for a tokenizer that the package ``tokenizers`` reads. "auto" takes
+            gigatoken, which is faster, where it is installed and known to give the same ids for this type of
+            tokenizer. It is compared with ``tokenizers`` on the first 256 rows and on 1 row in 1,000 in
+            each process; at the first difference, which is logged, ``tokenizers`` takes over. "tokenizers"
+            never uses gigatoken. ``pipe.explain()`` says which one is used and why. A state may be resumed
+            with either.
 
     Raises:
         ConfigError: the tokenizer is not there, or options do not go together.

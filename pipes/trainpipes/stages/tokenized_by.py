@@ -14,16 +14,16 @@ __all__ = ["TokenizedBy"]
 
 
 class TokenizedBy(Tokenizes):
-    """Says which tokenizer has made the ids that rows hold already, for later stages that ask: ``pack``
-    and ``pad_collate`` for the pad token and the side, ``mask_tokens`` for the mask token.
+    """Says which tokenizer made the ids that rows hold already, for later stages that need it: ``pack`` and
+    ``pad_collate`` for the pad token and the padding side, ``mask_tokens`` for the mask token.
 
-    In: rows, out: the same rows. Cursor: none of its own. Costs nothing; the tokenizer is loaded when it is
-    asked. See docs/prepare.md for files that are tokenized ahead.
+    In and out: rows. Cursor: none of its own. Costs nothing; the tokenizer is loaded when a stage needs it.
+    See docs/prepare.md for files that are tokenized ahead.
 
     Args:
         tokenizer: whatever ``tokenize`` takes.
-        columns: of the ids that it has made.
-        engine: as ``tokenize`` has it.
+        columns: the columns of its ids.
+        engine: as in ``tokenize``.
 
     Raises:
         ConfigError: the tokenizer is not there.

@@ -33,9 +33,9 @@ class Truncate(RunStage):
     For text, ``tokenize(max_length=...)`` is better: it knows which tokens are special, and keeps them.
 
     Args:
-        max_length: numbers that are kept of each list, at most.
-        columns: which ones are cut; by default "input_ids" and those of "labels", "attention_mask" and
-            "token_type_ids" that are there.
+        max_length: the most numbers that a list keeps.
+        columns: the columns to cut; by default "input_ids", and "labels", "attention_mask" and
+            "token_type_ids" where they are there.
         truncation_side: "right" cuts the end off, "left" the start.
 
     Raises:

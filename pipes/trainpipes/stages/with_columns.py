@@ -12,26 +12,27 @@ __all__ = ["WithColumns"]
 
 
 class WithColumns(ColumnFunction):
-    """Adds columns that a function makes of the columns of many rows at once, as ``map(batched=True)`` of
-    Hugging Face's datasets does; ``map_batches`` replaces all columns.
+    """Adds the columns that a function makes from the columns of many rows at once, as ``map(batched=True)``
+    of Hugging Face's datasets does; ``map_batches`` replaces all columns.
 
-    In: rows with named columns. Out: the same rows, with the function's columns after their own; one of a
-    name that is there takes its place. How many rows come at a time is not fixed and may differ between
-    two runs, so the function treats each row by itself. Cursor: none of its own. Costs what the function
-    costs.
+    In: rows with named columns. Out: the same rows, with the function's columns after their own; a column
+    whose name is there already replaces the old one. How many rows come at a time is not fixed and may differ
+    between two runs, so the function treats each row by itself. Cursor: none of its own. Costs what the
+    function costs.
 
     Args:
         fn: function of columns, returning a dict of columns or a ``pyarrow.Table``. With
             ``format="arrow"`` it gets a ``pyarrow.Table``, with "numpy" or "torch" a dict of arrays or
             tensors; as in ``map_batches``.
-            A DataError that it raises with ``row=n`` is about the n-th of the rows that it was given.
-        format: what the function takes.
+            If it raises a DataError with ``row=n``, counted from 0 among the rows that it was given, the
+            error names that row in its file.
+        format: "arrow", "numpy" or "torch": what the function takes.
         version: names the function in checkpoints; see ``map``.
 
     Raises:
-        DataError: the function returned another number of rows; or a null among integers or bools, for
-            which arrays and tensors have no place, names the row.
-        SchemaError: it returned what makes no columns.
+        DataError: the function returned another number of rows; or with "numpy" or "torch", a column of
+            integers or bools has a null, which arrays and tensors cannot hold; names the row.
+        SchemaError: the function returned something that makes no columns.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> pipe = tp.from_arrow(pa.table({"x": [1, 2]}))

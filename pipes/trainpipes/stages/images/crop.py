@@ -18,15 +18,15 @@ class RandomCrop(RandomImageStage):
     """Cuts a part out of each image, at a random place.
 
     In: rows with an image ``[C, H, W]``. Out: the same rows, dicts, with images of ``size``. Cursor: none of
-    its own. Costs about 20 us an image. Where is a function of seed, epoch and row: another place in every
+    its own. Costs about 20 us an image. The place is a function of seed, epoch and row: another one in every
     epoch, and the same after a resume and on any topology.
 
     Args:
-        size: of a square, or height and width.
+        size: side of a square, or (height, width), in pixels.
         padding: pixels that are put around the image first.
         fill: the value of these pixels, in all channels.
         column: the image.
-        seed: of the places.
+        seed: for the places.
 
     Raises:
         DataError: a row holds no image, or one that is smaller; names the row.
@@ -72,7 +72,7 @@ class CenterCrop(ImageStage):
     its own. Costs about 10 us an image.
 
     Args:
-        size: of a square, or height and width.
+        size: side of a square, or (height, width), in pixels.
         column: the image.
 
     Raises:

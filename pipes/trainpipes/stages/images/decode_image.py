@@ -39,26 +39,26 @@ class DecodeImage(RunStage):
     224 x 224 pixels; the threads of the pipeline decode ahead of use, each a micro-batch at a time. Put it
     after ``shuffle``, so that a shuffle's buffer holds no pixels.
 
-    An image comes upright, as its EXIF orientation says (one that cannot be read is passed over). Colours
-    become RGB, those of CMYK and palettes too; transparency is dropped, and the colour below it stays. Of 16
-    bits the upper 8 stay. Of several frames the first one comes.
+    An image is turned upright by its EXIF orientation (ignored if it cannot be read). With ``mode="RGB"``,
+    CMYK and palette colours become RGB; transparency is dropped, and the colour under it stays. Of 16 bits a
+    channel, the upper 8 are kept. Of several frames, the first is taken.
 
     Args:
-        column: the bytes.
-        into: the column of the image, which takes the place of the bytes.
-        mode: "RGB"; "L" for one channel of grey; "RGBA" for colour and alpha.
-        on_error: what to do about a picture that cannot be decoded, or a null: "error" raises; "skip" leaves
-            the row out, and says how many were. How many rows an epoch has is then not known in advance.
-        min_size: lets a JPEG be decoded at a half, a quarter or an eighth of its size, as long as both sides
-            keep so many pixels: 2 to 4 times as fast for large photos that a ``resize`` or a crop makes small
-            anyway. Pixels are other ones than without, and the same ones always.
-        decoder: "pillow", or "torchvision", which may be faster, and knows JPEG, PNG, GIF and WebP only.
-            Their pixels differ a little, so that a state holds which it was.
+        column: the column of bytes.
+        into: name of the image's column, which takes the place of the bytes.
+        mode: "RGB", C = 3; "L" for grey, C = 1; "RGBA" for colour and alpha, C = 4.
+        on_error: for an image that cannot be decoded, or a null, "error" raises; "skip" leaves the row out,
+            and the log counts such rows. How many rows an epoch has is then not known in advance.
+        min_size: decode a JPEG at a half, a quarter or an eighth of its size, as long as both sides keep this
+            many pixels: 2 to 4 times as fast for large photos that a ``resize`` or a crop makes small anyway.
+            Pixel values differ from those without it, and are always the same.
+        decoder: "pillow", or "torchvision", which may be faster, and decodes JPEG, PNG, GIF and WebP only.
+            Their pixels differ a little, so a state records the decoder.
 
     Raises:
         MissingExtraError: Pillow (or torchvision) is not installed.
-        SchemaError: the column is not there; or there is one named as ``into``.
-        UnreadableError: a picture cannot be decoded; names the file and the row.
+        SchemaError: the column is not there; or ``into`` is there already.
+        UnreadableError: an image cannot be decoded; names the file and the row.
 
     >>> import io, trainpipes as tp
     >>> from PIL import Image
@@ -91,7 +91,7 @@ class DecodeImage(RunStage):
         if self.decoder == "torchvision":
             if self.min_size is not None:
                 raise ConfigError(
-                    'decode_image(min_size) is what Pillow can do: leave it out, or decoder="torchvision"'
+                    'decode_image(min_size) needs Pillow: leave out min_size, or decoder="torchvision"'
                 )
             need("torchvision", 'decode_image(decoder="torchvision")')
         else:

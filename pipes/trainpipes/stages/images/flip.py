@@ -19,14 +19,14 @@ class Flip(RandomImageStage):
     """Mirrors some images, left to right or top to bottom.
 
     In: rows with an image ``[C, H, W]``. Out: the same rows, dicts. Cursor: none of its own. Costs about
-    40 us for an image of 224 x 224 pixels that is mirrored. Which ones is a function of seed, epoch and row:
-    others in every epoch, and the same after a resume and on any topology.
+    40 us for an image of 224 x 224 pixels that is mirrored. The choice is a function of seed, epoch and row:
+    another one in every epoch, and the same after a resume and on any topology.
 
     Args:
-        probability: that an image is mirrored.
+        probability: of mirroring an image, 0 to 1.
         direction: "horizontal", left to right; or "vertical".
         column: the image.
-        seed: of the choice.
+        seed: for the choice.
 
     Raises:
         DataError: a row holds no image; names the row.

@@ -25,24 +25,23 @@ __all__ = ["ImageTransform"]
 
 
 class ImageTransform(RunStage):
-    """Puts each image through a transform, such as one of ``torchvision.transforms.v2``, or a function.
+    """Applies a transform, such as one of ``torchvision.transforms.v2``, or a function to each image.
 
     In: rows with an image ``[C, H, W]``. Out: the same rows, dicts, with what the transform returned. Cursor:
     none of its own. Costs what the transform costs.
 
-    Such transforms draw from torch's global generator. Around each call it is seeded by the row's own
-    numbers, and then put back as it was: what is drawn is a function of seed, epoch and row, the same after a
-    resume and on any topology, and the training loop's own draws are what they were without. A process has
-    one such generator. So the transform is called by the thread that iterates, one row after the other; or in
-    worker processes, by ``num_workers`` or by those of a ``Loader``. Draws from Python's ``random`` or from
-    NumPy's global generator are not repeated: a function that needs these gets a generator of the row from
-    ``map(fn, rng=True)``.
+    Such transforms draw from torch's global generator. Before each call it is seeded for the row, and after
+    the call it is put back as it was. So draws are a function of seed, epoch and row, the same after a
+    resume and on any topology, and the training loop's own draws do not change. A process has one such
+    generator, so the transform is called for one row after the other: by the thread that iterates, by
+    ``num_workers`` processes, or by the workers of a ``Loader``. Draws from Python's ``random`` or from
+    NumPy's global generator are not repeatable: for these use ``map(fn, rng=True)``, which gives the
+    function a generator for each row.
 
     Args:
-        transform: takes a tensor ``[C, H, W]``, uint8 after ``decode_image``, and returns what takes its
-            place.
+        transform: takes a tensor ``[C, H, W]``, uint8 after ``decode_image``, and returns the new value.
         column: the image.
-        seed: of what is drawn.
+        seed: for the draws.
         version: names the transform in checkpoints. Left out, it is known by how it prints, as torch's
             modules print their options; a function by its module and name.
         num_workers: processes that call it, as in ``map(method="process")``; 0 for none.

@@ -27,13 +27,13 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Normalize(ImageStage):
-    """Makes float32 of pixels: ``(x / 255 - mean) / std``, with the mean and the standard deviation of each
-    channel. Floats are not divided by 255, other integers by the largest one of their type.
+    """Turns pixels into float32: ``(x / 255 - mean) / std``, with the mean and the standard deviation of each
+    channel. Floats are not divided; integers other than uint8 are divided by the largest of their type.
 
     In: rows with an image ``[C, H, W]``; or, after ``collate``, batches with images ``[B, C, H, W]``, which
     is faster, and gives the same numbers. Out: the same, float32. Cursor: none of its own. Costs about 60 us
-    for an image of 224 x 224 pixels. Where a GPU waits for data, have the model do this instead: bytes are a
-    quarter of what floats are to copy.
+    for an image of 224 x 224 pixels. Where a GPU waits for data, let the model do this instead: copying
+    bytes costs a quarter of copying floats.
 
     Args:
         mean: of each channel, for values from 0 to 1, or one for all; by default those of ImageNet.

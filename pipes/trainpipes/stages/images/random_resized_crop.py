@@ -24,17 +24,17 @@ class RandomResizedCrop(RandomImageStage):
     augmentation for training on photos (Szegedy et al., "Going deeper with convolutions", 2015, section 6).
 
     In: rows with an image, uint8 ``[C, H, W]``. Out: the same rows, dicts, with images of ``size``. Cursor:
-    none of its own. Costs 0.2 to 1 ms an image. Which part is a function of seed, epoch and row: another one
+    none of its own. Costs 0.2 to 1 ms an image. The part is a function of seed, epoch and row: another one
     in every epoch, and the same after a resume and on any topology. The rule is that of torchvision's
-    ``RandomResizedCrop``, by other random numbers.
+    ``RandomResizedCrop``, with other random numbers.
 
     Args:
-        size: of a square, or height and width.
+        size: side of a square, or (height, width), in pixels.
         scale: the part's least and greatest area, as a share of the image's.
         ratio: its least and greatest ratio of width to height.
         column: the image.
         interpolation: as ``resize`` has it.
-        seed: of what is drawn.
+        seed: for the draws.
 
     Raises:
         DataError: a row holds no image; names the row.

@@ -20,10 +20,11 @@ class Resize(ImageStage):
     to 1 ms an image, by how large it was.
 
     Args:
-        size: of the shorter side; the other one follows, as in torchvision. Or height and width.
+        size: pixels of the shorter side, which keeps the image's shape, as in torchvision; or (height,
+            width).
         column: the image.
-        interpolation: "nearest", "bilinear", "bicubic" or "lanczos". All but "nearest" are antialiased: each
-            new pixel is made of all that it stands for.
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos". All but "nearest" are antialiased: a new
+            pixel is made from all pixels that it covers.
 
     Raises:
         DataError: a row holds no image; names the row.
