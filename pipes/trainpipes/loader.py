@@ -78,36 +78,34 @@ def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
 class Loader:
     """Runs a pipeline for training, and saves and restores its position.
 
-    It starts where the pipeline stands, and from then on only what is done to the loader moves it.
-    Iterating starts the next epoch, in another order; after ``load_state_dict`` it continues with the
-    batch that would have come next. The state counts what was delivered, not what was fetched ahead,
-    and can be loaded with another ``num_workers``. It works with any number of workers.
-
-    Holds a ``DataLoader`` for its workers, and takes the options of one that make sense here.
+    It starts where the pipeline stands; after that, using the pipeline does not move it. Each ``iter()``
+    starts the next epoch, in another order; after ``load_state_dict`` it continues with the batch that would
+    have come next. The state counts batches that were delivered, not those fetched ahead, and loads with any
+    ``num_workers``. Its options are those of ``DataLoader`` that make sense here, and some more.
 
     Args:
         pipeline: what to run.
-        num_workers: worker processes; 0 for threads of this process. Worth their cost where Python
-            functions of rows take the time.
-        prefetch_factor: messages of each worker that are made ahead; 2 for None. Each has up to 8 batches
+        num_workers: worker processes; 0 for threads of this process. Workers pay off where Python functions
+            take most of the time.
+        prefetch_factor: messages that each worker makes ahead; 2 if None. A message has up to 8 batches
             and 8 MiB, or one larger batch.
         persistent_workers: keep the processes from one epoch to the next.
         worker_init_fn: called with the worker's id in each worker.
         timeout: seconds to wait for a worker before an error; 0 to wait forever.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context.
-        pin_memory: as ``.pin()`` at the end of the pipeline, or before its ``.to(device)``.
+        pin_memory: does what ``.pin()`` does at the end of the pipeline, or before its ``.to(device)``.
         threads: without workers, threads of this process that read and work ahead. Left out, one for each
-            core (at most 8, shared with the other ranks of the machine; the environment's
-            ``TRAINPIPES_THREADS`` says another number), and functions of yours are called in the thread
-            that trains. A number: all is done in so many threads; in one, if there are functions of
-            yours. 0 for none, as for a debugger. The order of batches is always the same.
-        with_provenance: keep of the batch given last which rows it is made of, for ``provenance()``. Batches
-            and states are the same with it and without.
-        skip_batches: batches to leave out, as numbers m that ``provenance()`` and ``trainpipes.locate`` tell,
-            of epoch 0, or as pairs (epoch, m). Each is left out with the ``num_shards`` - 1 after it: one of
-            each shard, so that all ranks stay in step and the rest is the same on any number of ranks. A
-            state keeps the list; that of the loader and that of the state it loads both count. The same on
-            all ranks.
+            core (at most 8, shared with the other ranks of the machine; the environment variable
+            ``TRAINPIPES_THREADS`` sets another number), and your functions are called in the thread that
+            trains. With a number, this many threads do all work; only one, if there are functions of yours.
+            0 for none, as for a debugger. The order of batches is always the same.
+        with_provenance: remember which rows the last batch is made of, for ``provenance()``. Batches and
+            states are the same with it and without.
+        skip_batches: batches to leave out: their numbers m in epoch 0, as ``provenance()`` and
+            ``trainpipes.locate`` tell them, or pairs (epoch, m). With each, the ``num_shards`` - 1 batches
+            after it are left out: one of each shard, so that all ranks stay in step and the rest is the same
+            on any number of ranks. A state keeps the list, and adds it to that of the loader that loads it.
+            Must be the same on all ranks.
 
     >>> import trainpipes as tp
     >>> loader = tp.Loader(tp.from_iterable(lambda: range(10)).batch(4))
@@ -226,8 +224,8 @@ class Loader:
         return self._session.peek()
 
     def show(self, n: int = 1, *, rows: int = 4) -> Preview:
-        """The next ``n`` batches for human eyes, without starting an iteration: see ``Pipeline.show``. A
-        batch that is there already is shown by ``trainpipes.show(batch)``.
+        """The next ``n`` batches for people to look at, without starting an iteration: see ``Pipeline.show``.
+        For a batch that you have, use ``trainpipes.show(batch)``.
 
         Args:
             n: batches, or as many as there are.
@@ -255,8 +253,8 @@ class Loader:
         return PassIterator(self._session, self.threads, workers, self._with_rows)
 
     def provenance(self) -> Provenance:
-        """Which rows the batch given last is made of: file, row group, row and epoch of each, and the
-        batch's number. Needs ``with_provenance=True``.
+        """Which rows the last batch is made of: file, row group, row and epoch of each, and the batch's
+        number. Needs ``with_provenance=True``.
 
         Raises:
             ConfigError: the loader does not keep that, or gave no batch yet.
@@ -273,19 +271,18 @@ class Loader:
     def progress(self, *, total: int | None = None) -> TrainingProgress:
         """Iterate, and show how far the loop is: ``for batch in loader.progress():``.
 
-        A bar says the epoch and how much of it is done, rows and tokens a second, and which part of the time
-        the loop waits for data: by rich, else by tqdm, else as a line; in a notebook below the cell. Where
-        stderr is no terminal there is none, but a line every 10 seconds for those who listen to the logger
-        ``trainpipes`` at level INFO; in ranks other than 0 there is nothing. The state is that of the loader,
-        as without it.
+        A bar shows the epoch and how much of it is done, rows and tokens a second, and the share of the time
+        that the loop waits for data. It is drawn by rich, else by tqdm, else as a line; in a notebook below
+        the cell. Where stderr is not a terminal, the logger ``trainpipes`` writes a line every 10 seconds at
+        level INFO instead. Ranks other than 0 show nothing. The loader's state is the same as without it.
 
-        Tokens are those that are no padding, as one batch in each half second says; where batches are on a
-        device already, padding counts too.
+        Tokens are counted without padding, on one batch in each half second; where batches are on a device
+        already, padding counts too.
 
         Args:
-            total: batches of this rank in all, where these are not known: with an endless ``repeat``, the
-                steps of the run; where rows are filtered, packed or batched by length,
-                ``loader.estimate_len()``, which reads the first rows to say so.
+            total: batches of this rank in all, where the loader does not know them: with an endless
+                ``repeat``, the steps of the run; where rows are filtered, packed or batched by length,
+                ``loader.estimate_len()``, which reads the first rows.
 
         >>> import trainpipes as tp
         >>> loader = tp.Loader(tp.from_tensors(range(8)).repeat().batch(4))
@@ -301,8 +298,8 @@ class Loader:
         return training_progress(self, total)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last batch delivered: integers and strings in a flat dict. Where batches are
-        counted it is the same on all ranks, else it is that of this rank's shards."""
+        """The state after the last batch delivered: a flat dict of integers and strings. Where batches are
+        counted it is the same on all ranks; else it covers this rank's shards only."""
         state = self._session.state()
         if state is None:
             raise StateError(
@@ -311,8 +308,8 @@ class Loader:
         return state
 
     def gather_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
-        """The state of all ranks as one, which any number of ranks can load. A collective: all ranks
-        call it after the same step. Where batches are counted, each rank's own state is that already, and
+        """The state of all ranks as one, which any number of ranks can load. A collective: all ranks call it
+        after the same step. Where batches are counted, each rank's own state is already the state of all;
         this compares them.
 
         Args:
@@ -333,8 +330,8 @@ class Loader:
         return merge_states(dict(states).values())  # processes of one rank have the same
 
     def whole_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
-        """A state that any number of ranks can load: this rank's own where batches are counted, which may
-        then be asked for by one rank alone, else ``gather_state()``, which all ranks call.
+        """A state that any number of ranks can load. Where batches are counted it is this rank's own, and one
+        rank alone may call this; else it is ``gather_state()``, which all ranks must call.
 
         Args:
             group: as for ``gather_state``.
@@ -361,16 +358,16 @@ class Loader:
         """Let the next iteration continue where ``state`` was taken, on any number of ranks and workers.
 
         Args:
-            state: of this pipeline. Where batches are counted, of any rank; else of all ranks merged, or
-                of this rank where their number is the same.
-            allow_changes: what may differ from the pipeline that saved it. "batch_size": micro-batches
-                have the new size from here on; each row still comes at most once in this epoch, and a
-                few rows at its end may be left out. "pack_length": packed rows have the new length from
-                the start of an epoch on; a state from within one is refused. "mix": sources of ``mix`` may
-                come and go, their weights, schedule and repetitions change; the others go on where they
-                stand. "schema": rows of Python functions have the columns that are given or found now.
-                "skip_batches": what the state is yet to leave out counts no more, only what this loader is
-                told to.
+            state: a state of this pipeline. Where batches are counted, that of any rank; else that of all
+                ranks merged, or that of this rank if the number of ranks is the same.
+            allow_changes: what may differ from the pipeline that saved the state. "batch_size":
+                micro-batches have the new size from here on; each row still comes at most once in this
+                epoch, and a few rows at its end may be left out. "pack_length": packed rows have the new
+                length from the start of an epoch on; a state from within an epoch is refused. "mix": sources
+                of ``mix`` may come and go, and their weights, schedule and repetitions may change; sources
+                that stay go on where they stand. "schema": rows of Python functions have the columns that
+                are given or found now. "skip_batches": only this loader's ``skip_batches`` count, not those
+                of the state.
 
         Raises:
             StateError: it does not fit the pipeline.

@@ -113,8 +113,8 @@ class Pipeline(IterableDataset[Any]):
 
     Args:
         stages: first one first.
-        ranks: rank and world size, if they are not the process's.
-        members: global ranks that read the pipeline with this one, if they are not all.
+        ranks: rank and world size, if they are not those of the process.
+        members: global ranks that read the pipeline together with this one, if not all do.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Pipeline(IterableDataset[Any]):
         return tuple(stage.fresh() for stage in self._stages)
 
     def then(self, stage: Stage) -> Pipeline:
-        """This pipeline with one more stage: one of ours, or your own. See docs/extend.md.
+        """This pipeline with one more stage, such as one of your own. See docs/extend.md.
 
         Args:
             stage: such as a ``TableStage``, ``RowStage`` or ``BatchStage`` of your own.
@@ -294,7 +294,7 @@ class Pipeline(IterableDataset[Any]):
         key: str | Sequence[str] | None = None,
         seed: int = 0,
     ) -> dict[str, Pipeline]:
-        """Cut the rows in parts that never share one: a pipeline for each, by name. See ``Split``.
+        """Split the rows into parts that share no row: a pipeline for each, by name. See ``Split``.
 
         >>> import trainpipes as tp
         >>> parts = tp.from_tensors(range(1000)).split({"train": 0.9, "valid": 0.1})
@@ -316,8 +316,8 @@ class Pipeline(IterableDataset[Any]):
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
     ) -> Pipeline:
-        """This pipeline as read by one of several data-parallel ranks, where these are not simply all
-        processes of ``torch.distributed`` or of the environment's ``RANK`` and ``WORLD_SIZE``.
+        """This pipeline as one of several data-parallel ranks reads it. Needed only if these are not all
+        processes of ``torch.distributed``, or of ``RANK`` and ``WORLD_SIZE`` in the environment.
 
         Args:
             rank: from 0.
@@ -378,10 +378,10 @@ class Pipeline(IterableDataset[Any]):
         return f"how many rows {what} lets through is known only at the end; use estimate_len()"
 
     def estimate_len(self) -> int:
-        """About ``len()``: exact where that is known. ``sample`` and ``split`` count by their fraction. Where
-        rows are filtered, made into several, packed or batched by their lengths, the first 2,048 are read
-        to say what comes of them, and functions of the pipeline are called for these. For learning rate
-        schedules.
+        """An estimate of ``len()``, for learning rate schedules; exact where the length is known. ``sample``
+        and ``split`` count by their fraction. Where rows are filtered, made into several, packed or batched by
+        their lengths, the first 2,048 rows are read to see what becomes of them, and functions of the
+        pipeline are called for these.
 
         Raises:
             TypeError: the pipeline has no end, or its rows cannot be counted.
@@ -395,9 +395,9 @@ class Pipeline(IterableDataset[Any]):
 
     @property
     def column_names(self) -> list[str]:
-        """Names of the columns of the rows, before they are batched. None where rows have no names, or where
-        there is no row. Found from files' footers or headers where they have them, else from the first row in
-        file order, for which functions of the pipeline are called.
+        """Names of the columns of the rows, before they are batched. None if rows have no names, or if there
+        are no rows. Found in files' footers or headers if they have them, else in the first row in file
+        order, for which the pipeline's functions are called.
 
         >>> import trainpipes as tp
         >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).column_names
@@ -414,12 +414,12 @@ class Pipeline(IterableDataset[Any]):
         return self._session.peek()
 
     def show(self, n: int = 3, *, rows: int = 4) -> Preview:
-        """The next items for human eyes, without starting an iteration: an object that prints as text, shows
-        itself as tables in a notebook, and has ``to_dict()``.
+        """The next items for people to look at, without starting an iteration: an object that prints as text,
+        shows itself as tables in a notebook, and has ``to_dict()``.
 
-        Of rows, each column with its type; of batches, a table of what they hold. Token ids are decoded
-        where the pipeline's tokenizer is known, and tokens that the loss is about are marked. Nothing is
-        printed whole that is long, and no control character of the data gets to the terminal.
+        It shows each column of a row with its type, and a table of what a batch holds. Token ids are decoded
+        where the pipeline's tokenizer is known, and tokens with a label are marked. Long values are cut, and
+        control characters are escaped.
 
         Args:
             n: items, or as many as there are.
@@ -446,7 +446,7 @@ class Pipeline(IterableDataset[Any]):
         return show(self._session, n, rows)
 
     def padding(self, batches: int = 100, *, mask: str | None = None) -> PaddingShare:
-        """How much of the first micro-batches of an epoch, over all ranks, is padding, without starting one.
+        """The share of padding in the first micro-batches of an epoch, over all ranks, without starting one.
         ``padding().plot()`` draws it.
 
         Args:
@@ -462,8 +462,8 @@ class Pipeline(IterableDataset[Any]):
         return padding_share(counted(looked_at, "measuring padding", batches, "batches"), mask)
 
     def packing(self, rows: int = 40) -> PackedRows:
-        """The documents of the first rows that ``pack`` makes in an epoch, over all ranks, and what is left
-        empty, without starting one. ``packing().plot()`` draws them.
+        """How documents fill the first rows that ``pack`` makes in an epoch, over all ranks, without starting
+        one. ``packing().plot()`` draws them.
 
         Args:
             rows: packed rows to look at, or all if there are fewer.
@@ -481,9 +481,9 @@ class Pipeline(IterableDataset[Any]):
         return packed_rows(Pipeline(stages, (0, 1)), rows)
 
     def mixture(self, rows: int = 10_000) -> MixtureShares:
-        """Which sources the first rows of a mix are from, over all ranks, beside what the weights say,
-        without starting an epoch. ``mixture().plot()`` draws them. Stages after the mix do not run:
-        what one of these drops is counted.
+        """Which sources the first rows of a mix come from, over all ranks, beside the shares that the weights
+        ask for, without starting an epoch. ``mixture().plot()`` draws them. Stages after the mix do not
+        run, so rows that these drop are counted.
 
         Args:
             rows: to look at, or all of an epoch if there are fewer.
@@ -502,10 +502,11 @@ class Pipeline(IterableDataset[Any]):
         return mixture_shares(self.stages, rows)
 
     def value_counts(self, column: str) -> dict[str | int, int]:
-        """How many rows have each value of a column of labels, in sorted order. Of lists, each value counts.
+        """How many rows have each value of a column of labels, in sorted order. In a column of lists, each
+        value in a list counts.
 
-        One pass over that column, of files over no other; every row counts once, whatever its order, its
-        shard, or its source's weight in a mix.
+        It takes one pass, which reads no other column of files. Every row counts once, whatever its order,
+        its shard, or its source's weight in a mix.
 
         Args:
             column: texts, integers, bools, or lists of these.
@@ -523,15 +524,15 @@ class Pipeline(IterableDataset[Any]):
         return value_counts(self, column)
 
     def class_weights(self) -> torch.Tensor:
-        """A weight for each class that ``encode_labels`` makes, float32 ``[C]``: n / (C * rows of the class),
-        as scikit-learn's "balanced"; for ``torch.nn.CrossEntropyLoss(weight=...)``. A class without a row
-        weighs 0.
+        """A weight for each class that ``encode_labels`` makes, float32 ``[C]``, for
+        ``torch.nn.CrossEntropyLoss(weight=...)``: n / (C * rows of the class) with n rows in all, as
+        scikit-learn's "balanced". A class without rows weighs 0.
 
-        Rows are counted as by ``value_counts``, once for the pipeline and those that go on from it; where
-        a row has several labels, n is the number of all labels. The same on all ranks.
+        Rows are counted as by ``value_counts``, once for this pipeline and all that are made from it; where
+        a row has several labels, n is the number of all labels. The weights are the same on all ranks.
 
         Raises:
-            ConfigError: no stage is ``encode_labels``, or the rows have no end.
+            ConfigError: there is no ``encode_labels``, or the rows have no end.
             DataError: a label has no class; names the row.
         """
         from trainpipes.label_counts import class_counts, class_weights
@@ -551,17 +552,17 @@ class Pipeline(IterableDataset[Any]):
         return explain(self._session.plan, world, num_workers)
 
     def graph(self, *, counts: bool = False) -> Graph:
-        """The stages as a drawing: in a notebook it shows, ``save("pipeline.svg")`` writes it, and
-        ``print`` gives it as Mermaid text, which GitHub and mkdocs draw.
+        """The stages as a drawing. A notebook shows it, ``save("pipeline.svg")`` writes it, and ``print``
+        gives it as Mermaid text, which GitHub and mkdocs draw.
 
-        Boxes are stages, with the options that were given; beside the lines stands what flows, and how much
-        of it in an epoch where that is known. Pipelines that ``mix``, ``concat`` and ``zip`` bring together
-        are branches. A frame is around what each rank does for its own part. ``storage_options``, users and
-        passwords are left out.
+        Boxes are stages, with the options that were given; lines say what flows, and how much of it in an
+        epoch where that is known. Pipelines that ``mix``, ``concat`` and ``zip`` join are branches. A frame
+        surrounds the stages that each rank runs on its own part. ``storage_options``, users and passwords
+        are left out.
 
         Args:
-            counts: whether files may be listed to count their rows, as ``explain()`` does. If not, rows
-                are counted where they are in memory, or where their files were listed before.
+            counts: list files to count their rows, as ``explain()`` does. If False, rows are counted only if
+                they are in memory, or if their files were listed before.
 
         >>> import trainpipes as tp
         >>> print(tp.from_tensors(range(100)).shuffle(100).batch(32).graph())
@@ -580,8 +581,7 @@ class Pipeline(IterableDataset[Any]):
 
     def describe(self) -> dict[str, Any]:
         """What this pipeline reads and does and where it stands, to be logged with a run: plain JSON types.
-
-        Nothing moves by it, and nothing is read but what ``explain()`` reads.
+        It moves nothing, and reads only what ``explain()`` reads.
 
         - ``fingerprint``: equal for pipelines that take each other's states, as far as their data and
           stages go, and for no others.
@@ -651,16 +651,15 @@ class Pipeline(IterableDataset[Any]):
         return to_map_dataset(self, path)
 
     def to_hf(self) -> IterableRows:
-        """The rows as an ``IterableDataset`` of Hugging Face's ``datasets``: for TRL, and for all that takes
-        one. The position is in its ``state_dict``, also through ``map``, ``filter``, ``remove_columns`` and
-        ``with_format``, and in a ``StatefulDataLoader``.
+        """The rows as an ``IterableDataset`` of Hugging Face's ``datasets``, for TRL and other libraries that
+        take one. Its ``state_dict`` holds the position, also after ``map``, ``filter``, ``remove_columns``
+        and ``with_format``, and in a ``StatefulDataLoader``.
 
-        Its shards are the pipeline's, its epoch is the pass over the data: ``set_epoch(e)`` gives another
-        order, as always in ``datasets``. It begins at epoch 0, wherever this pipeline stands. A row is a dict
-        of Python values.
+        Its shards are those of the pipeline. ``set_epoch(e)`` gives another order, as always in
+        ``datasets``. It begins at epoch 0, wherever this pipeline stands. A row is a dict of Python values.
 
         Raises:
-            ConfigError: the pipeline makes batches, or is that of one rank.
+            ConfigError: the pipeline makes batches, or has a ``distributed()``.
             MissingExtraError: ``datasets`` is not installed, or too old.
         """
         from trainpipes.integrations.datasets import to_hf
@@ -683,7 +682,7 @@ class Pipeline(IterableDataset[Any]):
             epoch: which one; a pipeline that shuffles has another order in each.
 
         Raises:
-            ConfigError: the pipeline makes batches, repeats, or is that of one rank.
+            ConfigError: the pipeline makes batches, repeats, or has a ``distributed()``.
             SchemaError: rows have no columns.
             MissingExtraError: ``ray`` is not installed.
         """
@@ -708,8 +707,8 @@ class Pipeline(IterableDataset[Any]):
         address: str | None = None,
         shared_filesystem: bool = False,
     ) -> MemmapDataset:
-        """Write the rows, or batches, of one epoch to a memory map: ``trainpipes.write_memmap``, which says
-        what the options are. It is there when it is whole, and begins anew after a kill."""
+        """Write the rows, or batches, of one epoch to a memory map; options are those of
+        ``trainpipes.write_memmap``. It appears when it is whole; after a kill, writing begins anew."""
         from trainpipes.memmap import write_memmap
 
         return write_memmap(
@@ -720,9 +719,9 @@ class Pipeline(IterableDataset[Any]):
     # State
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The state after the last item that an iterator of this pipeline gave; if there was none, of the
-        start of the next epoch. Iterators have a ``state_dict`` of their own, and so has a ``Loader``. None
-        in a DataLoader's worker, whose iterator has it.
+        """The state after the last item that an iterator of this pipeline gave, or at the start of the next
+        epoch if none was given. Iterators and ``Loader`` have a ``state_dict`` of their own. None in a
+        DataLoader's worker, where only the iterator has a state.
 
         Raises:
             StateError: the pipeline was iterated by a ``Loader``, or by workers of a DataLoader, which
@@ -748,9 +747,9 @@ class Pipeline(IterableDataset[Any]):
         """Say which epoch the next ``iter()`` is, also in workers: for frameworks that call this. You need
         not: each ``iter()`` is the next epoch by itself.
 
-        It starts that epoch, or changes nothing where it comes next anyway and under an endless ``repeat``. A
-        position that was loaded is never given up for it: the first call after a load is what the caller
-        calls the loaded epoch, and its later numbers are counted from there.
+        The next ``iter()`` starts that epoch. Nothing changes if it comes next anyway, or under an endless
+        ``repeat``. A loaded position is kept: the number in the first call after a load becomes the name of
+        the loaded epoch, and later numbers are counted from there.
 
         Raises:
             ConfigError: that is no integer of 0 or more.
@@ -759,12 +758,12 @@ class Pipeline(IterableDataset[Any]):
         self._session.set_epoch(epoch)
 
     def state_at(self, batches_delivered: int, *, epoch: int = 0) -> dict[str, Any]:
-        """The state after a number of batches of each rank, computed without a saved state.
+        """The state after each rank has had a number of batches, computed without a saved state.
 
-        By arithmetic where row counts are known, else by running the pipeline that far.
+        It is computed by arithmetic where row counts are known, else by running the pipeline that far.
 
         Args:
-            batches_delivered: batches that each rank has had in that epoch.
+            batches_delivered: batches that each rank has had in the epoch.
             epoch: which epoch, from 0.
         """
         return self._session.state_at(batches_delivered, epoch)

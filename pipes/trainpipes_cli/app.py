@@ -36,10 +36,10 @@ __all__ = ["COMMANDS", "COMPLETE", "FAILED", "NAME", "Command", "Group", "comman
 COMMANDS = {
     "recipes": "List prebuilt pipelines, show one, copy one.",
     "inspect": "Look into data files: rows, sizes, columns, and what to mend.",
-    "run": "Run a pipeline alone: its speed, its padding, its batches.",
+    "run": "Run a pipeline without training: its speed, padding and batches.",
     "repack": "Rewrite data files for training: shuffled, in row groups of one size.",
     "tokenize": "Write the token ids of data files, once, for later runs.",
-    "state": "Read a checkpoint: where it stands, and who can load it.",
+    "state": "Read a checkpoint: where it stands, and which runs can load it.",
     "completion": "Print the script that completes commands in a shell.",
 }
 NAME = "trainpipes"

@@ -19,12 +19,15 @@ __all__ = ["command"]
 
 @click.command("inspect", cls=Command)
 @click.argument("files", nargs=-1, required=True)
-@click.option("--tokenizer", help="Count tokens, not bytes: a path or folder of one, or bytes.")
+@click.option(
+    "--tokenizer",
+    help="Count tokens with this tokenizer: a path, a folder, or bytes. Left out, bytes are counted.",
+)
 @click.option(
     "--column",
     "columns",
     multiple=True,
-    help="Column whose lengths are shown. Repeatable: lengths of several are added.",
+    help="Show the lengths of this column. Repeatable: lengths of several are added.",
 )
 @click.option("--rows", type=click.IntRange(0), default=3, show_default=True, help="Rows to show.")
 @click.option(
@@ -32,9 +35,9 @@ __all__ = ["command"]
     type=click.IntRange(1),
     default=10_000,
     show_default=True,
-    help="Rows to look at, at most.",
+    help="The most rows to look at.",
 )
-@click.option("--duplicates", is_flag=True, help="Read all rows to count equal ones.")
+@click.option("--duplicates", is_flag=True, help="Read all rows, and count duplicates.")
 @click.option(
     "--num-shards",
     type=click.IntRange(1),
@@ -57,7 +60,7 @@ def command(
     as_json: bool,
     strict: bool,
 ) -> int:
-    """Say what files of data hold, how long their texts are, and what to mend before training.
+    """Show what data files hold, how long their texts are, and what to mend before training.
 
     FILES are paths, folders, globs or URLs of Parquet, Arrow, JSON, CSV, text, NumPy, tar or image files.
     Exit code 1: a file cannot be read, or there are no rows.

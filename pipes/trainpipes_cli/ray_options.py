@@ -19,12 +19,15 @@ def engine_options(local: str) -> Callable[[Any], Any]:
     options = (
         click.option(
             "--engine", type=click.Choice((local, "ray")), default=local, show_default=True,
-            help="Of this machine, or tasks on a Ray cluster.",
+            help=f"What does the work: {local} on this machine, or tasks on a Ray cluster.",
         ),
-        click.option("--address", help="Of the Ray cluster. [default: RAY_ADDRESS, or one started here]"),
+        click.option(
+            "--address",
+            help="Address of the Ray cluster. [default: RAY_ADDRESS, or a cluster started here]",
+        ),
         click.option(
             "--shared-filesystem", is_flag=True,
-            help="Every node of it sees the same files at the paths given.",
+            help="Every node of the Ray cluster sees the same files at the same paths, as with NFS.",
         ),
     )  # fmt: skip
 

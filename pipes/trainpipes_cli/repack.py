@@ -44,23 +44,26 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
 @click.argument("files", metavar="IN...", nargs=-1, required=True)
 @click.argument("folder", metavar="OUT")
 @click.option("--shuffle", is_flag=True, help="Put all rows into a random order.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random order.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random order.")
 @click.option(
     "--sort", multiple=True, metavar="COLUMNS",
-    help="Sort by these columns, as a,b. Repeatable, and a name with a comma stands in quotes as in CSV.",
+    help="Sort by these columns, such as a,b. Repeatable. Quote a name that has a comma, as in CSV.",
 )  # fmt: skip
 @click.option("--descending", is_flag=True, help="Sort the largest first.")
-@click.option("--drop-duplicates", is_flag=True, help="Keep the first of rows that are the same.")
+@click.option("--drop-duplicates", is_flag=True, help="Keep only the first of equal rows.")
 @click.option(
     "--drop-duplicates-by", multiple=True, metavar="COLUMNS",
-    help="Keep the first of rows that are the same in these columns. As --sort.",
+    help="Keep only the first of rows that are equal in these columns; written as for --sort.",
 )  # fmt: skip
 @click.option(
-    "--columns", multiple=True, metavar="COLUMNS", help="Keep these columns only. As --sort."
+    "--columns",
+    multiple=True,
+    metavar="COLUMNS",
+    help="Keep only these columns; written as for --sort.",
 )
 @click.option(
     "--row-group-size", type=click.IntRange(1), metavar="ROWS",
-    help="Rows in a row group. [default: 8 MiB of them, 16,384 at most]",
+    help="Rows in a row group. [default: 8 MiB of rows, 16,384 at most]",
 )  # fmt: skip
 @click.option("--rows-per-file", type=click.IntRange(1), metavar="ROWS", help="Rows in a file.")
 @click.option(
@@ -68,16 +71,20 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
     help="How many files. [default: one for each 512 MiB of rows in memory]",
 )  # fmt: skip
 @click.option("--compression", type=click.Choice(CODECS), default="zstd", show_default=True)
-@click.option("--compression-level", type=int, help="Of zstd, gzip or brotli.")
+@click.option("--compression-level", type=int, help="Level for zstd, gzip or brotli.")
 @click.option(
     "--memory", callback=_size, default="512M", show_default=True, metavar="SIZE",
-    help="For rows that are worked on.",
+    help="Memory for rows that are being worked on.",
 )  # fmt: skip
-@click.option("--temporary-folder", metavar="FOLDER", help="For temporary files. [default: OUT]")
-@click.option("--threads", type=click.IntRange(1), help="[default: one a core, 4 at most]")
+@click.option(
+    "--temporary-folder", metavar="FOLDER", help="Where to put temporary files. [default: OUT]"
+)
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads to use. [default: one a core, 4 at most]"
+)
 @engine_options("threads")
 @click.option("--verify", is_flag=True, help="Read each file back and compare it.")
-@click.option("--overwrite", is_flag=True, help="Remove what was written to OUT before.")
+@click.option("--overwrite", is_flag=True, help="Remove earlier output in OUT, and begin anew.")
 @STORAGE_OPTIONS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(

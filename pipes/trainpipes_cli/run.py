@@ -56,16 +56,24 @@ def _duration(_: click.Context, __: click.Parameter, text: str | None) -> float:
 )  # fmt: skip
 @click.option("--allow-imports", is_flag=True, help="Import the functions that the config names.")
 @STORAGE_OPTIONS
-@click.option("--steps", type=click.IntRange(1), help="Batches to run. [default: 100, or an epoch]")
-@click.option("--epochs", type=click.IntRange(1), help="Whole epochs instead.")
-@click.option("--threads", type=click.IntRange(0), help="Threads that work ahead. [default: cores]")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    help="Batches to run. [default: 100, or an epoch if that is shorter]",
+)
+@click.option("--epochs", type=click.IntRange(1), help="Epochs to run, instead of --steps.")
+@click.option(
+    "--threads",
+    type=click.IntRange(0),
+    help="Threads that read and work ahead. [default: one a core]",
+)
 @click.option("--num-workers", type=click.IntRange(0), default=0, help="Worker processes.")
-@click.option("--rank", type=click.IntRange(0), help="Act as this rank of --world-size.")
+@click.option("--rank", type=click.IntRange(0), help="Run as this rank, of --world-size ranks.")
 @click.option("--world-size", type=click.IntRange(1), help="Ranks in all.")
 @click.option(
     "--simulate-step", callback=_duration, metavar="TIME",
-    help="Pretend that each training step takes this long, such as 5ms, and report the time waiting "
-        "for data.",
+    help="Sleep this long after each batch, such as 5ms, like a training step, and report the time "
+        "spent waiting for data.",
 )  # fmt: skip
 @click.option(
     "--show", type=click.IntRange(0), default=0, metavar="N", help="Print the first batches."
@@ -98,7 +106,7 @@ def command(
     save_state: str | None,
     as_json: bool,
 ) -> int:
-    """Run a pipeline alone: its speed, its padding, its batches.
+    """Run a pipeline without training, to see its speed, padding and batches.
 
     CONFIG is a YAML file. RECIPE is the name of a prebuilt pipeline, with its --files; a file of such a name
     is written ./sft.
@@ -256,7 +264,7 @@ def _print(report: TrialReport, shown: Preview, recipe: str | None) -> None:
     _print_text(summary(report))
     if report.advice and recipe:
         _print_text(
-            f"  (a recipe is changed in a copy: trainpipes recipes copy {recipe} my_{recipe}.py)"
+            f"  (to change a recipe, copy it: trainpipes recipes copy {recipe} my_{recipe}.py)"
         )
 
 

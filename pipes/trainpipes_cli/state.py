@@ -49,7 +49,7 @@ class _State(Group):
 
 @click.group("state", cls=_State)
 def command() -> None:
-    """Read a checkpoint: where it stands in the data, and who can load it.
+    """Read a checkpoint: where it stands in the data, and which runs can load it.
 
     CHECKPOINT is a file of torch.save or of JSON, a folder of torch.distributed.checkpoint, or a checkpoint
     of a trainer. No code that a file names is run, and weights are not read.
@@ -62,7 +62,9 @@ def command() -> None:
     """
 
 
-@command.command("show", cls=Command, short_help="Say where it stands; `show` may be left out.")
+@command.command(
+    "show", cls=Command, short_help="Say where a checkpoint stands; `show` may be left out."
+)
 @click.argument("checkpoint", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(checkpoint: str, as_json: bool) -> int:
@@ -99,7 +101,9 @@ def show(checkpoint: str, as_json: bool) -> int:
     return FAILED
 
 
-@command.command("check", cls=Command, short_help="Say whether it would load into a pipeline.")
+@command.command(
+    "check", cls=Command, short_help="Say whether a checkpoint would load into a pipeline."
+)
 @click.argument("checkpoint", type=click.Path())
 @click.option("--config", type=click.Path(), help="The pipeline, as YAML.")
 @click.option(
@@ -107,7 +111,9 @@ def show(checkpoint: str, as_json: bool) -> int:
     help="Change a value of the config, such as options.batch_size=16. Repeatable.",
 )  # fmt: skip
 @click.option("--allow-imports", is_flag=True, help="Import the functions that the config names.")
-@click.option("--recipe", shell_complete=recipe_names, help="Or the name of a recipe.")
+@click.option(
+    "--recipe", shell_complete=recipe_names, help="The pipeline, as a recipe, instead of --config."
+)
 @click.option(
     "--files", multiple=True, help="Files for the recipe: path, folder, glob or URL. Repeatable."
 )
@@ -125,10 +131,12 @@ def show(checkpoint: str, as_json: bool) -> int:
 )
 @click.option(
     "--allow-changes", multiple=True, metavar="NAME",
-    help="What may differ: batch_size, pack_length, mix or schema. Repeatable.",
+    help="What may differ from the run that saved: batch_size, pack_length, mix or schema. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--keys", metavar="TEXT", help="Only states with this in their file or keys, such as train."
+    "--keys",
+    metavar="TEXT",
+    help="Check only states whose file or keys contain this text, such as train.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
@@ -148,8 +156,8 @@ def check(
 ) -> int:
     """Say whether CHECKPOINT would load into a pipeline: exit code 0 if it would, 1 if not.
 
-    The pipeline is that of --config, or of --recipe with its --files. Its data is not read but for what files
-    say of themselves.
+    The pipeline is that of --config, or of --recipe with its --files. Of its data, only what a state records
+    is read: sizes, footers and row counts.
 
     \b
     Example:

@@ -11,7 +11,9 @@ import click
 __all__ = ["STORAGE_OPTIONS", "storage_options"]
 
 STORAGE_OPTIONS = click.option(
-    "--storage-options", metavar="JSON", help="For the file system: JSON, or @FILE with JSON."
+    "--storage-options",
+    metavar="JSON",
+    help="Options of the file system, such as credentials: JSON, or @FILE with JSON.",
 )
 
 

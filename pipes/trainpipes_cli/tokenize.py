@@ -29,12 +29,16 @@ CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 
 @click.command("tokenize", cls=Command)
 @click.argument("paths", metavar="[IN]... OUT", nargs=-1, required=True)
-@click.option("--recipe", metavar="NAME", help="The recipe that will train on the files.")
-@click.option("--tokenizer", help="Of the recipe: a path, or bytes.")
+@click.option("--recipe", metavar="NAME", help="The recipe that will train on the token ids.")
+@click.option("--tokenizer", help="The tokenizer that the recipe takes: a path, or bytes.")
 @click.option(
-    "--option", "options", multiple=True, metavar="NAME=VALUE", help="Of the recipe. Repeatable."
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Another option of the recipe. Repeatable.",
 )
-@click.option("--config", help="Instead of files and a recipe: a YAML file with a pipeline.")
+@click.option("--config", help="A YAML file with a pipeline, instead of IN and a recipe.")
 @click.option(
     "--set", "changes", multiple=True, metavar="PATH=VALUE",
     help="Change a value of the config, such as options.max_length=512. Repeatable.",
@@ -43,24 +47,30 @@ CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 @STORAGE_OPTIONS
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), default="parquet", show_default=True,
-    help="Rows with all their columns, or nothing but ids, as nanoGPT's train.bin.",
+    help="parquet: rows with all their columns. bin: token ids alone, as in nanoGPT's train.bin.",
 )  # fmt: skip
-@click.option("--dtype", help="Of ids in bin. [default: uint16 where the vocabulary fits]")
+@click.option(
+    "--dtype", help="Type of the ids in bin files. [default: uint16 where the vocabulary fits]"
+)
 @click.option(
     "--compression",
     type=click.Choice(CODECS),
     default="zstd",
     show_default=True,
-    help="Of Parquet.",
+    help="Compression of Parquet files.",
 )
 @click.option(
     "--bytes-per-file", type=click.IntRange(1), metavar="BYTES",
-    help="Larger input files become several. [default: 256 MiB]",
+    help="Split input files that are larger than this. [default: 256 MiB]",
 )  # fmt: skip
-@click.option("--processes", type=click.IntRange(1), help="[default: cores that there is work for]")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    help="Processes to use. [default: one a core, fewer for little work]",
+)
 @engine_options("processes")
 @click.option("--verify", is_flag=True, help="Read each file back and compare it.")
-@click.option("--overwrite", is_flag=True, help="Remove what was written to OUT before.")
+@click.option("--overwrite", is_flag=True, help="Remove earlier output in OUT, and begin anew.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     paths: tuple[str, ...],
