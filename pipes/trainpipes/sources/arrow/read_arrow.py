@@ -50,22 +50,22 @@ class ReadArrow(FileReader):
     In: files, from ``list_files``; a folder stands for its ``.arrow``, ``.arrows``, ``.feather`` and ``.ipc``
     files. Out: rows with the chosen columns, as Arrow. Cursor: which block, and how many rows of it.
 
-    Local files are mapped into memory: rows cost no copy, and those that are not compressed can be chosen
-    by number (``shuffle(scope="global")``, ``draw``). Do not write to a file while it is read; a new one may
-    take its name. A compressed record batch is decoded whole, and a remote one is fetched whole, several at a
-    time. Before the first row the header of every record batch is read, about 20 µs each; of a remote file by
-    one request for its footer and one for all headers, of a remote stream by one for each.
+    Local files are mapped into memory: rows cost no copy, and rows of uncompressed files can be chosen by
+    number (``shuffle(scope="global")``, ``draw``). Do not write to a file while it is read; to replace it,
+    write a new file and rename it. A compressed record batch is decoded whole; a remote one is fetched whole,
+    several at a time. Before the first row the header of every record batch is read, about 20 µs each. A
+    remote file takes one request for its footer and one for all headers, a remote stream one for each header.
 
-    A folder of ``save_to_disk`` is read by its ``state.json``: the files that it names, in their order, and
-    none of the caches that may lie beside them.
+    In a folder of ``save_to_disk``, the files that its ``state.json`` names are read, in their order; caches
+    beside them are not.
 
-    Columns come in the order given and with one schema for all files, as ``read_parquet`` has it: types are
+    Columns come in the order given and with one schema for all files, as in ``read_parquet``: types are
     widened where that loses nothing, dictionary columns come as their values.
 
     Args:
-        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all, and then all
-            files must have the same ones.
-        split: which one of a saved ``DatasetDict``, such as "train".
+        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all; then all files
+            must have the same columns.
+        split: the split of a saved ``DatasetDict`` to read, such as "train".
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, a block is a record batch.
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
             neither shown nor part of a state.
@@ -74,7 +74,7 @@ class ReadArrow(FileReader):
         ConfigError: an option is invalid, or a ``DatasetDict`` needs a ``split``.
         UnreadableError: names all files that are not Arrow, each with the reason; later, the place that
             cannot be decoded.
-        SchemaError: a file lacks a column, or has it in a type that does not fit the first file's.
+        SchemaError: a file lacks a column, or has it in a type that does not fit that of the first file.
         DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, pyarrow as pa, pyarrow.feather, trainpipes as tp

@@ -24,23 +24,24 @@ __all__ = ["Concat"]
 class Concat(JoiningSource):
     """The rows of several pipelines, one after the other in file order, as one source.
 
-    Out: rows of the first pipeline, then of the second, … They are planned as one: an epoch is cut, dealt and
-    shuffled over all of them. Cursor: as for any source. Costs nothing.
+    Out: rows of the first pipeline, then of the second, … An epoch is cut, dealt and shuffled over all of
+    them together. Cursor: as for any source. Costs nothing.
 
-    Each has a source whose blocks are known in advance, and stages that keep all rows, such as ``select`` and
-    ``rename`` to give all the same columns; ``take`` and ``skip`` leave out rows in file order. Stages that
-    all have in common, and those that drop, order, deal or batch rows, stand after it. To mix by weights:
-    ``mix``; columns of several sources side by side: ``zip``; files of one kind: a list in ``list_files``.
+    Each pipeline needs a source whose blocks are known in advance, and only stages that keep all rows, such
+    as ``select`` and ``rename`` to give all the same columns; ``take`` and ``skip`` are allowed too. Stages
+    that all have in common, and those that drop, order, deal or batch rows, come after ``concat``. Use
+    ``mix`` to mix by weights, ``zip`` to put columns side by side, and a list in ``list_files`` for files of
+    one kind.
 
-    Columns of several types become the one type that holds the values of all: int64 for int32 beside int64,
-    float64 for integers beside floats, the wider offsets of text and lists, anything for nulls. Rows that are
-    Python objects or tensors become columns where another source gives columns.
+    A column that has several types becomes the type that holds all values: int64 for int32 and int64,
+    float64 for integers and floats, large_string for string and large_string, any type for nulls. Rows that
+    are Python objects or tensors become columns where another source gives columns.
 
     Args:
         pipelines: in this order.
 
     Raises:
-        SchemaError: they have columns of other names, or of types that no one type holds; names both.
+        SchemaError: two pipelines have different columns, or types that no one type holds; names both.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> old, new = tp.from_arrow(pa.table({"x": [1, 2]})), tp.from_arrow(pa.table({"y": [3]}))

@@ -32,27 +32,27 @@ FEW_BLOCKS = 3
 class Zip(JoiningSource):
     """The columns of several pipelines side by side: row k of each is part of row k.
 
-    In: pipelines of as many rows: features in one set of files and labels in another, a memory map beside
-    Parquet files. Out: rows with the columns of all. Cursor: as of any source. Costs a reference to each
-    column. Blocks are those of one source, as a rule the one with the largest. Where they end within a block
-    of another, a shuffle decodes that one for each side; sources that are read by number, such as memory
-    maps, are entered anywhere at no cost.
+    In: pipelines with equal numbers of rows, such as features in one set of files and labels in another.
+    Out: rows with the columns of all. Cursor: as for any source. Costs a reference to each column. Blocks are
+    those of one source, as a rule the one with the largest. Where such a block ends within a block of another
+    source, a shuffle decodes the other block twice; sources that are read by number, such as memory maps,
+    are read from anywhere at no cost.
 
-    Each pipeline has a source whose rows are counted in advance, and stages that keep all rows, such as
-    ``tokenize``, ``map`` or ``select``; ``take`` and ``skip`` leave out rows in file order. What drops rows,
-    and what orders, deals or batches them, stands after it, where rows stay together.
+    Each pipeline needs a source whose rows are counted in advance, and only stages that keep all rows, such
+    as ``tokenize``, ``map`` or ``select``; ``take`` and ``skip`` are allowed too. Stages that drop, order,
+    deal or batch rows come after ``zip``, so that rows stay together.
 
-    Columns of Arrow stay as they are. Tensors and Python objects become columns where another source gives
-    columns; where all give dicts, or tuples, these are united row by row. Which part of ``split``, ``sample``
-    and the like a row is in follows from the first pipeline.
+    Arrow columns stay as they are. Tensors and Python objects become columns where another source gives
+    columns; where all give dicts, or tuples, these are joined row by row. ``split`` and ``sample``
+    without a key choose a row by its place in the first pipeline.
 
     Args:
-        pipelines: in this order, which is that of the columns.
+        pipelines: their columns come in this order.
 
     Raises:
         DataError: they have different numbers of rows; names both.
         ConfigError: a pipeline cannot be counted, or two have a column of one name.
-        SchemaError: rows of one make no columns.
+        SchemaError: the rows of a pipeline make no columns.
 
     >>> import numpy as np, pyarrow as pa, trainpipes as tp
     >>> text = tp.from_arrow(pa.table({"text": ["a", "b", "c"]}))

@@ -99,33 +99,33 @@ def _made_again(system: Any) -> Any:
 class ListFiles(Source):
     """Lists files by path, folder, glob or URL.
 
-    Out: the files' names, or, with ``read_parquet`` after it, their rows. Nothing is listed before the
-    first row, ``len()`` or state is asked for. Cursor: none of its own. Cost: one listing of each
-    folder, about 20 µs a local file, 200 bytes of memory a file.
+    Out: the files' names, or with a reader such as ``read_parquet`` after it, their rows. Nothing is listed
+    before the first row, ``len()`` or state is asked for. Cursor: none of its own. Costs one listing of each
+    folder, about 20 µs a local file, and 200 bytes of memory a file.
 
-    - A folder stands for every file of the reader's format in it and below it (``.parquet`` and
-      ``.pq`` where nothing reads them), hidden ones and those in
-      ``_``-prefixed files and folders (``_SUCCESS``, ``_metadata``, ``_delta_log``) left
-      out. A Delta Lake or Iceberg table is more than its files: list what its own library says is live.
+    - A folder stands for all files of the reader's format in it and its subfolders (``.parquet`` and
+      ``.pq`` without a reader). Hidden files and folders, and those whose names begin with ``_``
+      (``_SUCCESS``, ``_metadata``, ``_delta_log``), are left out. The files of a Delta Lake or Iceberg table
+      may be outdated: list those that its own library names.
     - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for all that it matches,
       whatever its ending; hidden names only where the pattern begins with ``.`` or ``_``. A folder that
-      matches stands for what is in it.
-    - A URL (``s3://``, ``gs://``, ``hf://``, ``memory://``, also chained ones) is any of these in
+      matches stands for the files in it.
+    - A URL (``s3://``, ``gs://``, ``hf://``, ``memory://``, also chained URLs) is any of these in
       that file system.
 
-    Files come in natural order, ``part-2`` before ``part-10``, folder by folder; the items of a list in
-    the order given. A file that two items of a list name is refused: weigh data with ``mix``.
+    Files come in natural order, ``part-2`` before ``part-10``, folder by folder; the items of a list come in
+    the order given. A file that is named twice is refused: to see rows more often, use ``mix``.
 
     Args:
         urls: a path, folder, glob or URL, or a list of them.
-        suffix: what names of files found in folders end with, in place of the ends of the reader's
-            format; one or several, ``""`` for all. Case does not matter.
+        suffix: take files in folders whose names end with this, instead of the endings of the reader's
+            format; one or several, ``""`` for all files. Case does not matter.
         storage_options: options of the fsspec file system, credentials for instance. They are
             neither shown nor part of a state.
-        retry_seconds: how long a request to a server that does not answer, breaks off, or says that it is
-            busy (408, 429, 5xx) is tried again: to list, and to read. A request of several MB has a second
-            more for each 64 KiB. What waiting does not cure, such as denied access, fails at once; local
-            files are never tried again. Not part of a state.
+        retry_seconds: for how many seconds a request to list or read is tried again if the server does not
+            answer, breaks off, or says that it is busy (408, 429, 5xx). A request of several MB has a second
+            more for each 64 KiB. Errors that waiting does not cure, such as denied access, are raised at
+            once; local files are never tried again. Not part of a state.
 
     Raises:
         ConfigError: not a path, an empty list, or a file named twice.

@@ -25,30 +25,28 @@ __all__ = ["FromHf"]
 class FromHf(Source):
     """Rows of a ``Dataset`` or ``IterableDataset`` of Hugging Face's ``datasets``.
 
-    Of a ``Dataset``: out come rows as Arrow, straight from its tables, in the order and choice of its
-    indices, so that ``select``, ``shuffle``, ``filter``, ``sort`` and ``shard`` are as they were made.
-    Cursor: a row number; rows can be chosen by number (``shuffle(scope="global")``, ``draw``). Costs
-    what the dataset costs, which is memory-mapped as a rule. Columns that its format leaves out are left
-    out; images and audio come as they are stored, a struct of bytes and path, and not decoded. A state
-    knows the dataset by its rows' number, columns and indices; if it is in memory, by all of its rows, else
-    by some.
+    A ``Dataset`` gives rows as Arrow, straight from its tables, as its ``select``, ``shuffle``, ``filter``,
+    ``sort`` and ``shard`` chose and ordered them. Cursor: a row number; rows can be chosen by number
+    (``shuffle(scope="global")``, ``draw``). Costs what the dataset costs, which is memory-mapped as a rule.
+    Columns that its format leaves out are left out; images and audio come as they are stored, a struct of
+    bytes and path, and not decoded. A state holds a fingerprint of the dataset's number of rows, columns and
+    indices, and of all rows if they are in memory, else of some.
 
-    Of an ``IterableDataset``: rows as Arrow if its features are known, else as dicts. Cursor: the dataset's
-    own ``state_dict``, and the rows used since. One with a ``shuffle`` of its own has no position, since
-    what is in its buffer is not part of its state: a resume goes through the rows again from the epoch's
-    start. Leave that shuffle out, and put ``.shuffle(buffer_size)`` behind ``from_hf`` instead. Each rank
-    and worker reads the whole stream and takes its share of the rows, however many shards the dataset
-    has: for one of Parquet files on the Hub, ``tp.list_files("hf://datasets/...").read_parquet()`` reads in
-    each rank what it needs.
+    An ``IterableDataset`` gives rows as Arrow if its features are known, else as dicts. Cursor: the dataset's
+    own ``state_dict``, and the number of rows used since. If the dataset itself shuffles, it cannot save its
+    position: a resume reads the rows again from the epoch's start. Leave that shuffle out, and put
+    ``.shuffle(buffer_size)`` after ``from_hf``. Each rank and worker reads the whole stream and takes its
+    share of the rows, however many shards the dataset has. For Parquet files on the Hub,
+    ``tp.list_files("hf://datasets/...").read_parquet()`` reads in each rank only what it needs.
 
     Args:
-        dataset: the dataset; or a ``DatasetDict``, of which ``split`` chooses one.
-        split: which one of a ``DatasetDict`` or ``IterableDatasetDict``, such as "train".
-        block_rows: rows of a ``Dataset`` that a shuffle puts in another order as a whole.
+        dataset: the dataset; or a ``DatasetDict``, with ``split``.
+        split: which dataset of a ``DatasetDict`` or ``IterableDatasetDict``, such as "train".
+        block_rows: rows of a ``Dataset`` in a block (a shuffle permutes blocks first).
 
     Raises:
-        ConfigError: that is no dataset, a split is not chosen, or it has a transform or was split by
-            node, neither of which would be as it should.
+        ConfigError: that is no dataset, or a split is not chosen; or the dataset has a transform, which would
+            not run, or was cut by ``split_dataset_by_node``.
 
     ``tp.from_hf(load_dataset("my/dataset"), split="train").shuffle(40_960).batch(32)``
     """

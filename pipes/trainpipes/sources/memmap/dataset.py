@@ -35,9 +35,9 @@ class MemmapDataset(Dataset[Any]):
 
     ``ds[i]`` is a row: a dict of tensors, or a tuple of them where ``write_memmap`` was given no names;
     ``ds[i:j]`` and ``ds[array]`` are several, each column stacked to ``[rows, ...]`` and a ragged one
-    a list of tensors. All are copies, so that they may be changed. Opening reads headers, and the offsets of
-    ragged columns, 8 bytes a row; what is read stays in the page cache, once for all processes. Pickled, it
-    is its paths and manifests.
+    a list of tensors. All are copies, so you may change them. Opening reads headers, and the offsets of
+    ragged columns, 8 bytes a row. All processes of a machine share what was read, in the page cache. A
+    pickle holds paths and manifests, no rows.
 
     Args:
         path: a folder of ``write_memmap``; a folder that holds such folders, a glob or a list of them, one
@@ -45,18 +45,18 @@ class MemmapDataset(Dataset[Any]):
         columns: names of columns; None for all.
         transform: function of a row, applied when it is read; ``ds[i:j]`` is then a list.
         version: names the function in checkpoints instead of its module and name.
-        dtype: for files of bare numbers (token files of nanoGPT and others): what they hold, "uint8",
-            "uint16", "uint32", "int32" or "int64". Rows are then dicts with ``input_ids``, int64
+        dtype: type of the numbers in files that hold nothing else (token files of nanoGPT and others):
+            "uint8", "uint16", "uint32", "int32" or "int64". Rows are then dicts with ``input_ids``, int64
             ``[length]``; numbers at a file's end that fill no row are left out.
-        length: numbers in such a row.
-        labels: whether such a row also has ``labels``, int64 ``[length]``: at each place the number
-            that follows in the file.
+        length: with ``dtype``, numbers in a row.
+        labels: with ``dtype``, whether a row also has ``labels``, int64 ``[length]``: at each place the
+            number that follows in the file.
         verify: compare all data with its checksums now, as ``verify()`` does later.
 
     Raises:
         MissingFilesError: there is no such file.
         UnreadableError: it is no folder of ``write_memmap``, is damaged, or lacks a part.
-        SchemaError: a column is not there, or two memory maps have not the same.
+        SchemaError: a column is not there, or two memory maps have different columns.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "tokens.bin"

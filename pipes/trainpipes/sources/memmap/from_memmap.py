@@ -41,7 +41,8 @@ class FromMemmap(Source):
 
     Out: dicts or tuples of tensors where all columns have a fixed shape, gathered and not stacked row
     by row; with a ragged column, rows as Arrow, which ``pad_collate`` pads. Cursor: a row number.
-    Costs the pages that are read; a shuffle's buffer costs its rows, ``shuffle(scope="global")`` none.
+    Costs the pages that are read, and a shuffle's buffer costs its rows; ``shuffle(scope="global")`` has no
+    buffer.
 
     Args: those of ``MemmapDataset``.
 

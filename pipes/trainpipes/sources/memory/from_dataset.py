@@ -33,20 +33,19 @@ BLOCK_ROWS = 8192
 class FromDataset(Source):
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
 
-    Out: the items, untouched up to ``collate``. Cursor: a row number. Indices are shuffled and dealt,
+    Out: the items, unchanged until ``collate``. Cursor: a row number. Indices are shuffled and dealt,
     and a rank or worker fetches only its own; a shuffle's buffer costs 8 bytes a row. Without ``batch``,
     items are fetched one by one; with it, a micro-batch at a time.
 
-    A state knows the dataset by its class and length only. A dataset of the same class and length whose
-    items are others loads the state and continues with its own.
+    A state knows the dataset by its class and length only. So it also loads with other items in a dataset of
+    the same class and length.
 
     Args:
         dataset: the dataset; ``len(dataset)`` items.
-        sampler: gives the indices (or other keys) of each epoch; in file order if left out. For those of
-            ``trainpipes.samplers`` see ``draw``. Torch's samplers draw from a seed of their own for each
-            epoch, not from the global one; a ``DistributedSampler`` stands for all its replicas, which
-            ``sharding_filter`` tells apart. Resuming draws the epoch's keys again and drops those
-            used.
+        sampler: gives the indices (or other keys) of each epoch; 0, 1, 2, … if left out. For samplers of
+            ``trainpipes.samplers`` see ``draw``. Torch's samplers draw with another seed each epoch, and not
+            from the global generator; a ``DistributedSampler`` gives the indices of all its replicas, which
+            ``sharding_filter`` deals to ranks. A resume draws the epoch's keys again and drops those used.
         batch_sampler: gives a list of keys for each micro-batch, in place of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.

@@ -68,43 +68,43 @@ _ELSEWHERE = {
 
 
 class Mix(MixingSource):
-    """Mixes the rows of several pipelines, each with its share.
+    """Mixes the rows of several pipelines by weights.
 
     In: pipelines of rows, by name, each with its own filters, shuffle, cache and so on. Out: their rows,
     interleaved. ``sharding_filter``, ``batch`` and later stages come after the mix. All sources have the same
     columns.
 
-    In each shard, a source's part of the first n rows never differs from its share by a whole row, for any n;
-    by tokens, never by more than the longest row (see ``trainpipes.fair_queue`` for the rule and its
-    sources). Nothing is random in it. Shards are out of phase, so that over all of them the parts stay closer
-    still.
+    Among the first n rows of a shard, for any n, the rows of a source differ from its share of n by less than
+    one row; with ``by="tokens"``, its tokens differ by at most the longest row (see
+    ``trainpipes.fair_queue`` for the rule and its sources). The choice is not random. Shards begin at
+    different places of the pattern, so over all of them shares are kept more closely still.
 
-    Cursor: each source's own, and how far it is ahead of its share. Costs about 0.5 us a row to choose, far
-    less where weights are short decimal numbers, and a gather of the rows. Each source has windows of its
-    own: the memory of their shuffles adds up.
+    Cursor: that of each source, and how far it is ahead of its share. Costs about 0.5 us a row to choose,
+    far less where weights are short decimal numbers, and a copy of the rows. Each source has its own
+    shuffle windows: their memory adds up.
 
     Args:
         sources: pipelines by name. Names say which is which in errors and checkpoints.
-        weights: a number for each source, in proportion to its share; 0 leaves it out. If left out, the
-            numbers of rows in the sources.
-        by: what is counted: "rows", or "tokens".
-        tokens: with ``by="tokens"``, the column that is counted: of lists, by their lengths, or of integers
-            that say how long a row is. An empty row counts as one token.
-        temperature: T, without ``weights``: shares are in proportion to ``size ** (1 / T)``. At 1 every row
-            comes as often as any other; above, small sources come more often.
+        weights: a number for each source, in proportion to its share; 0 leaves the source out. If left out,
+            the numbers of rows of the sources.
+        by: "rows" or "tokens": what shares are counted in.
+        tokens: with ``by="tokens"``, the column that says how many tokens a row has: of lists, whose lengths
+            count, or of integers. An empty row counts as one token.
+        temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``. At 1 every
+            row comes as often as any other; above 1, small sources come more often.
         repetitions: how many times each source may be read in an epoch of the mix, by name (or one number for
-            all); after that it leaves, and its share goes to the others. No limit if left out.
+            all); then the source leaves the mix, and its share goes to the others. No limit if left out.
         stop: where an epoch of the mix ends, in each shard:
 
-            - "all_exhausted": when each source has been read once. Those that end earlier start again, in
+            - "all_exhausted": when each source has been read once. Sources that end earlier start again, in
               another order, so that every row comes at least once.
             - "first_exhausted": when the first source ends (with its ``repetitions``), so that no row comes
               twice.
-            - "repeat": nowhere. Steps are counted, as with ``repeat()``.
+            - "repeat": never. Count steps, as with ``repeat()``.
         schedule: weights that change during an epoch of the mix: a list of ``(draws, weights)``, where draws
-            counts rows or tokens of all shards together. ``weights`` hold until its first step.
-        interpolation: between the steps of a schedule: "constant", or "linear" for weights that move
-            from each step to the next in 64 small ones.
+            counts the rows (or tokens) of all shards together from which the weights hold. Until the first
+            of them, ``weights`` hold.
+        interpolation: of weights between the steps of a schedule: "constant", or "linear", in 64 small steps.
         column: a column to add, with the name of each row's source.
 
     Raises:

@@ -49,15 +49,15 @@ class ReadNumpy(FileReader):
     tensors, one for each array: by its name in an ``.npz`` file, by each field's name for a structured array,
     as ``column`` for any other ``.npy`` file. Cursor: which block, and how many rows of it.
 
-    Local files are mapped into memory and can be read by number (``shuffle(scope="global")``, ``draw``); so
-    are arrays in an ``.npz`` file of ``np.savez``. Those of ``np.savez_compressed`` are decompressed whole,
-    each time that a reader comes to the file, which suits files of some 10 MB. Of remote files, the rows that
-    are needed are fetched. Big-endian numbers come in this machine's byte order. Python objects are never
-    loaded, since that runs code.
+    Local ``.npy`` files, and ``.npz`` files of ``np.savez``, are mapped into memory, and their rows can be
+    chosen by number (``shuffle(scope="global")``, ``draw``). Files of ``np.savez_compressed`` are
+    decompressed whole each time that a reader comes to them, which suits files of about 10 MB. Only the rows
+    that are needed are fetched from remote files. Big-endian numbers come in this machine's byte order.
+    Python objects are never loaded, since that runs code.
 
     Args:
-        columns: names of arrays or fields; None for all, and then all files must have the same ones.
-        column: what the rows of a plain ``.npy`` file are called.
+        columns: names of arrays or fields; None for all; then all files must have the same names.
+        column: name of the column that holds the rows of a plain ``.npy`` file.
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, as many as make up to 1
             MiB.
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are

@@ -51,26 +51,25 @@ COLUMNS = pa.schema(
 
 
 class ReadFiles(FileReader):
-    """Reads files in a format of your own: by a function from an open file to Arrow tables.
+    """Reads files in a format of your own, with a function that makes Arrow tables from an open file.
 
     In: files, from ``list_files``; a folder stands for all of its files, or those with its ``suffix``. Out:
     the rows of the tables, as Arrow. Cursor: which block, and how many rows of it: a resume reads a block
     from its start up to the row. Blocks, shards, shuffles and resumes are as those of ``read_parquet``.
 
-    ``fn`` is given the file, open in binary mode, with ``file.name`` as its path or URL; it returns a
-    ``pyarrow.Table``, or yields several, which need not all be in memory then. ``count`` is given the same
-    and returns the number of rows. Where it returns a list of numbers, these are the rows of the file's
-    blocks, and ``fn`` is called as ``fn(file, block)`` for each of them, so that shards and resumes go
-    straight to their own. Without ``count``, ``fn`` itself is called once for each file to count its rows;
-    the numbers are kept for later starts if ``index`` says so.
+    ``fn`` is given the file, open in binary mode, with ``file.name`` as its path or URL. It returns a
+    ``pyarrow.Table``; or it yields several, so that only one of them is in memory. ``count`` is given the
+    same file and returns its number of rows; or a list with the rows of each block, and ``fn(file, block)``
+    is then called for each block, so that shards and resumes go straight to theirs. Without ``count``,
+    ``fn`` is called once for each file to count its rows; ``index`` keeps the numbers for later starts.
 
     Args:
         fn: ``fn(file)`` or ``fn(file, block)``, to a table or an iterator of tables.
         count: ``count(file)``, to a number of rows, or to one for each block.
-        version: names the functions in states in place of ``fn``'s module and name. Change it when they
+        version: names the functions in states, instead of the module and name of ``fn``. Change it when they
             give other rows.
-        schema: of all tables; that of the first rows if left out. Types are cast to it where that loses
-            nothing.
+        schema: the columns and types of all tables; those of the first rows if left out. Values are cast to
+            these types where that loses nothing.
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
             neither shown nor part of a state.
         index: where to keep the numbers of rows: a file that ends in ".arrow", or a folder. True: in the

@@ -38,38 +38,38 @@ class ReadParquet(FileReader):
     In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which
     row group, and how many rows of it.
 
-    All footers are read before the first row: about 0.1 ms a local file, one request a remote one,
+    All footers are read before the first row: about 0.1 ms for a local file, one request for a remote file,
     16 at a time. Row groups are then decoded as streams, about 1 MiB of rows at a time, so that memory
-    does not grow with their size (7 MB for a row group of 1 GB). Of a remote file up to 16 MiB are held:
-    small row groups are fetched whole, of a large one the next part of every column at once.
+    does not grow with their size (7 MB for a row group of 1 GB). Up to 16 MiB of a remote file are held:
+    a small row group is fetched whole, a large one part by part, with all columns of a part at once.
 
     Columns come in the order given, and with one schema for all files: types that differ from file
     to file are widened where that loses nothing (int32 and int64, null and anything, string and
     large_string). Dictionary columns come as their values.
 
-    With ``filter``, files and row groups that cannot hold a matching row are not read, as the names of their
-    folders and the statistics in their footers tell; the rows of all others are filtered, as by
-    ``.filter(...)``. As with that stage, the number of rows in an epoch is not known in advance. All footers
-    are then read at each start.
+    With ``filter``, files and row groups that cannot hold a matching row are not read, by the names of their
+    folders and the statistics in their footers; the rows of all others are filtered as by ``.filter(...)``.
+    As with that stage, the number of rows in an epoch is not known in advance. All footers are then read at
+    each start.
 
     Args:
         columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``, and
-            ``"a.list.element.b"`` for that of the structs in the list ``a``, as pyarrow has them. None for
-            all, and then all files must have the same ones.
+            ``"a.list.element.b"`` for field ``b`` of the structs in the list ``a``, as in pyarrow. None for
+            all; then all files must have the same columns.
         filter: a ``pyarrow.compute`` expression over columns, which need not be among ``columns``; null
             counts as False.
-        partitioning: "hive" makes columns of the names of folders (``year=2024/lang=en/``), as Hive writes
-            them: int64 if all values are integers, else text; all files must have the same ones. If left out,
-            only those that ``columns`` or ``filter`` name, and that no file has as its own column.
+        partitioning: "hive" makes columns from the names of folders (``year=2024/lang=en/``), as Hive writes
+            them: int64 if all values are integers, else text; all files must have the same such columns.
+            If left out, only columns that ``columns`` or ``filter`` names, and that no file has, are made.
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
             neither shown nor part of a state.
         errors: "strict" raises where text that is not UTF-8 is first decoded; "replace" puts U+FFFD in its
             place, as Python does (all text is then checked: 1 to 30 µs a MB of ASCII, 1 to 2 ms a MB of other
             text).
         index: where to keep what the footers say, so that the next start reads only the footers of files
-            whose size, time of change or etag is another: a file that ends in ".arrow", or a folder. True: in
-            the cache folder (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if
-            the files are remote, or 64 or more.
+            whose size, time of change or etag has changed: a file that ends in ".arrow", or a folder. True:
+            in the cache folder (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder,
+            if the files are remote, or 64 or more.
 
     Raises:
         ConfigError: an option is invalid.

@@ -22,28 +22,29 @@ class FromRay(Source):
     """Rows of a ``ray.data.Dataset``.
 
     Out: rows as Arrow, in the order of the dataset. Cursor: a row number. When the rows are first needed, the
-    dataset is carried out once (``materialize()``, with the order kept), and its blocks stay in Ray's object
-    store until this program ends; Ray moves to disk what its memory does not hold. Where one materialized
-    already is given, its blocks are used. Each block comes to this machine when its rows are due.
+    dataset is executed once (``materialize()``, with the order kept), and its blocks stay in Ray's object
+    store until this program ends; Ray moves to disk what its memory does not hold. A dataset that is
+    materialized already is used as it is. Each block comes to this machine when its rows are due.
 
-    A state knows the dataset by its rows' number, its columns and all of its rows, however Ray cut them into
-    blocks. So a dataset that is made anew, on a cluster of another size too, goes on from a state if its
-    rows come out the same and in the same order.
+    A state holds a fingerprint of the number of rows, the columns and all rows, however Ray cut them into
+    blocks. So a state also loads after the dataset was made anew, on a cluster of any size, if the rows are
+    the same and in the same order.
 
-    Tensors are fixed-size lists, those of several shapes lists of lists. Columns have one type: where blocks
-    have several, the one that holds them all.
+    Tensors become fixed-size lists; tensors of several shapes become lists of lists. A column whose blocks
+    have several types gets the type that holds all values.
 
-    Ranks and workers read the same blocks if the pipeline is handed to them: by Ray, as an argument of the
-    function that trains, or by ``Loader(multiprocessing_context="spawn")``. Workers that are forked cannot
-    talk to Ray and are refused. A rank that makes the dataset itself carries it out itself, too.
+    Ranks and workers read the same blocks if they are given the pipeline: by Ray, as an argument of the
+    training function, or by ``Loader(multiprocessing_context="spawn")``. Forked workers cannot talk to Ray
+    and are refused. A rank that makes the dataset itself executes it again.
 
     Args:
         dataset: the dataset.
-        block_rows: rows that a shuffle puts in another order as a whole.
+        block_rows: rows in a block (a shuffle permutes blocks first).
 
     Raises:
-        ConfigError: that is no dataset of Ray's.
-        SchemaError: a column holds Python objects, or types that no one type holds; once rows are needed.
+        ConfigError: that is no Ray dataset.
+        SchemaError: a column holds Python objects, or types that no one type holds (raised when rows are
+            first needed).
 
     ``tp.from_ray(ray.data.read_json("s3://bucket/chats")).sharding_filter().shuffle(40_960).batch(32)``
     """

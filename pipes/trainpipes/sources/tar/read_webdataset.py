@@ -48,28 +48,28 @@ MOST_BYTES = 1 << 30
 
 
 class ReadWebdataset(FileReader):
-    """Reads the samples of tar archives in the layout of WebDataset: members that follow each other and have
-    one name up to the first dot are a sample, ``0001.jpg`` and ``0001.cls`` for one.
+    """Reads the samples of tar archives in the layout of WebDataset: consecutive members with the same name
+    up to the first dot are a sample, such as ``0001.jpg`` and ``0001.cls``.
 
-    In: files, from ``list_files``; a folder stands for its ``.tar`` files, and those with ``.gz``, ``.zst``,
-    ``.bz2`` or ``.xz`` behind. Out: rows as Arrow, with the key as ``__key__`` and a column of bytes for each
-    extension, as they are stored: ``decode_image`` or a ``map`` decodes them. Cursor: which block, and how
-    many rows of it.
+    In: files, from ``list_files``; a folder stands for its ``.tar`` files, also with ``.gz``, ``.zst``,
+    ``.bz2`` or ``.xz`` after it. Out: rows as Arrow, with the key as ``__key__`` and a column of bytes for
+    each extension, as they are stored: ``decode_image`` or a ``map`` decodes them. Cursor: which block, and
+    how many rows of it.
 
-    The headers of all members are read once, about 5 µs each; of an archive that is compressed or on a
-    server all bytes are, once. What they say is kept for later starts (``index``), so that these read
-    nothing but the samples that they need: shards and resumes go straight to them. A compressed archive can
-    only be read from its start: it is one block, and whoever needs a sample of it decompresses all before
-    it. ``explain()`` says how much that was. Local archives that are not compressed are mapped into memory,
-    and their samples can be chosen by number (``shuffle(scope="global")``, ``draw``).
+    The headers of all members are read once, about 5 µs each; an archive that is compressed or on a server
+    is read whole, once. ``index`` keeps the result, so that later starts, shards and resumes go straight to
+    the samples that they need. A compressed archive can only be read from its start: it is one block, and
+    to reach a sample, all before it is decompressed. ``explain()`` says how much that was. Local archives
+    that are not compressed are mapped into memory, and their samples can be chosen by number
+    (``shuffle(scope="global")``, ``draw``).
 
     Members without an extension, hidden ones, folders and links are skipped.
 
     Args:
-        columns: extensions, and ``"__key__"``; None for all, those of the first sample.
-        missing: what to do about a sample that lacks a member: "error" raises; "null" puts a null in its
-            place, and makes columns of all extensions in all archives unless ``columns`` names some.
-        text: extensions that are text, in UTF-8, and come as such, ``["txt"]`` for one.
+        columns: extensions, and ``"__key__"``; None for those of the first sample.
+        missing: for a sample that lacks a member, "error" raises; "null" puts a null in its place, and makes
+            columns of all extensions in all archives unless ``columns`` names some.
+        text: extensions whose members are UTF-8 text, and come as text, such as ``["txt"]``.
         block_rows: samples in a block (a shuffle permutes blocks first); if left out, as many as make about 4
             MB.
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
@@ -79,8 +79,8 @@ class ReadWebdataset(FileReader):
             files are remote, 64 or more, or 64 MB or more in all.
 
     Raises:
-        UnreadableError: names all files that are no archives, each with the reason: among these, names of
-            members that lead out of the archive.
+        UnreadableError: names all files that are no archives, or whose members' names lead out of the folder
+            they are unpacked in, each with the reason.
         SchemaError: a sample lacks a member that others have; names it.
         DataChangedError: a file has changed since it was listed.
 

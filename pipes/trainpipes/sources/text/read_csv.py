@@ -34,11 +34,11 @@ class ReadCsv(TextReader):
     files, and fixed from then on: a row that does not fit is an error that names the file and the line.
 
     Args:
-        columns: names of columns; None for all, and then all files must have the same ones.
+        columns: names of columns; None for all; then all files must have the same columns.
         delimiter: one character; if left out, a tab in files that end in .tsv and .tab, a comma in others.
         quote: the quote character; None if cells are not quoted.
-        column_names: names of the columns, for files whose first line is a row.
-        null_values: cells that are null if they are not quoted, such as ``["", "NA"]``.
+        column_names: names of the columns, for files without a header line.
+        null_values: texts of unquoted cells that mean null, such as ``["", "NA"]``.
         schema: columns and types to read, instead of inferring them; other columns are left out.
         infer: "first" infers types from the first blocks; "all" from all rows, read once, and widens types
             that differ, to text if nothing else holds both.

@@ -28,8 +28,8 @@ class ReadJson(TextReader):
     does not fit is an error that names the file and the line. A field that a row lacks is null.
 
     Args:
-        columns: names of columns; ``"a.b"`` for field ``b`` of the objects ``a``. other fields are left out.
-            None for all, and then a field that the first blocks do not have is an error.
+        columns: names of columns; ``"a.b"`` for field ``b`` of the objects ``a``. Other fields are left out.
+            None for all; then a field that the first blocks do not have is an error.
         schema: columns and types to read, instead of inferring them; other fields are left out.
         infer: "first" infers columns and types from the first blocks; "all" from all rows, read once, and
             widens types that differ (integers and floats, null and anything).

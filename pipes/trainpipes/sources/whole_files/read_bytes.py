@@ -17,12 +17,12 @@ __all__ = ["ReadBytes"]
 
 
 class ReadBytes(FileReader):
-    """Reads files whole: a row for each.
+    """Reads whole files: each file is a row.
 
     In: files, from ``list_files``; a folder stands for all of its files. Out: rows with ``path`` and
     ``bytes``, as Arrow. Cursor: a row number. A file is read when its batch is made, so that a shuffle's
-    buffer costs 8 bytes a file; rows can be chosen by number. Many small files on a server are slow, a
-    request each (16 at a time): put them in tar archives, for ``read_webdataset``.
+    buffer costs 8 bytes a file; rows can be chosen by number. Many small files on a server are slow, with a
+    request for each (16 at a time): put them in tar archives, and use ``read_webdataset``.
 
     Args:
         block_rows: files in a block (a shuffle permutes blocks first).
