@@ -35,49 +35,49 @@ def chat(
 ) -> Pipeline:
     """Batches for fine-tuning a causal language model on conversations of any number of turns.
 
-    The tokenizer's own chat template writes them; the loss is on what the assistant says, to the token. Each
+    The tokenizer's chat template turns them into text, and only the assistant's tokens are learnt. Each
     batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
 
         input_ids        the conversation's tokens, then padding
         attention_mask   1 where input_ids holds a token, 0 where it holds padding
-        labels           input_ids on the assistant's turns, tool calls and the mark that ends each turn
-                         included, -100 elsewhere
+        labels           input_ids on the assistant's turns, with tool calls and the token that ends each
+                         turn, -100 elsewhere
 
-    With ``packed`` several conversations share a row of L = ``max_length``, and a batch has, as that of
-    ``pretrain``, ``position_ids``, ``segment_ids``, ``cu_seqlens`` and ``max_seqlen``, and no mask. Labels
-    stand at the place of the token they are: the logits of position t are compared with the label of t + 1.
+    With ``packed`` several conversations share a row of L = ``max_length``, and a batch has ``position_ids``,
+    ``segment_ids``, ``cu_seqlens`` and ``max_seqlen``, as in ``pretrain``, and no mask. Labels are not
+    shifted: compare the logits at position t with the label at t + 1.
 
     A row is a list of messages, in OpenAI's layout ({"role", "content"}, and "tool_calls") or ShareGPT's
-    ({"from", "value"}); ``conversations`` says which are bad. Not for pairs of prompt and response without
-    turns (``sft``), and not for pictures in messages. A conversation that is too long is cut, and teaches
-    nothing of what is cut off.
+    ({"from", "value"}); ``conversations`` says which rows are bad. Not for pairs of prompt and response
+    without turns (``sft``), and not for pictures in messages. A conversation that is too long is cut at its
+    end.
 
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, Arrow, ...): path, folder, glob,
             any fsspec URL, or a list of these; or a pipeline of rows.
         tokenizer: a fast tokenizer of transformers, or a local directory of one.
         messages: column of the conversations. Left out, the first of messages, conversations, conversation,
-            dialog and chat that is there; which is logged.
-        tools: column of what the assistant may call in each: lists of JSON schemas, or JSON texts of them.
-        template: Jinja in place of the tokenizer's own. One that marks the assistant's parts by
-            ``{% generation %}`` is needed where the tokenizer's own writes earlier turns otherwise than the
-            last one.
+            dialog and chat that is there; the choice is logged.
+        tools: column of the tools that the assistant may call: lists of JSON schemas, or such lists as JSON
+            text.
+        template: a Jinja template, in place of the tokenizer's own. Needed where the tokenizer's own writes
+            earlier turns differently from the last one: mark the assistant's turns by ``{% generation %}``.
         roles: other names of roles: ``{"narrator": "system"}``.
         bad_rows: "error" names the first row whose roles are in the wrong order, in which the assistant says
             nothing, or whose response is empty; "drop" leaves such rows out; "keep" takes them as they are.
         parse_arguments: give the template a tool call's arguments as a dict where they are JSON text; False
             for a template that wants text.
-        max_length: tokens of a row at most.
-        packed: let conversations share rows. How many batches an epoch has is then known at its end only, as
-            it is with ``bad_rows="drop"``; each shard ends with a batch that may be short.
+        max_length: the most tokens of a row.
+        packed: let conversations share rows. How many batches an epoch has is then not known before its end,
+            as with ``bad_rows="drop"``; the last batch of each shard may be short.
         batch_size: rows in a batch.
-        buffer_size: conversations that are mixed with each other, at least.
-        seed: of the order.
-        num_shards: a multiple of every number of ranks to train on.
+        buffer_size: the fewest conversations that the shuffle mixes with each other.
+        seed: for the order of rows.
+        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: leave out the short batch at the end of an epoch, where rows are not packed.
         cache: keep token ids on disk, so that later epochs and runs read them instead of tokenizing: True
             for the folder of ``trainpipes.cache``, or a folder. Batches and states are the same.
-        storage_options: for the file system, as fsspec takes them.
+        storage_options: options of the file system, as fsspec takes them.
 
     >>> import pathlib, tempfile, transformers, trainpipes as tp
     >>> from trainpipes_recipes.samples import write_tokenizer

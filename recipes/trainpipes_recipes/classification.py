@@ -39,23 +39,23 @@ def classification(
 
         input_ids        int64 [B, L]: the tokens, with the tokenizer's special tokens, then padding
         attention_mask   int64 [B, L]: 1 where input_ids holds a token, 0 where it holds padding
-        token_type_ids   int64 [B, L], of pairs: which of the texts a token is of; not with "bytes" or
-                         tiktoken, which write a pair as one text, with an empty line in between
-        labels           int64 [B]: the class, 0 to C - 1; or float32 [B, C], 1 for each class of a row,
-                         where the column holds lists
+        token_type_ids   int64 [B, L], for pairs: which of the two texts a token belongs to; not with "bytes"
+                         or tiktoken, which write a pair as one text, with an empty line in between
+        labels           int64 [B]: the class, 0 to C - 1; or, where the column holds lists, float32
+                         [B, C]: 1 for each class of a row, else 0
 
     ``pipe.class_weights()`` are float32 ``[C]``, n / (C * rows of the class), as scikit-learn's "balanced".
 
-    Classes that are not given are found by one pass over the column of labels: texts in sorted order;
-    integers, bools and Hugging Face's ``ClassLabel`` stay as they are. They are part of a state: a resume
-    with others is refused, so give training's classes when you evaluate.
+    If ``classes`` is left out, one pass over the column of labels finds them: texts in sorted order;
+    integers, bools and Hugging Face's ``ClassLabel`` stay as they are. Classes are part of a state: a resume
+    with others is refused. To evaluate, pass the classes of the training.
 
-    Batches hold rows of about the same length, unless there are few rows. How many an epoch has is then known
-    at its end only: count steps, or ask ``estimate_len()``; ``num_buckets=None`` takes rows as they come, and
-    has a ``len()``.
+    Batches hold rows of about the same length, unless there are few rows. How many batches an epoch has is
+    then not known before its end: count steps, or ask ``estimate_len()``. ``num_buckets=None`` takes rows as
+    they come, and has a ``len()``.
 
-    Not for numbers to predict (scores, ratings), not for a class of each token, and not for evaluation,
-    which wants every row in file order: ``evaluation``. A text without a token is a row of padding.
+    Not for numbers to predict (scores, ratings), not for a class of each token, and not for evaluation, which
+    needs every row in file order: see ``evaluation``. A text without tokens becomes a row of padding.
 
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
@@ -63,27 +63,28 @@ def classification(
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
         text: column of the text. Left out, with ``text_pair`` the first of premise + hypothesis, sentence1 +
             sentence2, question1 + question2 and a few more (``trainpipes_recipes.inputs.TEXT_PAIRS``) that
-            are there; or the first of text, content, document, body, sentence and review; which is logged.
+            are there; or the first of text, content, document, body, sentence and review. The choice is
+            logged.
         text_pair: column of a second text.
         label: column of the class, or of lists of classes. Left out, the first of label, labels, class,
             category, target, sentiment, intent and topic.
-        classes: the labels in the order of their classes; a dict of labels and their classes; or how many
-            there are, where labels are integers.
-        class_weights: "balanced" counts the labels when the pipeline is made; otherwise they are counted
+        classes: the labels in the order of their class numbers; a dict from labels to class numbers; or the
+            number of classes, where labels are integers.
+        class_weights: "balanced" counts the labels when the pipeline is made. Left out, they are counted
             when ``pipe.class_weights()`` is called, unless the pass for ``classes`` has counted them.
-        max_length: tokens of a row at most, special tokens included; of a pair the longer text is cut first.
+        max_length: the most tokens of a row, special tokens included; the longer text of a pair is cut first.
         batch_size: rows in a batch.
-        num_buckets: buckets by length that 1,024 rows are sorted into; None to take rows as they come; "auto"
-            for 32, but None where a shard has fewer than 16 batches (6,144 rows in all by default):
-            each shard fills its own buckets, and what does not fill a batch is left out.
-        buffer_size: rows that are mixed with each other, at least.
-        seed: of the order.
-        num_shards: a multiple of every number of ranks to train on.
+        num_buckets: number of buckets into which 1,024 rows are sorted by length; None takes rows as they
+            come; "auto" is 32, or None where a shard has fewer than 16 batches (6,144 rows in all by
+            default): each shard fills its own buckets, and rows that do not fill a batch are left out.
+        buffer_size: the fewest rows that the shuffle mixes with each other.
+        seed: for the order of rows.
+        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: leave out short batches.
         cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
             held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
             first run then waits until a whole buffer is tokenized. Batches and states are the same.
-        storage_options: for the file system, as fsspec takes them.
+        storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"text": t, "label": t.isdigit()} for t in ("12", "ab", "34")])

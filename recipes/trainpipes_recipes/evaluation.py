@@ -31,51 +31,51 @@ def evaluation(
 
     Each is a dict of tensors, B rows, at most ``batch_size``, L the longest row of the batch:
 
-        input_ids        int64 [B, L]: the prompt's tokens, the response's, end-of-text, then padding; of
-                         prompts alone, or of texts, their tokens and padding
+        input_ids        int64 [B, L]: the tokens of the prompt, of the response, end-of-text, then
+                         padding; without a response, the tokens of the prompt or text, then padding
         attention_mask   int64 [B, L]: 1 where input_ids holds a token, 0 where it holds padding
         labels           int64 [B, L], with a response: input_ids on the response and its end-of-text, -100
-                         elsewhere, as ``sft`` has them
+                         elsewhere, as in ``sft``
         row              int64 [B]: the number of the row in file order over all files, from 0
 
-    and the columns of ``keep``: tensors of numbers ``[B]``, lists of B Python objects of anything else.
+    and the columns of ``keep``: numbers as tensors ``[B]``, all else as lists of B Python objects.
 
     On several ranks, rank r of R gets batches r, r + R, … of the one sequence: together they give every row
-    once, and nothing is repeated to even them out. So a rank may get a batch more than another: gather once,
-    after the loop, not in it, and put predictions back in order by "row":
+    once, and repeat none. So one rank may get a batch more than another: gather once, after the loop, not in
+    it, and put predictions back in order by "row":
 
         found = torch.full([rows], -1)                    # rows: the sum of all ranks' rows
         for row, prediction in of_all_ranks:              # torch.distributed.all_gather_object
             found[row] = prediction
 
-    For a mean, add up sums and counts and ``all_reduce`` both; a mean of batches' means weighs the rows of
-    short batches more. In the loop call the model itself, not its ``DistributedDataParallel``, which waits
-    for all ranks in some modes. Each rank reads all files, and tokenizes only its own rows.
+    For a mean, add up sums and counts and ``all_reduce`` both; the mean of the batches' means would give rows
+    of short batches more weight. In the loop call the model itself, not its ``DistributedDataParallel``,
+    which waits for all ranks in some modes. Each rank reads all files, and tokenizes only its own rows.
 
     Not for training: the order is always the same, and rows are not grouped by length.
 
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
-            glob, any fsspec URL, or a list of these; or a pipeline of rows in file order. One that has an
-            ``enumerate(column="row")`` keeps its numbers: put that before a filter. The rows that a filter
-            leaves come once each, too, but not in file order.
+            glob, any fsspec URL, or a list of these; or a pipeline of rows in file order. A pipeline
+            with ``enumerate(column="row")`` keeps its numbers: put that before a filter. The rows that a
+            filter keeps also come once each, but not in file order.
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
-        prompt: column of what is given to the model. Left out, it and ``response`` are the first pair of
-            ``trainpipes_recipes.inputs.PAIRS`` that is there; which is logged.
-        response: column of what is scored. Left out beside a ``prompt`` that is given, there is none: for
+        prompt: column of the model's input. Left out, it and ``response`` are the first pair of
+            ``trainpipes_recipes.inputs.PAIRS`` that is there; the choice is logged.
+        response: column of the text to score. If only ``prompt`` is given, there is no response: for
             generation, with ``padding_side="left"`` and ``keep=["answer"]``.
         context: column that is added to the prompt, after an empty line, where it holds text. Left out,
-            "input" beside "instruction", as Alpaca's rows have it; "" for none.
-        text: column of text to score as it is, or to classify, instead of both. Left out where there is no
-            pair, the first of text, content, document and body.
-        keep: columns to pass on as they are: ids, references, class labels; of the prompt, what the model
-            is given.
-        max_length: tokens of a row at most.
-        truncation_side: "left" cuts the start of what is too long.
-        padding_side: "left" for generation.
+            "input" beside "instruction", as in Alpaca's rows; "" for none.
+        text: column of text to score, or to classify, instead of prompt and response. Left out, and if no
+            pair is there, the first of text, content, document and body.
+        keep: columns to pass on unchanged: ids, references, class labels. A prompt that is kept is the one
+            that the model is given, with its context.
+        max_length: the most tokens of a row.
+        truncation_side: "right" cuts the end of a long row, "left" its start.
+        padding_side: "right" or "left"; "left" for generation.
         batch_size: rows in a batch.
-        num_shards: a multiple of every number of ranks to evaluate on.
-        storage_options: for the file system, as fsspec takes them.
+        num_shards: a multiple of every number of ranks that the run may have.
+        storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"text": "one"}, {"text": "two"}, {"text": "three"}])

@@ -53,10 +53,10 @@ def images(
                          C = 3, H = W = ``size``
         labels           int64 ``[B]``, the number of the class
 
-    For training, rows come in another order every epoch, and each picture is augmented by random numbers of
-    its row: other ones in every epoch, and the same after a resume and on any number of ranks. For
-    evaluation (``train=False``) each row comes once, in file order, and its middle is cut out; on several
-    ranks the last batches may be fewer on some.
+    For training, rows come in another order every epoch, and pictures are augmented with random numbers that
+    depend on seed, epoch and row: the same after a resume and on any number of ranks. For evaluation
+    (``train=False``) each row comes once, in file order, and the middle of its picture is cut out; of
+    several ranks, some may get a batch fewer.
 
     Not for boxes, masks or captions beside the pictures: put ``decode_image`` and a ``map`` into a chain of
     your own. Small pictures that are read many times come 20 to 50 times as fast from a memory map
@@ -69,34 +69,34 @@ def images(
             rows.
         image: column of the pictures, as bytes or as arrays uint8 ``[C, H, W]``. Left out, the first of
             image, img, picture, photo, jpg, jpeg, png, webp, bytes and pixels that is there.
-        label: column of the classes: their numbers, or their names, of which ``classes`` says the numbers.
-            Left out, the first of label, labels, class, category, target and a few more that is
-            there. In a folder of folders it is the number of the class in the order of the names; where
-            ``classes`` are given, these say the numbers.
-        classes: the names of all classes, in the order of their numbers; or of numbers, what they stand for.
-            A label that is none of them is an error.
-        size: H and W.
-        train: whether to train or to evaluate.
-        scale: when training, least and greatest share of a picture's area that is cut out of it.
-        padding: cut ``size`` x ``size`` pixels out at a random place instead, after so many pixels were put
-            around the picture: usual for small pictures of one size.
-        flip: when training, the probability that a picture is mirrored, left to right.
-        transform: when training, what takes the place of all this, such as a transform of
-            ``torchvision.transforms.v2``: see ``image_transform``. Pictures must come out of one size.
-        normalize: ``(x / 255 - mean) / std``, with the next two; else bytes.
+        label: column of the classes: their numbers, or their names, which ``classes`` numbers. Left out, the
+            first of label, labels, class, category, target and a few more that is there. In a folder of
+            folders, classes are numbered in the order of the folders' names, or as in ``classes``.
+        classes: the names of all classes, in the order of their numbers. A label that is none of them is an
+            error.
+        size: H and W, in pixels.
+        train: True to train, False to evaluate.
+        scale: when training, the least and greatest share of a picture's area that is cut out, 0 to 1.
+        padding: when training, put this many pixels around the picture, and cut ``size`` x ``size`` pixels
+            out at a random place, instead of ``scale``: usual for small pictures of one size.
+        flip: when training, the probability of mirroring a picture, left to right.
+        transform: when training, replaces all of these, such as a transform of
+            ``torchvision.transforms.v2``: see ``image_transform``. Its results must have one size.
+        normalize: give float32, ``(x / 255 - mean) / std``; False gives uint8.
         mean: of each channel, or one for all.
         std: of each channel, or one for all.
         resize: when evaluating, pixels of the shorter side before the middle is cut out; by default an eighth
             more than ``size``.
-        min_size: decode large JPEG files faster, in a smaller size that has so many pixels each side at
-            least: see ``decode_image``.
-        on_error: "skip" leaves pictures out that cannot be decoded, and says how many.
+        min_size: decode large JPEG files faster, at a smaller size whose sides have at least this many
+            pixels: see ``decode_image``.
+        on_error: for pictures that cannot be decoded: "error" raises, "skip" leaves them out and logs how
+            many.
         batch_size: B, rows in a batch.
-        buffer_size: rows that are mixed with each other, at least.
+        buffer_size: the fewest rows that the shuffle mixes with each other.
         seed: of the order and of the augmentations.
-        num_shards: a multiple of every number of ranks to train on.
+        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: when training, leave out the short batch at the end of an epoch.
-        storage_options: for the file system, as fsspec takes them.
+        storage_options: options of the file system, as fsspec takes them.
 
     Raises:
         UnreadableError: a picture cannot be decoded; names file and row.

@@ -86,7 +86,7 @@ class Input:
     Args:
         recipe: who asks, for messages.
         data: a path, folder, glob, URL, or a list of them; or a ``Pipeline`` of rows that are not batched.
-        storage_options: for the file system, as fsspec takes them.
+        storage_options: options of the file system, as fsspec takes them.
 
     Raises:
         ConfigError: it is neither, the pipeline batches, or files' names do not say how to read them.

@@ -32,34 +32,34 @@ def masked_lm(
     Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
 
         input_ids        the text's tokens, with the tokenizer's special tokens around them, then padding;
-                         of the tokens that are chosen, 80 % are the mask token, 10 % a random one, and 10 %
-                         as they were
+                         of the chosen tokens, 80 % become the mask token, 10 % a random token, and 10 % stay
         attention_mask   1 where input_ids holds a token, 0 where it holds padding
-        labels           the ids of the tokens that are chosen, as they were; -100 elsewhere
+        labels           the original ids of the chosen tokens; -100 elsewhere
 
-    Another choice is made in every epoch; after a resume, and on any number of ranks, it is the same. Special
-    tokens are never chosen. Labels stand where the model predicts them: no shift.
+    The choice differs from epoch to epoch; after a resume, and on any number of ranks, it is the same.
+    Special tokens are never chosen. Labels are not shifted: compare the logits at position t with the label
+    at t.
 
-    Not for causal models (``pretrain``), and not for documents that are much longer than a row: what is
-    beyond ``max_length`` is left out. Cut such documents into rows of some paragraphs first.
+    Not for causal models (``pretrain``), and not for documents that are much longer than a row: tokens
+    beyond ``max_length`` are cut off. Cut such documents into rows of some paragraphs first.
 
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
             glob, any fsspec URL, or a list of these; or a pipeline of rows.
         tokenizer: whatever ``tokenize`` takes, with a mask token: path of a ``tokenizer.json``, an object.
         text: column of the texts. Left out, the first of text, content, document and body that is there.
-        max_length: tokens of a row at most, special tokens included.
-        probability: that a token, or a word, is chosen.
-        whole_words: choose words, all of whose tokens are hidden then.
+        max_length: the most tokens of a row, special tokens included.
+        probability: of choosing a token, or a word, 0 to 1.
+        whole_words: choose whole words: all tokens of a chosen word.
         batch_size: rows in a batch.
-        buffer_size: rows that are mixed with each other, at least.
-        seed: of the order, and of what is chosen.
-        num_shards: a multiple of every number of ranks to train on.
+        buffer_size: the fewest rows that the shuffle mixes with each other.
+        seed: for the order of rows, and for the choice of tokens.
+        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: leave out the short batch at the end of an epoch.
         cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
             held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
             first run then waits until a whole buffer is tokenized. Batches and states are the same.
-        storage_options: for the file system, as fsspec takes them.
+        storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> from tokenizers import Tokenizer, models

@@ -45,38 +45,38 @@ def preference(
         rejected_attention_mask   [B, M]
         rejected_labels           [B, M]
 
-    Labels stand at the place of the token they are: the logits of position t are compared with the label of
-    t + 1. A reward model takes no labels, and scores the last token where the mask is 1.
+    Labels are not shifted: compare the logits at position t with the label at t + 1. A reward model takes no
+    labels, and scores the last token where the mask is 1.
 
-    Rows hold texts, or conversations: lists of messages in OpenAI's or ShareGPT's layout, which the
-    tokenizer's chat template writes. Which it is, the first row tells. Conversations may have their prompt in
-    a column of messages, or at the start of both: the messages that they share. Not for pairs without a
-    prompt, and not for more than two responses. A row that is too long loses its end; of a prompt that fills
-    it, nothing is learnt: choose ``max_length`` so that few are.
+    Rows hold texts, or conversations, as the first row tells: lists of messages in OpenAI's or ShareGPT's
+    layout, which the tokenizer's chat template turns into text. The prompt of conversations is a column of
+    messages, or the messages that both share at their start. Not for pairs without a prompt, and not for
+    more than two responses. A row that is too long loses its end, and if its prompt alone is too long,
+    nothing of it is learnt: choose ``max_length`` so that few rows are.
 
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, Arrow, ...): path, folder, glob,
             any fsspec URL, or a list of these; or a pipeline of rows.
-        tokenizer: of texts whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object. Of
-            conversations a fast tokenizer of transformers, or a local directory of one.
-        prompt: column of what is given to the model. Left out, the first of prompt, question, instruction,
-            input and query that is there; which is logged. Of conversations that start with it, none.
+        tokenizer: for texts whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+            For conversations a fast tokenizer of transformers, or a local directory of one.
+        prompt: column of the model's input. Left out, the first of prompt, question, instruction, input and
+            query that is there; the choice is logged. Conversations that start with the prompt need none.
         chosen: column of the better response. Left out, it and ``rejected`` are chosen + rejected or other
             common names (``trainpipes_recipes.inputs.PREFERENCES``).
         rejected: column of the worse response.
-        template: of conversations, Jinja in place of the tokenizer's own.
-        roles: of conversations, other names of roles: ``{"narrator": "system"}``.
+        template: for conversations, a Jinja template in place of the tokenizer's own.
+        roles: for conversations, other names of roles: ``{"narrator": "system"}``.
         bad_rows: "error" names the first row with an empty response, or whose roles are in the wrong order;
             "drop" leaves such rows out; "keep" takes them as they are.
-        max_length: tokens of prompt and response at most, the end included.
+        max_length: the most tokens of prompt and response together, the end token included.
         batch_size: rows in a batch.
-        buffer_size: rows that are mixed with each other, at least.
-        seed: of the order.
-        num_shards: a multiple of every number of ranks to train on.
+        buffer_size: the fewest rows that the shuffle mixes with each other.
+        seed: for the order of rows.
+        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: leave out the short batch at the end of an epoch.
         cache: keep token ids on disk, so that later epochs and runs read them instead of tokenizing: True for
             the folder of ``trainpipes.cache``, or a folder. Batches and states are the same.
-        storage_options: for the file system, as fsspec takes them.
+        storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"prompt": "1 + 1 =", "chosen": " 2", "rejected": " three"}])

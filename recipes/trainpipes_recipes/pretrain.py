@@ -41,34 +41,33 @@ def pretrain(
         segment_ids      1, 2, … on the documents of a row, 0 on padding
 
     and ``cu_seqlens`` (int32 ``[sequences + 1]``) and ``max_seqlen`` (int) for attention over sequences of
-    variable length. Attend within a document only: docs/packing.md shows how. Labels stand at the place of
-    the token they are: the logits of position t are compared with the label of t + 1.
+    variable length. Attend within a document only: docs/packing.md shows how. Labels are not
+    shifted: compare the logits at position t with the label at t + 1.
 
-    Documents longer than a row are cut into several; none else is with ``method`` "best_fit" and
-    "first_fit". How many batches an epoch has is known at its end only: count steps, or ask
+    Documents longer than a row are cut into several; with ``method`` "best_fit" and "first_fit" no others
+    are cut. How many batches an epoch has is not known before its end: count steps, or ask
     ``estimate_len()`` with ``epochs=1``.
 
-    Not for a few hundred documents with 24 shards: each packs its own, and its last row is not full.
+    Not for a few hundred documents with 24 shards: each shard packs its own, and its last row is not full.
 
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
             glob, any fsspec URL, or a list of these; or a pipeline of rows.
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
         text: column of the documents. Left out, the first of text, content, document and body that is there.
-        eos: what ends each document: True for the tokenizer's end token, a token, its id, or False for
-            nothing.
+        eos: ends each document: True for the tokenizer's end token, or a token, or its id; False adds none.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         window: documents that are packed together.
         batch_size: rows in a batch.
-        epochs: epochs in a pass; None for no end.
-        buffer_size: documents that are mixed with each other, at least.
-        seed: of the order.
-        num_shards: a multiple of every number of ranks to train on.
+        epochs: epochs that one pass gives; None for no end.
+        buffer_size: the fewest documents that the shuffle mixes with each other.
+        seed: for the order of rows.
+        num_shards: a multiple of every number of ranks that the run may have.
         cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
             held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
             first run then waits until a whole buffer is tokenized. Batches and states are the same.
-        storage_options: for the file system, as fsspec takes them.
+        storage_options: options of the file system, as fsspec takes them.
     """
     given = Input("pretrain", files, storage_options)
     rows = given.tokenized(tokenizer, ["input_ids"], named=[text], tokenize={"eos": eos})

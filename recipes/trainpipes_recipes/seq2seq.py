@@ -39,9 +39,9 @@ def seq2seq(
         input_mask   [B, L]   1 where input_ids holds a token, 0 where it holds padding
         target_ids   [B, M]   the response's tokens, end-of-text, then padding; M the longest response
 
-    With ``hf_names=True`` they are "input_ids", "attention_mask" and "labels", and the padding of labels is
-    -100. Else, for the loss, set the padding of ``target_ids`` to -100 or mask it: padding is the
-    tokenizer's own token, which other text may hold too.
+    With ``hf_names=True`` they are named "input_ids", "attention_mask" and "labels", and labels are padded
+    with -100. Without it, leave the padding of ``target_ids`` out of the loss, by -100 or a mask: it is the
+    tokenizer's pad token, which other text may hold too.
 
     Not for decoder-only models, which read prompt and response as one sequence: that is ``sft``.
 
@@ -49,28 +49,28 @@ def seq2seq(
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
             glob, any fsspec URL, or a list of these; or a pipeline of rows.
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
-        prompt: column of what the encoder reads. Left out, it and ``response`` are the first of these that
+        prompt: column of the encoder's input. Left out, it and ``response`` are the first of these that
             are there: prompt + response, prompt + completion, instruction + output, question + answer
-            and a few more (``trainpipes_recipes.inputs.PAIRS``); which is logged.
-        response: column of what the decoder is to write.
+            and a few more (``trainpipes_recipes.inputs.PAIRS``); the choice is logged.
+        response: column of the decoder's output.
         context: column that is added to the prompt, after an empty line, where it holds text. Left out,
-            "input" beside "instruction", as Alpaca's rows have it; "" for none.
-        max_length: tokens of a prompt, and of a response, at most, end-of-text included. One that is cut ends
-            with end-of-text, too: choose it so that few responses are.
+            "input" beside "instruction", as in Alpaca's rows; "" for none.
+        max_length: the most tokens of a prompt, and of a response, end-of-text included. A text that is cut
+            also ends with end-of-text: choose ``max_length`` so that few responses are cut.
         batch_size: rows in a batch.
-        buffer_size: rows that are mixed with each other, at least.
-        seed: of the order.
-        num_shards: a multiple of every number of ranks to train on.
+        buffer_size: the fewest rows that the shuffle mixes with each other.
+        seed: for the order of rows.
+        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: leave out the short batch at the end of an epoch.
         hf_names: name the tensors as transformers' encoder-decoder models take them: "input_ids",
             "attention_mask", and "labels" with -100 on padding.
-        keep_in_memory: read both columns once and keep them, rather than again in every epoch. The
-            batches are made the same way of the same rows; their order is another one, since a table
-            in memory has no row groups to shuffle, and states fit only what saved them.
+        keep_in_memory: read both columns once and keep them in memory, not again in every epoch. The order
+            of rows differs, since a table in memory has no row groups to shuffle, and a state loads only
+            with the same value.
         cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
             held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
             first run then waits until a whole buffer is tokenized. Batches and states are the same.
-        storage_options: for the file system, as fsspec takes them.
+        storage_options: options of the file system, as fsspec takes them.
     """
     given = Input("seq2seq", files, storage_options)
     mask, target = ("attention_mask", "labels") if hf_names else ("input_mask", "target_ids")

@@ -36,34 +36,33 @@ def sft(
         labels           input_ids on the response and its end-of-text, -100 elsewhere, also on the
                          end-of-text of a row that was cut
 
-    Labels stand at the place of the token they are (as transformers' causal models expect): the
-    logits of position t are compared with the label of t + 1.
+    Labels are not shifted, as transformers' causal models expect: compare the logits at position t with
+    the label at t + 1.
 
-    Not for conversations of several turns (write them into the two columns first), not for plain text
-    (no prompt to leave out), and wasteful where lengths differ much within a batch: rows are padded,
-    not packed. A row that is too long is cut, and teaches nothing of where it ends; of a prompt that fills
-    it, nothing at all: choose ``max_length`` so that few are.
+    Not for conversations of several turns (``chat``), not for plain text (``pretrain``), and wasteful where
+    lengths differ much within a batch: rows are padded, not packed. A row that is too long is cut at its end,
+    and if its prompt alone is too long, nothing of it is learnt: choose ``max_length`` so that few rows are.
 
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
             glob, any fsspec URL, or a list of these; or a pipeline of rows.
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
-        prompt: column of what is given to the model. Left out, it and ``response`` are the first of these
+        prompt: column of the model's input. Left out, it and ``response`` are the first of these
             that are there: prompt + response, prompt + completion, instruction + output, question + answer
-            and a few more (``trainpipes_recipes.inputs.PAIRS``); which is logged.
-        response: column of what it is to learn.
+            and a few more (``trainpipes_recipes.inputs.PAIRS``); the choice is logged.
+        response: column of the text to learn.
         context: column that is added to the prompt, after an empty line, where it holds text. Left out,
-            "input" beside "instruction", as Alpaca's rows have it; "" for none.
-        max_length: tokens of a row at most, end-of-text included.
+            "input" beside "instruction", as in Alpaca's rows; "" for none.
+        max_length: the most tokens of a row, end-of-text included.
         batch_size: rows in a batch.
-        buffer_size: rows that are mixed with each other, at least.
-        seed: of the order.
-        num_shards: a multiple of every number of ranks to train on.
+        buffer_size: the fewest rows that the shuffle mixes with each other.
+        seed: for the order of rows.
+        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: leave out the short batch at the end of an epoch.
         cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
             held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
             first run then waits until a whole buffer is tokenized. Batches and states are the same.
-        storage_options: for the file system, as fsspec takes them.
+        storage_options: options of the file system, as fsspec takes them.
     """
     given = Input("sft", files, storage_options)
     rows = given.tokenized(

@@ -49,18 +49,18 @@ def tabular(
 
     Each is a dict of tensors, B = ``batch_size``, N numeric and K categorical columns:
 
-        numeric        float32 [B, N]: (x - mean) / std, or (x - min) / (max - min); what is missing (null,
-                       NaN) is the mean, so 0 if standardised. With ``missing="indicator"`` [B, 2 N]: then 1
-                       for each that is missing, else 0
-        categorical    int64 [B, K]: 0 for a category that the fit has not seen, 1 for null, the others from 2
-                       on in sorted order
+        numeric        float32 [B, N]: (x - mean) / std, or (x - min) / (max - min); a missing value (null,
+                       NaN) is the mean, so 0 if standardised. With ``missing="indicator"`` [B, 2 N]: the
+                       other N are 1 where the value is missing, else 0
+        categorical    int64 [B, K]: 0 for a category that is not in the fit, 1 for null, the others from 2 on
+                       in sorted order
         labels         int64 [B]: the class; or float32 [B]: the number; absent without a label
         row            int64 [B], with ``evaluate``: the number of the row in file order
 
-    Means, deviations and vocabularies are fitted once, by one pass over the columns, and are part of a state:
-    a resume with others is refused. Give ``fit`` a path, and training writes there what it has fitted, which
-    evaluation reads. ``fit_of(pipe)`` is the fit: ``fit_of(pipe).cardinalities`` are the sizes of the
-    embeddings. A constant column is 0 everywhere, and so is one without any value.
+    The fit is the means, deviations and vocabularies of the columns. It takes one pass over them, and is part
+    of a state: a resume with another fit is refused. If ``fit`` is a path, training writes the fit there, and
+    evaluation reads it. ``fit_of(pipe)`` is the fit: ``fit_of(pipe).cardinalities`` are the sizes of the
+    embeddings. A constant column becomes 0 everywhere, and so does a column without any value.
 
     Not for text to tokenize, nor for columns of times or of lists: make numbers or categories of them first.
     Not for numbers that span many orders of magnitude: take their logarithms first.
@@ -68,25 +68,26 @@ def tabular(
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
             glob, any fsspec URL, or a list of these; or a pipeline of rows.
-        numeric: columns of numbers, in this order. Left out with ``categorical``: all of integers, floats and
-            decimals but the label; which is logged.
-        categorical: columns of texts, integers or bools. Left out with ``numeric``: all of texts and bools.
+        numeric: columns of numbers, in this order. If both this and ``categorical`` are left out, all columns
+            of integers, floats and decimals except the label; the choice is logged.
+        categorical: columns of texts, integers or bools. If both are left out, all of texts and bools.
         label: column to predict. Left out, the first of label, labels, class, category, target, sentiment,
             intent and topic that is there, if one is.
         target: "class" for classes, "number" for regression. Left out, floats are numbers, all else classes.
         classes: as ``classification`` takes them; found in the data if left out.
-        fit: a ``TableFit``; or a path of JSON: it is read if it is there, else fitted and written. Delete the
-            file to fit again. Left out, it is fitted each time, on the data that is given.
-        scaling: "standard", "minmax" for 0 to 1, or "none" for numbers as they are, missing ones the mean.
-        missing: "indicator" adds a column for each numeric one, in the same order.
-        min_count: fitting, categories of fewer rows are unknown ones, so that a model learns what that is.
-        evaluate: every row once in file order, nothing dropped, as ``evaluation`` gives them.
+        fit: a ``TableFit``; or the path of a JSON file, which is read if it is there, else fitted and
+            written. Delete the file to fit again. Left out, it is fitted each time, on the data given.
+        scaling: "standard"; "minmax" for 0 to 1; or "none" for unscaled numbers. Missing ones are the mean.
+        missing: "indicator" adds a column for each numeric column, in the same order.
+        min_count: when fitting, categories with fewer rows count as not in the fit, so that a model learns
+            what to make of those.
+        evaluate: give every row once, in file order, as ``evaluation`` does.
         batch_size: rows in a batch.
-        buffer_size: rows that are mixed with each other, at least.
-        seed: of the order.
-        num_shards: a multiple of every number of ranks to train on.
+        buffer_size: the fewest rows that the shuffle mixes with each other.
+        seed: for the order of rows.
+        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: leave out the short batch at the end of an epoch.
-        storage_options: for the file system, as fsspec takes them.
+        storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = [{"age": 20, "city": "Rome", "label": 0}, {"age": 40, "city": None, "label": 1}]

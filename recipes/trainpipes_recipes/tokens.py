@@ -32,16 +32,16 @@ def tokens(
 ) -> Pipeline:
     """Batches for pretraining of a causal language model on text that is tokenized already.
 
-    There is no end unless ``epochs`` says so. With ``dtype``, files are nothing but token ids one after the
-    other, as nanoGPT's ``train.bin``. They are mapped into memory and cut into rows of ``max_length``; all
+    There is no end unless ``epochs`` says so. With ``dtype``, files hold token ids alone, one after the
+    other, as in nanoGPT's ``train.bin``. They are mapped into memory and cut into rows of ``max_length``; all
     rows of all files are shuffled with each other. Each batch is a dict of int64 tensors ``[B, L]``,
     B = ``batch_size``, L = ``max_length``:
 
         input_ids        ids as they stand in the file, across the ends of documents
         labels           the same
 
-    Else rows are documents, with a column of lists of ids, and are packed. Each batch is then, as that of
-    ``pretrain``:
+    Without ``dtype``, rows are documents, with a column of lists of ids, and are packed. A batch is then as
+    in ``pretrain``:
 
         input_ids        documents one after the other; a little padding
         labels           input_ids, or the rows' own column "labels"; -100 on the first token of each document
@@ -50,29 +50,29 @@ def tokens(
         segment_ids      1, 2, … on the documents of a row, 0 on padding
 
     and ``cu_seqlens`` (int32 ``[sequences + 1]``) and ``max_seqlen`` (int) for attention over sequences of
-    variable length. Labels stand at the place of the token they are, in both: the logits of position t are
-    compared with the label of t + 1.
+    variable length. Labels are not shifted, in both cases: compare the logits at position t with the label
+    at t + 1.
 
-    Not for texts, which ``pretrain`` tokenizes on the way. Nothing is added to the ids: what ends a document
-    must be in them.
+    Not for texts, which ``pretrain`` tokenizes on the way. Nothing is added to the ids: end tokens must be in
+    them.
 
     Args:
         files: with ``dtype``, a file or a list of files. Else files of any format that ``Input`` knows
             (Parquet, JSON lines, Arrow, a folder that ``write_memmap`` wrote, ...): path, folder, glob, any
             fsspec URL, or a list of these; or a pipeline of rows.
-        dtype: of the ids in files that hold nothing else: "uint16" or "uint32", or any NumPy integer.
+        dtype: type of the ids in files that hold nothing else: "uint16", "uint32", or another NumPy integer.
         column: column of the lists of ids. Left out, the first of input_ids, tokens, token_ids and ids
             that is there.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         window: documents that are packed together.
-        pad_id: what rows of documents are filled up with.
+        pad_id: the id that rows of documents are padded with.
         batch_size: rows in a batch.
-        epochs: epochs in a pass; None for no end.
-        buffer_size: documents that are mixed with each other, at least.
-        seed: of the order.
-        num_shards: a multiple of every number of ranks to train on.
-        storage_options: for the file system, as fsspec takes them.
+        epochs: epochs that one pass gives; None for no end.
+        buffer_size: the fewest documents that the shuffle mixes with each other.
+        seed: for the order of rows.
+        num_shards: a multiple of every number of ranks that the run may have.
+        storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"tokens": [5, 6, 7, 1]}, {"tokens": [8, 1]}])

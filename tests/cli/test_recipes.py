@@ -96,7 +96,7 @@ def test_the_list_as_json(capsys):
     assert options["max_length"] == {
         "default": "1024",
         "needed": False,
-        "text": "tokens of a row at most, end-of-text included.",
+        "text": "the most tokens of a row, end-of-text included.",
     }
 
 
