@@ -212,7 +212,7 @@ class Loader:
         return slots_before(int(self._session.plan.counts.end(world, 0, left_out)), rank, world)
 
     def estimate_len(self) -> int:
-        """About ``len()``, where a filter makes that unknown. See ``Pipeline.estimate_len``."""
+        """An estimate of ``len()``, where a filter makes that unknown. See ``Pipeline.estimate_len``."""
         return self.pipeline.estimate_len()
 
     def peek(self) -> Any:

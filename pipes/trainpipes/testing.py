@@ -38,7 +38,7 @@ __all__ = [
 
 
 class ResumeError(TrainpipesError, AssertionError):
-    """A run that was resumed gave something else than the run that was not interrupted."""
+    """A resumed run gave other items than the run that was not interrupted."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class ResumeReport:
     """What was checked.
 
     Attributes:
-        items: items of each epoch.
-        points: places from which a run was resumed.
-        processes: of these, in a process of their own.
+        items: number of items of each epoch.
+        points: number of places from which a run was resumed.
+        processes: how many of these were resumed in a process of their own.
         state_bytes: size of the largest state, as JSON.
     """
 
@@ -81,11 +81,12 @@ def check_resume(
     Args:
         subject: a pipeline; or a function that makes a fresh pipeline, ``Loader`` or node, the same
             each time.
-        epochs: how many to look at: the first, and those that must follow from its states.
-        limit: items of each epoch to look at, for endless ones; all if left out.
-        processes: at how many of the points to resume in a process of its own.
-        every: take the state before every n-th item; 1 for each.
-        start_method: of those processes: "fork", or "spawn" for what pickles.
+        epochs: number of epochs to run. States are taken within all of them but the last, and at the start
+            and the end of the last.
+        limit: items of each epoch to look at, for endless pipelines; all if left out.
+        processes: how many of the points to resume in a process of their own.
+        every: take a state before every n-th item; 1 for each.
+        start_method: how those processes start: "fork", or "spawn" if ``subject`` pickles.
 
     Returns:
         What was checked.

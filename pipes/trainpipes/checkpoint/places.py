@@ -35,11 +35,11 @@ OTHERS = (
 
 
 def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
-    """The states of ours in a checkpoint, in the order in which they stand there.
+    """The trainpipes states in a checkpoint, in the order in which they are stored.
 
-    Read are files of ``torch.save`` (with ``weights_only=True``) and of JSON, with a state on top or under
+    It reads files of ``torch.save`` (with ``weights_only=True``) and of JSON, with a state on top or under
     any keys; folders of ``torch.distributed.checkpoint``; and folders with such files, as the Trainers of
-    transformers and TRL, Accelerate and Lightning write them. Nothing that a file names is run, and
+    transformers and TRL, Accelerate and Lightning write them. No code that a file names is run, and
     weights are not read.
 
     Args:

@@ -38,11 +38,11 @@ class Told:
     Args:
         format: version of the format.
         epoch: the pass over the data, from 0.
-        batches: of that pass that were delivered, over all ranks: m.
-        epoch_batches: of an epoch, over all ranks; None where the state does not say.
-        rank: that saved it, and of how many; None where the state is that of all ranks.
-        rank_batches: that this rank has delivered.
-        workers: of the StatefulDataLoader that saved it; 0 for none.
+        batches: batches of that pass that were delivered, over all ranks: m.
+        epoch_batches: batches in an epoch, over all ranks; None if the state does not say.
+        rank: the rank that saved it, and the number of ranks; None if the state is that of all ranks.
+        rank_batches: batches that this rank has delivered.
+        workers: workers of the StatefulDataLoader that saved it; 0 for none.
         num_shards: S.
         world_sizes: numbers of ranks that may load it.
         needs_others: whether ranks of another number need the states of all ranks merged.

@@ -53,21 +53,21 @@ def inspect_files(
     bytes is looked at, and the others are named. A file that cannot be read is named, and the others are
     looked at.
 
-    Of Parquet only footers are read, about 0.2 ms a file, and a sample of rows: stretches of all files, of a
-    large row group only of its beginning. Of JSON, CSV and text up to 256 MB (a quarter of that if they are
-    compressed or remote) are read once to count rows; of more, the first 1 MiB of up to 64 files. Memory is
-    256 MiB of rows at most, or one row.
+    Of Parquet files, only footers are read, about 0.2 ms a file, and a sample of rows, from all files; from a
+    large row group only its beginning. JSON, CSV and text files of up to 256 MB in all (a quarter of that if
+    they are compressed or remote) are read once to count rows; of more, the first 1 MiB of up to 64 files is
+    read. Memory is at most 256 MiB of rows, or one row.
 
     Args:
         files: a path, folder, glob or URL, or a list of them.
-        tokenizer: counts tokens of text, as ``tokenize`` takes it; None to count bytes.
-        column: the column whose lengths are told; several are told as one, as of prompt and response.
-            None for those of texts, bytes and lists of numbers, each by itself.
-        rows: that are shown.
-        sample: rows that are looked at, at most.
-        duplicates: read all rows to count those that are equal to another one; else those of the sample.
-        num_shards: shards of the pipeline to come, or a multiple of its ranks.
-        storage_options: for the file system, as fsspec takes them. They are not shown.
+        tokenizer: counts tokens of text; given as for ``tokenize``. None to count bytes.
+        column: the column whose lengths are shown; lengths of several are added, such as prompt and response.
+            None for all columns of texts, bytes and lists of numbers, each by itself.
+        rows: number of rows to show.
+        sample: the most rows to look at.
+        duplicates: read all rows to count duplicates; else they are counted in the sample.
+        num_shards: ``num_shards`` of the pipeline that will read the files.
+        storage_options: options of the file system, as fsspec takes them. They are not shown.
 
     Raises:
         MissingFilesError: there are no files.

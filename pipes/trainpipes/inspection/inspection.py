@@ -24,10 +24,10 @@ class Groups:
     """The pieces that files are read by: row groups, record batches or blocks.
 
     Attributes:
-        called: what they are.
-        count: how many.
-        rows: of one.
-        bytes: of one, as its values are before they are compressed.
+        called: what the pieces are called.
+        count: how many there are.
+        rows: rows of a piece.
+        bytes: bytes of a piece before compression.
     """
 
     called: str
@@ -41,15 +41,16 @@ class Column:
     """A column.
 
     Attributes:
-        name: as files have it.
-        type: of its values, as Arrow calls it; where files differ, the one that holds all of theirs, or
-            several, as "int64 or string".
-        nulls: the part of its values that are null, 0 to 1; None where nothing says.
-        null_rows: how many of the rows of files that have it, in proportion if not all were looked at.
-        nulls_counted: whether all of these were, in footers or in the sample.
-        bytes: in the files, compressed as they are; None where that is not known.
-        least: the least value, as footers have it, in short; None where they do not say.
-        most: the greatest one.
+        name: the column's name.
+        type: Arrow's name of its type; where files differ, the type that holds all values, or several, such
+            as "int64 or string".
+        nulls: the share of null values, 0 to 1; None if unknown.
+        null_rows: number of rows with a null, in files that have the column; estimated if not all rows were
+            looked at.
+        nulls_counted: whether all rows were looked at, in footers or in the sample.
+        bytes: compressed bytes in the files; None if unknown.
+        least: the least value, by the footers, in short; None if they do not say.
+        most: the greatest value, in the same way.
     """
 
     name: str
@@ -67,20 +68,20 @@ class Lengths:
     """How long rows are.
 
     Attributes:
-        columns: whose.
+        columns: the columns that were measured; their lengths are added.
         unit: "tokens", "bytes", or "items" of lists.
-        rows: that were measured.
-        mean: per row.
-        percentiles: of the rows so many percent are not longer, by "50", "90", "95", "99".
-        most: the longest.
-        total: of all rows of the files that have these columns, in proportion.
-        edges: of the bars of a histogram, one more than there are bars; each has its lower edge, and the
-            last one both.
+        rows: number of rows that were measured.
+        mean: the mean length of a row.
+        percentiles: the length that this percentage of rows does not exceed, by "50", "90", "95", "99".
+        most: the greatest length.
+        total: the length of all rows in files that have these columns, estimated from those measured.
+        edges: edges of a histogram's bars, one more than bars; a bar includes its lower edge, the last bar
+            both.
         counts: rows in each bar.
-        longer: the part of the rows that is longer than so many, by "512", "1024" and so on.
-        padding: the part of batches of 8 random rows that is padding; None for bytes.
-        packed_length: the length that rows were packed to, to see what is left.
-        packed_padding: the part of packed rows that is padding.
+        longer: the share of rows that are longer than this length, by "512", "1024" and so on.
+        padding: the share of padding in batches of 8 random rows; None for bytes.
+        packed_length: row length of a trial of packing.
+        packed_padding: the share of padding in rows packed to that length.
         rows_of_files: rows of the files that have these columns.
     """
 
@@ -106,10 +107,10 @@ class Finding:
 
     Attributes:
         level: "warning", or "note" for what is good to know and no fault.
-        kind: a name that stays, such as "nulls", for scripts.
-        text: what it is.
-        cure: what to write or type; empty if there is nothing to do.
-        paths: files concerned, the first few.
+        kind: a name for scripts that does not change, such as "nulls".
+        text: the finding in words.
+        cure: what to write or type; "" if there is nothing to do.
+        paths: the first few files concerned.
     """
 
     level: Literal["warning", "note"]
@@ -129,21 +130,21 @@ class BadFile:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found out of files of data. Prints as text.
+    """What was found in data files. Prints as text.
 
     Attributes:
         reader: the function that reads the files, such as "read_parquet".
-        files: how many can be read.
-        bytes: of all files, as they are.
-        rows: of all files that can be read; None where nothing says.
-        rows_counted: whether they were counted; else their number is an estimate.
-        memory_bytes: of all rows in memory, in proportion; None without rows.
-        codecs: what data is compressed with, by bytes in the files; "none" where it is not.
-        groups: the pieces that files are read by; None where there are none.
-        columns: all of them, in the order of the first file.
-        sampled_rows: rows that were looked at.
-        beginnings: whether of large row groups only the beginning was.
-        shown: some of them, each value in short, by column.
+        files: number of files that can be read.
+        bytes: bytes of all files.
+        rows: rows of all files that can be read; None if unknown.
+        rows_counted: whether rows were counted; else their number is an estimate.
+        memory_bytes: estimated bytes of all rows in memory; None without rows.
+        codecs: bytes in the files, by compression; "none" for uncompressed data.
+        groups: the pieces that files are read by; None if there are none.
+        columns: all columns, in the order of the first file.
+        sampled_rows: number of rows that were looked at.
+        beginnings: whether only the beginning of large row groups was looked at.
+        shown: some of these rows, each value in short, by column.
         lengths: how long rows are.
         findings: what to know before training, warnings first.
         unreadable: files that cannot be read.

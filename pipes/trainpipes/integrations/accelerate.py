@@ -52,22 +52,22 @@ def loader(
         loader = trainpipes.integrations.accelerate.loader(pipe)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-    Its position is in what ``accelerator.save_state`` writes, and ``load_state`` restores it, on any
-    number of processes. Batches come on the accelerator's device; the last batch of an epoch ends an
-    accumulation of gradients.
+    ``accelerator.save_state`` saves its position, and ``load_state`` restores it, on any number of processes.
+    Batches come on the accelerator's device; at the last batch of an epoch, accumulated gradients are
+    applied.
 
-    Each process reads its own rows, as in ``trainpipes.Loader``. Where the pipeline has
-    ``sharding_filter(tail="ragged")``, for evaluation, the last step is filled up with rows that were there
-    before, and ``gather_for_metrics`` drops them: it gives every row once.
+    Each process reads its own rows, as in ``trainpipes.Loader``. With ``sharding_filter(tail="ragged")``,
+    for evaluation, the last step is filled up with repeated rows, and ``gather_for_metrics`` drops these: it
+    gives every row once.
 
     Args:
         pipe: what to run.
-        allow_changes: what may differ from the pipeline whose state ``load_state`` finds, as
-            ``Loader.load_state_dict`` takes it.
-        options: of ``trainpipes.Loader``.
+        allow_changes: what may differ from the pipeline that was saved, as ``Loader.load_state_dict`` takes
+            it.
+        options: options of ``trainpipes.Loader``.
 
     Raises:
-        ConfigError: what is given is no pipeline, or an option is none of a ``Loader``.
+        ConfigError: ``pipe`` is no pipeline, or ``Loader`` has no such option.
     """
     return AccelerateLoader(Loader(pipe, **options), allow_changes)
 
@@ -279,13 +279,12 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
         self.loader.load_state_dict(state, allow_changes=self.allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is, if you must: each is the next one by itself."""
+        """Say which epoch the next iteration is. You need not: each iteration is the next epoch by itself."""
         self.loader.set_epoch(epoch)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that comes next, from 0: a loop over epochs begins with it after
-        ``load_state``."""
+        """The epoch of the next batch, from 0. After ``load_state``, begin the loop over epochs with it."""
         return int(self.loader.state_dict()["epoch"])
 
     def peek(self) -> Any:
@@ -300,5 +299,5 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
         return len(self.loader)
 
     def estimate_len(self) -> int:
-        """About ``len()``, where a filter makes that unknown. See ``Pipeline.estimate_len``."""
+        """An estimate of ``len()``, where a filter makes that unknown. See ``Pipeline.estimate_len``."""
         return self.loader.estimate_len()

@@ -32,19 +32,19 @@ class _Gathered:
 
 
 def gathered(loader: Loader, *, timeout: float = TIMEOUT) -> _Gathered:
-    """An object whose ``state_dict()`` is that of all ranks, for frameworks that save one state for all:
+    """An object whose ``state_dict()`` is the state of all ranks, for frameworks that save one state for all:
 
         accelerator.register_for_checkpointing(gathered(loader))
 
-    Where batches are counted, each rank's own state is that of all. Elsewhere all ranks ask for it after the
-    same step.
+    Where batches are counted, each rank's own state is that of all. Else all ranks must call ``state_dict()``
+    after the same step.
 
     Args:
-        loader: whose position it is.
-        timeout: seconds that a rank waits for the others to ask.
+        loader: the ``Loader`` whose position to save.
+        timeout: seconds that a rank waits for the others.
 
     Raises:
-        ConfigError: that is no ``Loader``.
+        ConfigError: ``loader`` is no ``Loader``.
 
     >>> import trainpipes as tp
     >>> from trainpipes.integrations import gathered

@@ -48,25 +48,24 @@ UNFINISHED = "unfinished"
 
 
 def loader(pipe: Pipeline, *, steps_per_epoch: int | None = None, **options: Any) -> KerasLoader:
-    """What ``model.fit``, ``evaluate`` and ``predict`` of Keras take:
+    """Data for ``model.fit``, ``evaluate`` and ``predict`` of Keras:
 
         data = trainpipes.integrations.keras.loader(pipe)
         model.fit(data, epochs=3, shuffle=False)
 
-    Batches are tuples ``(x, y)``, ``(x, y, sample_weight)`` or ``(x,)``, as a function after
-    ``pad_collate()`` makes them: ``.map(pairs)``. An epoch of Keras is one of the pipeline, in another order
-    each time. An evaluation begins at the pipeline's start, and training goes on where it stood.
+    Batches must be tuples ``(x, y)``, ``(x, y, sample_weight)`` or ``(x,)``: let a function make them after
+    ``pad_collate()``, ``.map(pairs)``. An epoch of Keras is one of the pipeline, in another order each time.
+    An evaluation begins at the pipeline's start, and does not move the training's position.
 
     Args:
         pipe: what to run.
-        steps_per_epoch: batches of an epoch, as Keras counts. Needed where a pipeline's own are not known
-            (``.repeat()``, a filter, packed rows). The next epoch goes on with the next batch. Left out, an
-            epoch is one of the pipeline.
-        options: of ``trainpipes.Loader``.
+        steps_per_epoch: batches in an epoch of Keras. Needed where those of the pipeline are not known
+            (``.repeat()``, a filter, packed rows); the next epoch then goes on with the next batch. Left
+            out, an epoch of Keras is one of the pipeline.
+        options: options of ``trainpipes.Loader``.
 
     Raises:
-        ConfigError: what is given is no pipeline, an option is none of a ``Loader``, or Keras does not run
-            on torch.
+        ConfigError: ``pipe`` is no pipeline, ``Loader`` has no such option, or Keras does not run on torch.
     """
     return KerasLoader(Loader(pipe, **options), Loader(pipe, **options), steps_per_epoch)
 
@@ -216,18 +215,18 @@ class Backup(keras.callbacks.Callback):  # type: ignore[misc]
     """Saves weights, optimizer and position, and goes on from the newest backup when ``fit`` begins.
 
     The batch after a resume is the one that would have come, also within an epoch. A backup is whole, or not
-    there. Each is a folder ``step-N`` with ``model.weights.h5`` and ``trainpipes.json``; the one before is
-    removed. Callbacks that count (``EarlyStopping``) begin anew, as do the epoch's means in the log.
+    there. It is a folder ``step-N`` with ``model.weights.h5`` and ``trainpipes.json``; the backup before it
+    is removed. Callbacks that count (``EarlyStopping``) begin anew, as do the epoch's means in the log.
 
     Args:
         data: what ``fit`` trains on.
-        folder: for the backups of this run alone; made if it is not there.
+        folder: a folder for the backups of this run only; made if it is not there.
         save_freq: "epoch", or a number of batches. A backup that is due at the last batch of an epoch is
             made after its validation.
         allow_changes: what may differ from the pipeline that was saved, as ``Loader.load_state_dict`` says.
 
     Raises:
-        ConfigError: data is none that ``loader`` made, or another option is not what it should be.
+        ConfigError: ``data`` was not made by ``loader``, or another option is invalid.
     """
 
     def __init__(

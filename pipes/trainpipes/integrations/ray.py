@@ -32,7 +32,7 @@ FILE = "trainpipes.json"
 
 
 def loader(pipe: Pipeline, **options: Any) -> Loader:
-    """A ``Loader`` for a worker of Ray Train, which reads the rows of this worker:
+    """A ``Loader`` of the rows of this worker of Ray Train:
 
         def train_loop_per_worker(config):
             data = trainpipes.integrations.ray.loader(pipe)
@@ -44,10 +44,10 @@ def loader(pipe: Pipeline, **options: Any) -> Loader:
 
     Args:
         pipe: what to run.
-        options: of ``trainpipes.Loader``.
+        options: options of ``trainpipes.Loader``.
 
     Raises:
-        ConfigError: this process is no worker of Ray Train, or what is given is no pipeline.
+        ConfigError: this process is no worker of Ray Train, or ``pipe`` is no pipeline.
     """
     try:
         context = ray.train.get_context()
@@ -65,7 +65,7 @@ def loader(pipe: Pipeline, **options: Any) -> Loader:
 
 
 def save(loader: Loader, folder: str | os.PathLike[str], *, name: str = FILE) -> None:
-    """Put the position of all workers into the folder that becomes a checkpoint:
+    """Write the position of all workers into a folder that becomes a checkpoint:
 
         trainpipes.integrations.ray.save(data, folder)
         checkpoint = ray.train.Checkpoint.from_directory(folder)
@@ -74,12 +74,12 @@ def save(loader: Loader, folder: str | os.PathLike[str], *, name: str = FILE) ->
     All workers call it after the same step, each with a folder of its own. The file in each is the same.
 
     Args:
-        loader: whose position it is.
-        folder: that is there.
-        name: of the file, where a checkpoint has positions of several loaders.
+        loader: the ``Loader`` whose position to save.
+        folder: an existing folder.
+        name: name of the file; another for each loader of a checkpoint.
 
     Raises:
-        ConfigError: that is no ``Loader``.
+        ConfigError: ``loader`` is no ``Loader``.
         StateError: batches are not counted, and not all workers asked for the position in time.
     """
     if not isinstance(loader, Loader):
@@ -96,15 +96,15 @@ def load(
     allow_changes: Collection[str] = (),
     name: str = FILE,
 ) -> bool:
-    """Let a loader go on where a checkpoint was saved, on any number of workers. Of the checkpoint, nothing
-    but the position is fetched.
+    """Let a loader go on where a checkpoint was saved, on any number of workers. Only the position is fetched
+    from the checkpoint.
 
     Args:
-        loader: of the pipeline that was saved.
-        checkpoint: what ``ray.train.get_checkpoint()`` gives; None at the start of a run, which changes
+        loader: a ``Loader`` of the pipeline that was saved.
+        checkpoint: the result of ``ray.train.get_checkpoint()``; None, at the start of a run, changes
             nothing.
         allow_changes: what may differ from the pipeline that was saved, as ``Loader.load_state_dict`` says.
-        name: of the file, as ``save`` was told.
+        name: name of the file, as in ``save``.
 
     Returns:
         Whether there was a checkpoint.

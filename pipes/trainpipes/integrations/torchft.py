@@ -28,7 +28,7 @@ KEY = "trainpipes"
 
 
 class ReplicaLoader:
-    """The micro-batches of this process, step by step, in a run whose replica groups come and go:
+    """The micro-batches of this process for each step, in a run whose replica groups come and go:
 
         data = ReplicaLoader(pipe, manager, groups=range(1, 5))
         while manager.current_step() < steps:
@@ -37,24 +37,24 @@ class ReplicaLoader:
                 loss(model(batch)).backward()
             optimizer.step()  # of torchft: commits the step, or not
 
-    Each micro-batch of the sequence goes into the weights in exactly one step, while any groups go and come
-    back: those that are there take the batches of those that are not. Within a group, ranks are those of
-    ``torch.distributed``, or what ``pipe.distributed(...)`` says.
+    Each micro-batch of the sequence is trained on in exactly one step, whichever groups leave and come back:
+    the groups that are there share all batches. Within a group, ranks are those of ``torch.distributed``, or
+    of ``pipe.distributed(...)``.
 
     Args:
-        pipe: what to run: endless, with batches that are counted, and sharded.
+        pipe: an endless pipeline with a ``sharding_filter``, whose batches are counted.
         manager: made with ``use_async_quorum=False``. A group that comes back gets the position with the
-            weights; nothing of it need be in ``load_state_dict`` and ``state_dict``.
-        groups: how many groups may take part. Each number of them times the ranks of one has to divide
+            weights: your ``load_state_dict`` and ``state_dict`` need not hold it.
+        groups: the numbers of groups that may take part. Each number times the ranks of a group must divide
             ``num_shards``.
         per_step: micro-batches of each rank in a step, whose gradients are accumulated.
-        options: of ``trainpipes.Loader``.
+        options: options of ``trainpipes.Loader``.
 
     Attributes:
-        number: of the micro-batch given last, over all groups, from the run's start.
+        number: m of the last micro-batch given, counted over all groups from the run's start.
 
     Raises:
-        ConfigError: the pipeline ends, is not counted, or an option is not what it should be.
+        ConfigError: the pipeline ends or is not counted, or an option is invalid.
         TopologyError: a number of groups does not fit ``num_shards``.
     """
 

@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row stands, for messages."""
+    """Where a row is, for messages."""
 
     path: str | None = None
     row_group: int | None = None
@@ -160,20 +160,20 @@ def read_full(reader: StreamReader, rows: int) -> Payload | None:
 class RowSource(ABC):
     """Rows whose blocks are known before they are read.
 
-    A source of one's own sets ``lengths``, and defines ``fingerprint`` and ``read``; or ``reader``, where
-    what reads has a place of its own, such as an open file.
+    A source of your own sets ``lengths``, and defines ``fingerprint`` and ``read``; or ``reader`` instead of
+    ``read``, if reading has a state, such as an open file.
 
     Attributes:
         lengths: rows in each block, in file order, int64 ``[blocks]``.
-        row_bytes: bytes of an average row in memory, as far as it can be told; None if unknown.
+        row_bytes: bytes of an average row in memory; None if unknown.
         block_bytes: bytes of each block, float64 ``[blocks]``; None if all rows count alike.
-        schema: of all rows, where it is known before they are read.
-        unread: which blocks are left out of every epoch, bool ``[blocks]``; their rows are numbered all the
+        schema: Arrow schema of all rows, if it is known before they are read.
+        unread: blocks that are left out of every epoch, bool ``[blocks]``; their rows are numbered all the
             same. None if there are none.
-        file_of_block: the file that each block is in, int64 ``[blocks]``; None where there are no files.
-        named_by: the pipeline whose files and numbers say which row each is, and how many of its rows come
-            before the first one here, where that is one of several side by side; else the source's own say.
-        joined_inputs: those of the pipelines whose rows these are, if there are several.
+        file_of_block: the file that each block is in, int64 ``[blocks]``; None if there are no files.
+        named_by: for pipelines side by side, the one whose files and row numbers identify a row, and how many
+            of its rows come before the first row here. None: the source's own files and numbers do.
+        joined_inputs: the inputs of the pipelines that the rows come from, if there are several.
     """
 
     lengths: IntArray
@@ -186,7 +186,7 @@ class RowSource(ABC):
     file_of_block: IntArray | None = None
 
     def reader(self) -> Reader:
-        """What reads a span's blocks. Readers may be used by different threads."""
+        """A reader of a span's blocks. Different threads may use different readers."""
         return self
 
     def read(self, block: int, start: int, stop: int) -> Payload:
@@ -196,26 +196,26 @@ class RowSource(ABC):
         )
 
     def close(self) -> None:  # noqa: B027  (nothing to close is the usual case)
-        """Let go of what reading holds."""
+        """Close what reading holds, such as files."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What a state knows the data by, of plain JSON types. Counts come before digests, so that a
-        message names them.
+        """What identifies the data in a state, of plain JSON types. Put counts before digests: a message
+        names the first difference.
 
-        Tables and tensors in memory are known by all of their rows. Files are known by their names below
-        their common root, sizes and row counts, which tell almost any change of their content and cost no
-        read; memory maps by what their headers say, files of bare numbers by their sizes. A dataset, and
-        what is iterated, is known by its class or function, or ``version=``, and its length: that its rows
-        are the same is for the user to see to.
+        Tables and tensors in memory are identified by all of their rows. Files are identified by their names
+        below their common root, sizes and row counts, which tell almost any change of their content and cost
+        no read; memory maps by their headers, files of bare numbers by their sizes. A dataset or an iterable
+        is identified by its class or function, or ``version=``, and its length: the user must see to it that
+        its rows stay the same.
         """
 
     def block_key(self, block: int) -> Any:
-        """What tells a block's rows from any others, of JSON types; None if nothing does."""
+        """What identifies a block's rows among all others, of JSON types; None if nothing does."""
         return None
 
     def place(self, block: int, row: int) -> Place:
-        """Where row ``row`` of a block stands."""
+        """Where row ``row`` of a block is: file, row group, row."""
         return Place(row_group=block, row=row)
 
     def places(self, block: int, row: int) -> list[Place]:
@@ -223,7 +223,7 @@ class RowSource(ABC):
         return [self.place(block, row)]
 
     def describe(self) -> list[tuple[str, str]]:
-        """Lines for ``explain()``: what, how much."""
+        """Lines for ``explain()``: pairs of a label and a text."""
         return []
 
 
@@ -232,39 +232,39 @@ class StreamReader(ABC):
 
     @abstractmethod
     def read(self, rows: int) -> Payload | None:
-        """The next ``rows`` rows, fewer at the end, None past it."""
+        """The next ``rows`` rows; fewer at the end, None after it."""
 
     def state(self) -> dict[str, Any]:
-        """Where the next ``read`` starts, for streams that can go there; else empty."""
+        """The position of the next ``read``, if the stream can seek; else an empty dict."""
         return {}
 
     def close(self) -> None:  # noqa: B027  (nothing to close is the usual case)
-        """Let go of what the pass holds."""
+        """Close what the pass holds, such as files."""
 
 
 class RowStream(ABC):
-    """Rows that come one after the other and cannot be listed."""
+    """Rows that come one after the other, and whose number need not be known."""
 
     @property
     def length(self) -> int | None:
-        """Rows in each epoch, if they can be told."""
+        """Rows in each epoch; None if unknown."""
         return None
 
     @abstractmethod
     def open(self, epoch: int, state: dict[str, Any] | None) -> StreamReader:
-        """A pass from its start, or from where an earlier pass's ``state()`` says."""
+        """A pass from its start, or from the ``state()`` of an earlier pass."""
 
     @property
     def seekable(self) -> bool:
-        """Whether ``state()`` leads back without reading again from the start."""
+        """Whether a pass can start at a ``state()`` without reading again from the start."""
         return False
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What a state knows the stream by, of plain JSON types; see ``RowSource.fingerprint``."""
+        """What identifies the stream in a state, of plain JSON types; see ``RowSource.fingerprint``."""
 
     def describe(self) -> list[tuple[str, str]]:
-        """Lines for ``explain()``: what, how much."""
+        """Lines for ``explain()``: pairs of a label and a text."""
         return []
 
 

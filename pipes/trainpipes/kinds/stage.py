@@ -54,8 +54,8 @@ def option(
 
     Args:
         default: the option's default.
-        key: what a state knows it by, where that is not its name: names may change, and states may not.
-        was: an older name, which is still accepted, and warned about.
+        key: the option's name in states, if that differs: names may change, states may not.
+        was: an older name, which is still accepted, with a warning.
     """
     return dataclasses.field(default=default, metadata={"key": key, "was": was})
 
@@ -64,8 +64,8 @@ def option(
 class Stage:
     """One step of a pipeline: a frozen dataclass of options.
 
-    A class below this one lists its options as fields; those after ``_: KW_ONLY`` are given by name. For a
-    stage of your own take one of its kinds: ``TableStage``, ``RowStage``, ``BatchStage``, or ``Source``.
+    A subclass lists its options as fields; those after ``_: KW_ONLY`` are given by name. For a stage of
+    your own, subclass one of its kinds: ``TableStage``, ``RowStage``, ``BatchStage``, or ``Source``.
 
     Raises:
         ConfigError: the class defines what it must not, or ``check`` refuses an option.
@@ -73,29 +73,29 @@ class Stage:
 
     Attributes:
         role: what the stage is to the plan.
-        keeps_rows: whether as many rows come out as go in, each made of the one it stands for.
-        thread_safe: whether several threads may call it at once. Known of stages of ours that call no
-            function of the user's; others say so.
-        in_caller: whether it is called by no thread but the one that iterates (or in a worker process): it
-            uses what the training loop uses, too, such as torch's generator.
-        share: the part of the rows that it lets through on average, where that is known in advance.
-        per_row: whether it calls Python for each row, so that it is given few at a time.
-        versioned: an option with a function, which a state knows by ``version`` where that is given.
-        free: options that change how the stage runs and not what comes out of it.
-        by_row: whether what becomes of a row depends on its number, too, as random choices do.
-        by_place: whether it depends on where the row is from.
-        finds_types: whether types of columns that come out are those of the data's first rows.
-        by_epoch: whether it depends on the epoch: then no later ``cache()`` can keep its rows.
-        needs_columns: whether it works on Arrow columns, which rows that are Python objects are turned
-            into below it.
-        takes_objects: of one that does, whether it also takes rows of which Arrow can't make columns.
-        makes_objects: whether rows that come out are Python objects.
-        holds_data: whether options are rows, whose lists are not copied as those of other options are.
-        elsewhere: what to write instead of options that other libraries have, by their names.
-        example: a call as it is written, where that of other libraries looks different.
-        names_only: whether it does nothing but choose columns and name them.
-        asks_inputs: whether it asks what the pipeline reads; as one does that is ``by_place``.
-        plan_inputs: the ``Inputs`` of the plan that it is part of, once it is, if it asks.
+        keeps_rows: whether one row comes out for each row that goes in, in order.
+        thread_safe: whether several threads may call it at once. Set for our stages that call no function
+            of the user; your own stage may set it.
+        in_caller: whether only the thread that iterates (or a worker process) may call it, since it uses
+            what the training loop uses too, such as torch's generator.
+        share: the share of rows that it lets through on average, if known in advance.
+        per_row: whether it calls Python for each row, so that it is given few rows at a time.
+        versioned: name of an option that is a function; a state knows it by ``version`` if that is given.
+        free: names of options that change how the stage runs, and not what comes out of it.
+        by_row: whether the result depends on the row's number, as random choices do.
+        by_place: whether the result depends on the file that the row is from.
+        by_epoch: whether the result depends on the epoch; then no later ``cache()`` can keep its rows.
+        finds_types: whether the types of its columns are found from the data's first rows.
+        needs_columns: whether it works on Arrow columns; rows that are Python objects are turned into
+            columns before it.
+        takes_objects: with ``needs_columns``, whether it also takes rows that Arrow cannot hold.
+        makes_objects: whether its rows are Python objects.
+        holds_data: whether its options hold rows; their lists are then not copied.
+        elsewhere: what to write instead of options that other libraries have, by the options' names.
+        example: an example call, where other libraries' calls look different.
+        names_only: whether it only chooses and renames columns.
+        asks_inputs: whether it needs to know what the pipeline reads, as with ``by_place``.
+        plan_inputs: with ``asks_inputs``, the ``Inputs`` of the plan that it is part of.
     """
 
     role: ClassVar[Role] = "rows"
@@ -147,26 +147,26 @@ class Stage:
             )
 
     def check(self) -> None:
-        """Raise ConfigError unless the options are what they must be. Those that are declared as ``bool`` or
-        ``Literal`` are looked at before."""
+        """Raise ConfigError if an option is wrong. Options that are declared as ``bool`` or ``Literal`` were
+        checked before."""
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        """This stage as it is above others, first one first: what it takes from them, such as a tokenizer's
-        pad token, goes to ``resolved``. Raises ConfigError where it cannot stand there."""
+        """This stage after the stages ``below``, first one first: it takes from them what it needs, such as a
+        tokenizer's pad token, with ``resolved()``. Raises ConfigError if it cannot stand there."""
         return self
 
     def use_inputs(self, inputs: Any) -> None:
-        """Take the ``Inputs`` of the plan that the stage is part of."""
+        """Receive the ``Inputs`` of the plan that the stage is part of."""
         vars(self)["plan_inputs"] = inputs
 
     def keep_pieces(self) -> None:
-        """Say of rows that are made from here on what they are made of (``Block.made_of``)."""
+        """Record, for rows made from now on, which rows they are made of (``Block.made_of``)."""
 
     def settle(self, threads: int) -> None:
-        """Get ready to be called by so many threads at once; 0 for none but the one that iterates."""
+        """Get ready to be called by this many threads at once; 0 for only the thread that iterates."""
 
     def report(self) -> str:
-        """What it has left out so far in this process, in words, for ``explain()``; nothing if nothing."""
+        """What it has left out so far in this process, in words, for ``explain()``; "" if nothing."""
         return ""
 
     # The record
@@ -178,7 +178,7 @@ class Stage:
 
     @property
     def resolved_options(self) -> dict[str, Any]:
-        """The options with what the stages below and the tokenizer say, for ``describe()``."""
+        """The options, with what they take from earlier stages and the tokenizer, for ``describe()``."""
         return self.options
 
     @property
@@ -193,24 +193,23 @@ class Stage:
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether functions that are not ours are called, so that it is not known whether several
-        threads may call them at once, or any but the one that iterates."""
+        """Whether it calls functions of the user, which perhaps only the thread that iterates may call."""
         if self.thread_safe:
             return False
         return not is_ours(type(self)) or any(callable(value) for value in self.options.values())
 
     def fresh(self) -> Self:
-        """A stage of the same options, with nothing that has run."""
+        """A copy with the same options, and nothing of what has run."""
         found = object.__new__(type(self))
         vars(found).update(self.options)
         return found
 
     def replaced(self, **options: Any) -> Self:
-        """A stage with some options of other values."""
+        """A copy with other values for some options."""
         return type(self)(**{**self.options, **options})
 
     def resolved(self, **found: Any) -> Self:
-        """This stage, with what was found out beside its options."""
+        """This stage, together with values that were found for it beside its options."""
         if all(vars(self).get(name) is value for name, value in found.items()):
             return self
         stage = self.fresh()

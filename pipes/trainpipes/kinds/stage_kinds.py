@@ -75,11 +75,11 @@ class RunStage(Stage):
 
 @dataclass(frozen=True)
 class Rows:
-    """Who the rows of a table are, for what is drawn at random for each.
+    """Which rows a table holds, for stages that draw random numbers for each row.
 
     Args:
         ids: the number of each row in file order over all files, int64 ``[rows]``.
-        epochs: in which each is read, int64 ``[rows]``.
+        epochs: the epoch in which each row is read, int64 ``[rows]``.
     """
 
     ids: IntArray
@@ -89,9 +89,9 @@ class Rows:
 class TableStage(RunStage):
     """A stage on rows as an Arrow table: one row out for each that goes in, in order.
 
-    Define ``apply``; or ``open``, for what is made once in each process, or depends on who a row is. How many
-    rows a table has is not fixed and may differ between two runs: each is to be treated by itself. Rows that
-    are dicts come as a table, too; rows that are dropped are a matter of ``filter``.
+    Define ``apply``; or ``open``, to make something once in each process, or to use the rows' numbers. How
+    many rows a table has is not fixed and may differ between two runs, so treat each row by itself. Rows that
+    are dicts come as a table, too. To drop rows use ``filter``.
 
     >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp
     >>> class Lower(tp.TableStage):
@@ -107,12 +107,12 @@ class TableStage(RunStage):
     needs_columns = True
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """The rows that come of those of a table."""
+        """The new rows: a table with as many rows, in the same order."""
         raise ConfigError(f"{type(self).__name__} needs apply(table), which returns a table")
 
     def open(self) -> Callable[[pa.Table, Rows], pa.Table]:
-        """What is called for each table, and who its rows are; made once in each process. Several threads
-        may call it at once if ``thread_safe`` says so."""
+        """A function of a table and its ``Rows``, which returns the new table; made once in each process.
+        Several threads may call it at once if ``thread_safe`` says so."""
         return lambda table, _: self.apply(table)
 
     @made_once
@@ -159,7 +159,7 @@ class TableStage(RunStage):
 
 
 class RowStage(RunStage):
-    """A stage on each row by itself, as a dict or what else the source gives; after ``batch``, on each item.
+    """A stage on each row by itself, a dict or whatever the source gives; after ``batch``, on each item.
 
     >>> import trainpipes as tp
     >>> class AddSuffix(tp.RowStage):
@@ -179,7 +179,7 @@ class RowStage(RunStage):
     makes_objects = True
 
     def apply(self, row: Any) -> Any:
-        """What comes of a row; never None."""
+        """The new row; never None."""
         raise ConfigError(f"{type(self).__name__} needs apply(row), which returns a row")
 
     def process(self, run: Run) -> Run:
@@ -190,7 +190,7 @@ class RowStage(RunStage):
 
 
 class BatchStage(RunStage):
-    """A stage on each finished batch, such as one that moves it to where it is used.
+    """A stage on each finished batch, such as one that moves it to a device.
 
     >>> import torch, trainpipes as tp
     >>> class Scale(tp.BatchStage):
@@ -206,7 +206,7 @@ class BatchStage(RunStage):
     role: ClassVar[Role] = "finish"
 
     def apply(self, batch: Any) -> Any:
-        """What comes of a batch; never None."""
+        """The new batch; never None."""
         raise ConfigError(f"{type(self).__name__} needs apply(batch), which returns a batch")
 
     def process(self, run: Run) -> Run:
@@ -344,19 +344,20 @@ class PlaceStage(Stage):
 
 
 class Source(Stage):
-    """A stage that rows come from.
+    """A stage that gives rows: the first of a chain.
 
-    Define ``open``, which returns a ``RowSource`` whose rows can be listed, or a ``RowStream``. A chain
-    starts with it by ``trainpipes.from_source``; see docs/extend.md for one in 20 lines.
+    Define ``open``, which returns a ``RowSource``, whose blocks are known in advance, or a ``RowStream``.
+    ``trainpipes.from_source`` starts a chain with it; docs/extend.md has an example of 20 lines.
 
     Attributes:
-        has_blocks: whether its rows are Arrow, in blocks that can be told from others by what they hold.
+        has_blocks: whether its rows are Arrow, in blocks with a key that tells their content, for
+            ``cache()``.
         random_access: whether rows can be chosen by number.
         orders_rows: whether the rows come in an order that a shuffle would undo.
         makes_batches: whether an item is a micro-batch already.
         read_once: whether rows can be read only once.
         endless: whether an epoch has no end.
-        one_consumer: why several ranks or workers cannot share it, in words; "" where they can.
+        one_consumer: why several ranks or workers cannot share it, in words; "" if they can.
     """
 
     role: ClassVar[Role] = "source"

@@ -15,7 +15,7 @@ __all__ = ["BatchSampler"]
 
 
 class BatchSampler(Sampler[list[int]]):
-    """Lists of indices, each a batch, of another sampler's.
+    """Batches of another sampler's indices, as lists.
 
     In a pipeline (``from_dataset(dataset, batch_sampler=...)``) it is ``.draw(sampler).batch(...)``.
 

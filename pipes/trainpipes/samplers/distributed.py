@@ -19,16 +19,16 @@ __all__ = ["DistributedSampler"]
 
 
 class DistributedSampler(RowSampler):
-    """One of several replicas' part of the rows, all parts of one length, as torch's does.
+    """One replica's part of the rows, as torch's sampler of this name gives it; all parts are equally long.
 
-    In a pipeline it stands for the order over all replicas; ``sharding_filter`` deals that out.
+    In a pipeline it gives the order over all replicas, which ``sharding_filter`` deals to ranks.
 
     Args:
         dataset: the dataset, or a number of rows; a pipeline needs none.
         num_replicas: R; the world size if left out, in a pipeline 1.
         rank: from 0; the process's own if left out.
         shuffle: whether rows come in a random order.
-        seed: of the order.
+        seed: for the order.
         drop_last: leave out the last rows where R does not divide their number; else the first ones come
             a second time at the end.
     """

@@ -21,10 +21,10 @@ AHEAD = 4096
 
 
 class RowSampler(Sampler[int]):
-    """What all samplers of rows are. One of your own defines ``length`` and ``index``.
+    """The base of all samplers of rows. A sampler of your own defines ``length`` and ``index``.
 
-    Each ``iter()`` is the next epoch; ``set_epoch`` says another one. The iterator has ``state_dict``
-    and ``load_state_dict``: epoch, position, and what the sampler is.
+    Each ``iter()`` is the next epoch; ``set_epoch`` chooses another. The iterator has ``state_dict`` and
+    ``load_state_dict``: epoch, position, and what identifies the sampler.
 
     Args:
         rows: how many rows there are to choose from; a pipeline says so itself.
@@ -51,10 +51,10 @@ class RowSampler(Sampler[int]):
 
     @abstractmethod
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
-        """The rows at positions ``start`` to ``stop`` of an epoch, int64: a pure function."""
+        """The rows at positions ``start`` to ``stop`` (excluded) of an epoch, int64: a pure function."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells it from other samplers, of JSON types."""
+        """What identifies the sampler in a state, of JSON types."""
         return {"sampler": type(self).__name__}
 
     def check(self, rows: int) -> None:
@@ -64,7 +64,9 @@ class RowSampler(Sampler[int]):
             ConfigError: it was made for another number of them.
         """
         if self.rows is not None and self.rows != rows:
-            raise ConfigError(f"{self} was made for {self.rows:,} rows, and there are {rows:,}")
+            raise ConfigError(
+                f"{self} was made for {self.rows:,} rows, and there are {rows:,}: make it for this dataset"
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` be epoch ``epoch``."""

@@ -39,9 +39,9 @@ class RandomSampler(RowSampler):
     Args:
         data_source: the dataset, or a number of rows; a pipeline needs none.
         replacement: draw each row independently of those before.
-        num_samples: indices in an epoch; as many as rows if left out. Beyond that, without replacement,
-            one permutation follows the other.
-        seed: of the order.
+        num_samples: indices in an epoch; as many as rows if left out. If there are more, without
+            replacement, one permutation follows the other.
+        seed: for the order.
 
     >>> sampler = RandomSampler(5, seed=0)
     >>> list(sampler), list(sampler)
@@ -107,8 +107,8 @@ class SubsetRandomSampler(RowSampler):
     """Some of the rows, in a random order, another one every epoch.
 
     Args:
-        indices: the rows; one that is named twice comes twice.
-        seed: of the order.
+        indices: the row numbers; a row that is named twice comes twice.
+        seed: for the order.
     """
 
     def __init__(self, indices: Sequence[int] | Any, *, seed: int = 0) -> None:
@@ -139,7 +139,7 @@ class SubsetRandomSampler(RowSampler):
     def check(self, rows: int) -> None:
         if self._known_rows() > rows:
             raise ConfigError(
-                f"{self} names row {self._known_rows() - 1:,}, and there are {rows:,} rows"
+                f"{self} names row {self._known_rows() - 1:,}, and there are {rows:,} rows: leave it out"
             )
 
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:

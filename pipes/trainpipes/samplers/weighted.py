@@ -21,16 +21,16 @@ __all__ = ["WeightedRandomSampler"]
 class WeightedRandomSampler(RowSampler):
     """Rows drawn with given probabilities.
 
-    With replacement each draw is looked up in the cumulated weights, by way of a table of where to start
-    (Chen and Asau, "On generating random variates from an empirical distribution", 1974); without, rows are
-    ordered by exponential keys (Efraimidis and Spirakis, "Weighted random sampling with a
-    reservoir", 2006), once an epoch.
+    With replacement, each draw is looked up in the cumulated weights, with a table of where to start
+    (Chen and Asau, "On generating random variates from an empirical distribution", 1974). Without, rows are
+    ordered by exponential keys once an epoch (Efraimidis and Spirakis, "Weighted random sampling with a
+    reservoir", 2006).
 
     Args:
         weights: one for each row, 0 or more; they need not sum to 1. A row of weight 0 never comes.
         num_samples: indices in an epoch.
         replacement: whether a row can come more than once in an epoch.
-        seed: of the draws.
+        seed: for the draws.
     """
 
     def __init__(

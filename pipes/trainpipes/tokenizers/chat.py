@@ -194,7 +194,8 @@ class Chat:
             render: Any = chat_template_utils.render_jinja_template
         except (ImportError, AttributeError) as error:
             raise ConfigError(
-                "what a chat template marks by {% generation %} is told by transformers 4.52 or later"
+                "a chat template that marks turns by {% generation %} needs transformers 4.52 or later: "
+                "pip install --upgrade transformers"
             ) from error
         with _refusals():
             (text,), spans = render(

@@ -26,15 +26,14 @@ MODES = {"train": "max_size_cycle"}
 
 
 class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
-    """Pipelines as Lightning takes data, with their position in its checkpoints.
+    """A data module of pipelines, whose position Lightning's checkpoints hold.
 
-    Each is a pipeline that makes batches, or several as Lightning takes several loaders: a list, a dict, or a
-    ``CombinedLoader`` of pipelines. A subclass may set ``self.train`` and the others in ``setup``.
+    Each argument is a pipeline that makes batches; or several, in a list, a dict, or a ``CombinedLoader``, as
+    Lightning takes several loaders. A subclass may set ``self.train`` and the others in ``setup``.
 
-    The position is in ``checkpoint["PipelineDataModule"]["train"]`` (under the name of a subclass, if it is
-    one): a state as ``Loader.load_state_dict`` takes it, or a list of them where several pipelines train.
-
-    Every pass of validation, test and prediction is the same: it begins where the pipeline does.
+    The position is in ``checkpoint["PipelineDataModule"]["train"]`` (a subclass has its own name there): a
+    state as ``Loader.load_state_dict`` takes it, or a list of states where several pipelines train. Every
+    pass of validation, test and prediction is the same: it begins at the pipeline's start.
 
     Args:
         train: to train on.
@@ -47,7 +46,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         **options: of each ``Loader``: ``num_workers``, ``threads``, ``pin_memory`` and so on.
 
     Raises:
-        ConfigError: something given is no pipeline, or an option no option of ``Loader``.
+        ConfigError: an argument is no pipeline, or ``Loader`` has no such option.
 
     >>> import trainpipes as tp
     >>> from trainpipes.integrations.lightning import PipelineDataModule
@@ -109,7 +108,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         return self._evaluated("test")
 
     def predict_dataloader(self) -> CombinedLoader:
-        """What to predict for, from its start."""
+        """The prediction data, from its start."""
         return self._evaluated("predict")
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,4 +28,4 @@ for _hook in HOOKS:
 
 
 class Trainer(PipelineTrainerMixin, transformers.Trainer):
-    """``transformers.Trainer`` that takes pipelines which make batches. See ``PipelineTrainerMixin``."""
+    """A ``transformers.Trainer`` that takes pipelines which make batches. See ``PipelineTrainerMixin``."""

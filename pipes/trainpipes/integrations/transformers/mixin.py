@@ -54,16 +54,16 @@ class PipelineTrainerMixin(Base):
 
         MyTrainer(model, args, train_dataset=pipe, eval_dataset=other).train()
 
-    It stands before the Trainer. ``train_dataset``, ``eval_dataset`` and what ``evaluate`` and ``predict``
-    take are pipelines that make batches, dicts of tensors; anything else is left to the Trainer. The pipeline
-    says what is in a batch: ``data_collator``, ``per_device_train_batch_size``,
+    List it before the Trainer. ``train_dataset``, ``eval_dataset`` and the datasets of ``evaluate`` and
+    ``predict`` may be pipelines that make batches, dicts of tensors; others are left to the Trainer. The
+    pipeline makes the batches: ``data_collator``, ``per_device_train_batch_size``,
     ``per_device_eval_batch_size`` and ``dataloader_drop_last`` are not used. ``dataloader_num_workers``,
     ``dataloader_prefetch_factor``, ``dataloader_persistent_workers``, ``dataloader_pin_memory`` and
     ``dataloader_multiprocessing_context`` are.
 
     Each checkpoint has a file "trainpipes.json" with the position in the data. ``resume_from_checkpoint``
-    goes on with the batch that would have come, on any number of ranks that divides ``num_shards``. Nothing
-    is skipped: there, ``ignore_data_skip`` has no say.
+    goes on with the batch that would have come, on any number of ranks that divides ``num_shards``. No batch
+    is read only to skip it, whatever ``ignore_data_skip`` says.
 
     Raises:
         ConfigError: at the start, if arguments contradict the pipeline.

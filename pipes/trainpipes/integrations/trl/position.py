@@ -59,13 +59,14 @@ class PositionCallback(TrainerCallback, ExportableState):
     """Keeps the position of a dataset of ``pipe.to_hf()`` in a trainer's checkpoints, so that
     ``train(resume_from_checkpoint=...)`` goes on with the batch that would have come next.
 
-    For ``SFTTrainer``, ``DPOTrainer`` and others of TRL, on any number of ranks, with any
-    ``dataloader_num_workers``; both have to stay as they are. The pipeline ends with ``.repeat()``, and the
-    arguments say ``max_steps``, as for all datasets without a length: no epoch ends, so that ranks never wait
-    for each other. Nothing that was trained on is read again: ``ignore_data_skip`` is set.
+    For ``SFTTrainer``, ``DPOTrainer`` and other trainers of TRL, with any number of ranks and any
+    ``dataloader_num_workers``; both must be the same after a resume. The pipeline must end with
+    ``.repeat()``, and ``max_steps`` must be given, as for all datasets without a length: no epoch ends, so
+    ranks never wait for each other. Batches that were trained on are not read again: ``ignore_data_skip`` is
+    set.
 
     Args:
-        checkpoint: the folder that training resumes from, where it does not lie in ``output_dir``.
+        checkpoint: the folder that training resumes from, if it is not in ``output_dir``.
 
     Raises:
         ConfigError: at the start, if the dataset is not one that it can keep the position of.

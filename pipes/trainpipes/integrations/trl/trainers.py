@@ -47,10 +47,9 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
     """Makes a trainer of TRL take pipelines as ``train_dataset`` and ``eval_dataset``, and resume them
     exactly.
 
-    Of a pipeline that makes batches, ``PipelineTrainerMixin`` says what holds; the trainer does not
-    tokenize, cut or pack. Rows of a pipeline that makes none are prepared by the trainer: they repeat
-    without end, their position is kept by ``PositionCallback``, and ``max_steps`` is needed. Datasets are
-    left to TRL.
+    A pipeline that makes batches is used as in ``PipelineTrainerMixin``; the trainer does not tokenize, cut
+    or pack. The rows of a pipeline without batches are prepared by the trainer: they repeat without end,
+    ``PositionCallback`` keeps their position, and ``max_steps`` is needed. Datasets are left to TRL.
 
     Raises:
         ConfigError: arguments contradict the pipeline, or several ranks would evaluate on rows.
@@ -119,7 +118,7 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
 
 
 class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):
-    """``trl.SFTTrainer`` that takes pipelines. See ``PipelineDatasetsMixin``.
+    """A ``trl.SFTTrainer`` that takes pipelines. See ``PipelineDatasetsMixin``.
 
     Batches are those of the recipes ``sft``, ``chat`` and ``pretrain``: ``input_ids``, ``labels``, and
     ``attention_mask``, or of packed rows ``position_ids``, by which models of transformers keep documents
@@ -137,7 +136,7 @@ class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):
 
 
 class DPOTrainer(PipelineDatasetsMixin, trl.DPOTrainer):
-    """``trl.DPOTrainer`` that takes pipelines. See ``PipelineDatasetsMixin``.
+    """A ``trl.DPOTrainer`` that takes pipelines. See ``PipelineDatasetsMixin``.
 
     Batches are those of the recipe ``preference``.
     """
