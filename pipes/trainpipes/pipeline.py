@@ -379,8 +379,8 @@ class Pipeline(IterableDataset[Any]):
 
     def estimate_len(self) -> int:
         """An estimate of ``len()``, for learning rate schedules; exact where the length is known. ``sample``
-        and ``split`` count by their fraction. Where rows are filtered, made into several, packed or batched by
-        their lengths, the first 2,048 rows are read to see what becomes of them, and functions of the
+        and ``split`` count by their fraction. Where rows are filtered, made into several, packed or batched
+        by their lengths, the first 2,048 rows are read to see what becomes of them, and functions of the
         pipeline are called for these.
 
         Raises:

@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
         The mean loss of a token of the responses.
     """
     parser = training.text_options("evaluate", __doc__)
-    parser.add_argument("--prompt", help="column that is given; found by its name if left out")
-    parser.add_argument("--response", help="column that is scored; found by its name if left out")
+    parser.add_argument("--prompt", help="column of the prompt; found by its name if left out")
+    parser.add_argument("--response", help="column to score; found by its name if left out")
     args = parser.parse_args(arguments)
     with training.this_rank(args) as rank:
         path = args.checkpoint_dir / "checkpoint.pt"

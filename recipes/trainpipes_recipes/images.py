@@ -93,7 +93,7 @@ def images(
             many.
         batch_size: B, rows in a batch.
         buffer_size: the fewest rows that the shuffle mixes with each other.
-        seed: of the order and of the augmentations.
+        seed: for the order of rows and for the augmentations.
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: when training, leave out the short batch at the end of an epoch.
         storage_options: options of the file system, as fsspec takes them.

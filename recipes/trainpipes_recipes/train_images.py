@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = training.options("train_images", __doc__)
     add = parser.add_argument
-    add("--classes", type=int, required=True, help="how many there are; labels are below it")
+    add("--classes", type=int, required=True, help="number of classes; labels are below it")
     add("--size", type=int, default=224, help="pixels of a side")
     add("--width", type=int, default=32, help="channels of the first layer")
     return parser.parse_args(arguments)

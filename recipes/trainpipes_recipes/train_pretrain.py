@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = training.text_options("train_pretrain", __doc__)
     add = parser.add_argument
     add("--text", help="column of the documents; found by its name if left out")
-    add("--num-shards", type=int, default=24, help="any number of ranks that divides it can go on")
+    add("--num-shards", type=int, default=24, help="a multiple of every number of ranks")
     return parser.parse_args(arguments)
 
 

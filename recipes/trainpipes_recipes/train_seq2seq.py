@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = training.text_options("train_seq2seq", __doc__)
-    parser.add_argument("--prompt", help="column that is given; found by its name if left out")
-    parser.add_argument("--response", help="column that is learnt; found by its name if left out")
+    parser.add_argument("--prompt", help="column of the prompt; found by its name if left out")
+    parser.add_argument("--response", help="column of the response; found by its name if left out")
     return parser.parse_args(arguments)
 
 

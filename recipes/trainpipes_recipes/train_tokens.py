@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = training.text_options("train_tokens", __doc__)
-    parser.add_argument("--dtype", help="of files that are nothing but ids, such as uint16")
+    parser.add_argument("--dtype", help="type of the ids, for files of nothing else: uint16")
     parser.add_argument("--column", help="lists of ids; found by its name if left out")
     return parser.parse_args(arguments)
 

@@ -179,7 +179,7 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
             mesh = 'mesh=accelerator.torch_device_mesh["dp"]'
             if world != replicas:
                 raise ConfigError(
-                    "processes that hold parts of one replica of the model read the same batches, got a "
+                    "processes that hold parts of one model replica must read the same batches, got a "
                     f"pipeline that is read by {world} ranks, and {replicas} replicas: write "
                     f"loader(pipe.distributed({mesh if replicas > 1 else 'rank=0, world_size=1'}))"
                 )
@@ -195,8 +195,8 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._settings is None:
             raise ConfigError(
-                "a loader of trainpipes.integrations.accelerate is iterated once it is prepared, or its "
-                "position would not be saved: write loader = accelerator.prepare(loader)"
+                "a loader of trainpipes.integrations.accelerate must be prepared before it is iterated, or "
+                "its position would not be saved: write loader = accelerator.prepare(loader)"
             )
         batches = iter(self.loader)
         return self._tracked(batches, self._steps_of_all(batches))
@@ -260,9 +260,9 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
             before = next(found for found in gather_object([shown]) if found is not None)
         if rows != [max(0, min(most, total - most * rank)) for rank in range(len(rows))]:
             raise ConfigError(
-                "gather_for_metrics() keeps the first rows of the last step, and here rows that are there to "
-                f"be dropped come before others (of the ranks: {rows}); an evaluation that was saved half "
-                "way goes on on the same number of processes, or starts anew"
+                "gather_for_metrics() keeps the first rows of the last step, and here repeated rows would "
+                f"come before others (rows of each rank: {rows}); resume an evaluation on the same number "
+                "of processes, or start it anew"
             )
         self.remainder = 0 if total == most * len(rows) else total
         return filled(before if batch is None else batch, most)

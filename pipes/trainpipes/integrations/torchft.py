@@ -76,14 +76,14 @@ class ReplicaLoader:
         plan = session.plan
         if not plan.chain.endless:
             raise ConfigError(
-                "replica groups have no end of an epoch in common, got a pipeline that ends: add .repeat() "
+                "replica groups do not end an epoch together, got a pipeline that ends: add .repeat() "
                 "after .batch(), and count steps"
             )
         if not plan.counted:
             raise ConfigError(
-                "a group that comes back is told the number of a batch, from which its rows follow where "
-                "batches are counted, got a pipeline with a filter, packing or a mix: do that once, into "
-                "files (docs/prepare.md), and read those"
+                "ReplicaLoader needs counted batches, whose rows follow from the batch's number, got a "
+                "pipeline with a filter, packing or a mix: do that once, into files (docs/prepare.md), "
+                "and read those"
             )
         self._rank, self._ranks = session.ranks()
         self._shards = plan.chain.num_shards

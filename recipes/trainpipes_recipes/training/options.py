@@ -30,8 +30,8 @@ def options(script: str, doc: str | None) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
     add("--batch-size", type=int, default=8, help="rows in a batch of one rank")
-    add("--buffer-size", type=int, default=40_960, help="rows that the shuffle mixes")
-    add("--steps", type=int, default=1000, help="optimiser steps in all, over all starts")
+    add("--buffer-size", type=int, default=40_960, help="rows that the shuffle mixes, at least")
+    add("--steps", type=int, default=1000, help="optimiser steps in all, before and after resumes")
     add("--lr", type=float, default=1e-3, help="learning rate")
     runs = Path("checkpoints", script.removeprefix("train_"))
     add("--checkpoint-dir", type=Path, default=runs, help="checkpoint and log")
@@ -40,10 +40,10 @@ def options(script: str, doc: str | None) -> argparse.ArgumentParser:
         "--resume",
         choices=("auto", "never", "must"),
         default="auto",
-        help="go on from a checkpoint: if there is one, not at all, or else stop",
+        help="go on from the last checkpoint: if there is one, never, or stop without one",
     )
     add("--num-workers", type=int, default=0, help="worker processes that make batches")
-    add("--seed", type=int, default=0, help="of the order and of the model's start")
+    add("--seed", type=int, default=0, help="seed of the order of rows and of the model's weights")
     add("--threads", type=int, default=0, help="torch's threads; 0 to leave them as they are")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="to train on")
     return parser
@@ -54,8 +54,8 @@ def text_options(script: str, doc: str | None, *, max_length: int = 256) -> argp
     parser = options(script, doc)
     add = parser.add_argument
     add("--tokenizer", default="bytes", help='a tokenizer.json, or "bytes", which needs none')
-    add("--vocabulary-size", type=int, help="token ids; asked of the tokenizer if left out")
-    add("--max-length", type=int, default=max_length, help="tokens of a row at most")
+    add("--vocabulary-size", type=int, help="token ids; those of the tokenizer if left out")
+    add("--max-length", type=int, default=max_length, help="the most tokens of a row")
     add("--width", type=int, default=128, help="size of a position's vector")
     add("--layers", type=int, default=2, help="transformer blocks")
     add("--heads", type=int, default=4, help="attention heads of a block")
