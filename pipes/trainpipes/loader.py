@@ -24,6 +24,7 @@ from trainpipes.naming import nearest
 from trainpipes.order import slots_before
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepared_by_ray import refuse_prepared_by_ray
+from trainpipes.runtime.iterating.consumer_iterator import RunOptions
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.one_pass import provenance_of
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
@@ -250,7 +251,8 @@ class Loader:
         warn_without_data_module()
         refuse_prepared_by_ray()
         workers = self._workers if self.num_workers else None
-        return PassIterator(self._session, self.threads, workers, self._with_rows)
+        options = RunOptions(self.threads, workers, self._with_rows, places=True)
+        return PassIterator(self._session, options)
 
     def provenance(self) -> Provenance:
         """Which rows the last batch is made of: file, row group, row and epoch of each, and the batch's

@@ -11,7 +11,7 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 from trainpipes.progress import counted
-from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
+from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator, RunOptions
 from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.shown import shown
@@ -156,17 +156,19 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
     else:
         position.require(topology.shards(start.m, start.num_shards))
     stops = plan.counts.ends_unevenly and not plan.chain.ragged and world > 1
-    items = ConsumerIterator(plan, topology, position, position.m, stops, threads=0, with_rows=True)
+    options = RunOptions(with_rows=True)
+    items = ConsumerIterator(plan, topology, position, position.m, stops, options)
     try:
         for _ in counted(range(walked), "making the batches before it", walked, "batches"):
             next(items)
-        found = next(items)
+        batch = next(items)
     except StopIteration:
         raise _beyond(passed, topology, start) from None
     finally:
         items.close()
-    places = found.provenance(plan.inputs)
-    return LocatedBatch(found.item, places, found.epoch, found.m, topology.rank, world)
+    places = items.provenance
+    assert places is not None
+    return LocatedBatch(batch, places, places.epoch, places.m, topology.rank, world)
 
 
 def _beyond(passed: int, topology: Topology, start: Position) -> StateError:

@@ -30,6 +30,7 @@ from trainpipes.naming import other_name
 from trainpipes.order import slots_before
 from trainpipes.progress import counted
 from trainpipes.resharding import in_trainer, reading_ranks
+from trainpipes.runtime.iterating.consumer_iterator import RunOptions
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.planning.plan import Plan
@@ -356,7 +357,7 @@ class Pipeline(IterableDataset[Any]):
                 f"would batch them again: {in_trainer() or 'pass batch_size=None to the DataLoader'}"
             )
         warn_without_data_module()
-        return PassIterator(self._session)
+        return PassIterator(self._session, RunOptions(threads=None, places=True))
 
     def __len__(self) -> int:
         plan, (rank, world) = self._session.plan, self._data_parallel()

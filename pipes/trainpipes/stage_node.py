@@ -16,6 +16,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.foreign_node import FromNode, NodeStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.rows.run import innermost
+from trainpipes.runtime.iterating.consumer_iterator import RunOptions
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.planning.check_state import position_of
 from trainpipes.runtime.planning.plan import Plan
@@ -88,7 +89,8 @@ class StageNode(BaseNode[Any]):
             if isinstance(plan.inputs.source, NodeStream):
                 plan.inputs.source.resume(farthest(position), begun=position.m == 0)
         threads = None if get_worker_info() is None else 0
-        self._pass = OnePass(plan, topology, position, threads=threads, places=True)
+        options = RunOptions(threads, places=True)
+        self._pass = OnePass(plan, topology, position, options=options)
         self._consumed = position.m > 0
 
     def next(self) -> Any:

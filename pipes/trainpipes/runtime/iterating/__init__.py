@@ -7,11 +7,8 @@ pass_counter       which pass is at hand, agreed by processes that share a pipel
 one_at_a_time      an iterator is one thread's
 
 consumer_iterator  the items of one worker of one rank, in the order of the global sequence
-delivered_state    items taken ahead of use, with the state of the last one given
-numbered_items     items with who they are, through all that takes some ahead
 provenance         where the rows of a batch stand
-one_ahead          one item taken ahead, to know which is the last
-prefetcher         batches on their way to a device
+prefetcher         items taken ahead of use: batches on their way to a device, and which is the last
 epoch_end_sync     how ranks end an uneven epoch at the same step
 empty_epoch        a warning where an epoch gives nothing
 

@@ -6,28 +6,71 @@ Owns the threads that work ahead. Used by the thread that iterates.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import finalize
 
 from trainpipes.left_out_batches import LeftOutBatches
-from trainpipes.runtime.iterating.delivered_state import ConsumerState
 from trainpipes.runtime.iterating.empty_epoch import warn_if_all_empty
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
-from trainpipes.runtime.iterating.numbered_items import NumberedItems
+from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.worker_receiver import WorkerReceiver
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
 from trainpipes.runtime.shards.items import Items, items_of
+from trainpipes.runtime.shards.known_items import KnownItem
 from trainpipes.runtime.shards.shard_iterator import ENDED
 from trainpipes.runtime.shards.turns import Turns
 from trainpipes.state import Position
 from trainpipes.topology import Topology
 
-__all__ = ["ConsumerIterator"]
+__all__ = ["ConsumerIterator", "ConsumerState", "SERIAL", "RunOptions"]
 
 #: Seconds between two items from which somebody is at work in between, and how often in a row.
 AT_WORK, TIMES = 200e-6, 4
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How items are made. What they are is the same with any of these.
+
+    Args:
+        threads: that work ahead: 0 for none; None for as many as there are cores, and none for functions
+            that are not ours.
+        workers: of a ``Loader``, which make the items; None to make them in this process.
+        with_rows: whether it is known of the item given last which rows it is made of.
+        places: whether batches are placed, by stages that do so in the process that trains.
+    """
+
+    threads: int | None = 0
+    workers: LoaderWorkers | None = None
+    with_rows: bool = False
+    places: bool = False
+
+
+#: In the thread that iterates.
+SERIAL = RunOptions()
+
+
+class ConsumerState(NamedTuple):
+    """Where a consumer stands after the last item that it gave.
+
+    Args:
+        m: micro-batches of the pass that all ranks together have taken: that item's step is over.
+        upcoming: number of the micro-batch that comes next. Where the consumer has ended at one that is
+            missing, the number of that one.
+        over: whether the pass is over: what is saved then is the start of the next one.
+        moved: cursors, as JSON, of the shards that moved since the state was asked for before; the first
+            time, of all. Empty where the pipeline is counted.
+        provenance: of that item, where it is kept.
+    """
+
+    m: int
+    upcoming: int
+    over: bool
+    moved: dict[int, str]
+    provenance: Provenance | None
 
 
 class ConsumerIterator:
@@ -40,10 +83,7 @@ class ConsumerIterator:
         origin: the micro-batch from which workers took turns; where the run (re)started.
         stops_at_holes: whether it ends before the first micro-batch that is missing; else it passes
             over shards that have ended, and gives all.
-        threads: that work ahead: 0 for none; None for as many as there are cores, and none for functions
-            that are not ours.
-        workers: of a ``Loader``, which make the items; None to make them in this process.
-        with_rows: whether each item is given as a ``NumberedItem``, with its rows.
+        options: how items are made.
     """
 
     def __init__(
@@ -53,9 +93,7 @@ class ConsumerIterator:
         position: Position,
         origin: int,
         stops_at_holes: bool = False,
-        threads: int | None = 0,
-        workers: LoaderWorkers | None = None,
-        with_rows: bool = False,
+        options: RunOptions = SERIAL,
     ) -> None:
         self._plan = plan = plan.resized(position.sizes)
         self._topology = topology
@@ -65,20 +103,20 @@ class ConsumerIterator:
         self._started = False
         self._over = False  # whether it has said that there are no more items
         self._num_shards = plan.chain.num_shards
-        self._threads = threads
-        self._workers = workers
-        self._with_rows = with_rows
+        self._options = options
         self._items: Items | None = None
         self._pool: Pool | None = None
         self._m = position.m
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, origin)
-        left_out = LeftOutBatches.of(position)
-        self._end = plan.counts.end(topology.world_size, origin, left_out)
+        self._left_out = LeftOutBatches.of(position)
+        self._end = plan.counts.end(topology.world_size, origin, self._left_out)
         self._own = topology.shards(origin, plan.chain.num_shards)
         self._running = set(self._own)
         self._given = math.inf  # when the last item was given
         self._busy = 0  # how often in a row somebody was at work between two items
+        #: Of the item given last, where that is kept.
+        self.provenance: Provenance | None = None
         #: Whether a state has cursors, and those of which shards moved since it was asked for.
         self._has_cursors = not plan.counted
         self._moved = set(self._own) if self._has_cursors else set()
@@ -107,19 +145,24 @@ class ConsumerIterator:
                 step = (m - self._origin) // self._topology.world_size
                 self._m = self._origin + (step + 1) * self._topology.world_size
                 self._given = perf_counter()
-                return item
+                return self._without_rows(item, m) if self._options.with_rows else item
         self._over = True
         self.close()
-        items.close()
         if self._given == math.inf and self._first.m == 0:
             warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
+
+    def _without_rows(self, known: KnownItem, m: int) -> Any:
+        """The bare item; which rows it is made of is noted."""
+        number = m if self._left_out is None else self._left_out.number(m)
+        self.provenance = Provenance(self._first.epoch, number, known.rows, self._plan.inputs)
+        return known.item
 
     def _start_work(self) -> None:
         """Have the windows of all shards known, so that none reads again what another has."""
         self._started = True
         items = self.items
-        if self._workers is None:
+        if self._options.workers is None:
             for stage in self._plan.chain.stages:
                 stage.settle(0 if self._pool is None else self._pool.threads)
         for m in range(self._next, self._next + self._stride * len(self._own), self._stride):
@@ -138,36 +181,33 @@ class ConsumerIterator:
         """What gives the items."""
         if self._items is None:
             self._items = self._begin()
-            if self._with_rows:
-                self._items = NumberedItems(self._items, self._first)
         return self._items
 
     def _begin(self) -> Items:
-        plan = self._plan
-        if self._workers is not None:
-            return WorkerReceiver(self._workers, plan, self._topology, self._first)
-        if self._threads != 0:
-            threads = default_threads() if self._threads is None else self._threads
+        plan, options = self._plan, self._options
+        if options.workers is not None:
+            return WorkerReceiver(options.workers, plan, self._topology, self._first)
+        ours = not plan.runs_user_code
+        threads = default_threads() if options.threads is None else options.threads
+        if threads:
             # A function that is not ours is not called by two threads at once.
-            ours = not plan.runs_user_code
-            if threads:
-                self._pool = Pool(threads if ours or not self._threads else 1, shares=ours)
-                finalize(self, self._pool.close)
+            self._pool = Pool(threads if ours or options.threads is None else 1, shares=ours)
+            finalize(self, self._pool.close)
         # The thread that iterates calls functions that are not ours.
-        alone = (self._threads is None or plan.in_caller) and plan.runs_user_code
+        alone = not ours and (options.threads is None or plan.in_caller)
         turns = Turns(self._stride, self._end)
-        return items_of(plan, self._first, turns, self._own, self._pool, alone, self._with_rows)
+        return items_of(plan, self._first, turns, self._own, self._pool, alone, options.with_rows)
 
     def state(self) -> ConsumerState:
         """Where this consumer stands after the last item given."""
         moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
         self._moved.clear()
         over = self._plan.counts.known and (self._over or self._m >= self._end)
-        return ConsumerState(self._m, self._next, over, moved)
+        return ConsumerState(self._m, self._next, over, moved, self.provenance)
 
     def close(self) -> None:
         """Let threads and workers go. The state stays."""
         if self._pool is not None:
             self._pool.close()
-        if self._workers is not None:
-            self.items.close()
+        if self._items is not None:
+            self._items.close()

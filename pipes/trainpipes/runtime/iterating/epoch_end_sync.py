@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from trainpipes.errors import TopologyError
-from trainpipes.runtime.iterating.delivered_state import DeliveredState, ItemIterator
+from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
+from trainpipes.runtime.iterating.prefetcher import Prefetcher
 from trainpipes.topology import Topology
 
 __all__ = ["Agreement", "EpochEndSync", "agreement_over"]
@@ -88,7 +89,7 @@ def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
     )
 
 
-class EpochEndSync(DeliveredState):
+class EpochEndSync(Prefetcher):
     """A rank's items, up to where all ranks end together.
 
     An error, too, is told to nobody before the ranks have agreed, and is raised when its item is due; then
@@ -100,7 +101,7 @@ class EpochEndSync(DeliveredState):
         origin: the micro-batch from which steps are counted.
     """
 
-    def __init__(self, source: ItemIterator, topology: Topology, origin: int) -> None:
+    def __init__(self, source: ConsumerIterator, topology: Topology, origin: int) -> None:
         super().__init__(source)
         self._topology = topology
         self._origin = origin
@@ -109,19 +110,18 @@ class EpochEndSync(DeliveredState):
         self._raised: Exception | None = None
 
     def __next__(self) -> Any:
+        self._look_ahead()
         if self._raised is None:
-            if not (self._agreed or self._ends):
-                self._look_ahead()
             try:
-                item = self._give()
+                return self._give()
             except Exception as error:
                 self._raised = error
-            else:
-                self._agreed = bool(self._taken)
-                return item
         raise self._raised
 
     def _look_ahead(self) -> None:
+        if self._raised or self._ends or (self._agreed and self._taken):
+            return
+        self._agreed = False
         agree = agreement_over(self._topology)
         while len(self._taken) < AHEAD and self._error is None:
             self._take()
@@ -136,11 +136,11 @@ class EpochEndSync(DeliveredState):
     def _end_at(self, end: int) -> None:
         """Drop what was taken from micro-batch ``end`` on: the pass is over after what is left."""
         while self._taken:
-            item, error, state = self._taken[-1]
+            give, error, state = self._taken[-1]
             if error is not None and state.upcoming < end:
                 return
             if error is None and state.m <= end:
-                self._taken[-1] = item, None, state._replace(over=True)
+                self._taken[-1] = give, None, state._replace(over=True)
                 return
             self._taken.pop()
         self._last = self.state()._replace(over=True)

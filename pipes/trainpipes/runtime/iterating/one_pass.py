@@ -7,7 +7,6 @@ Writes the state of where they stand.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +14,13 @@ from torch.utils.data import get_worker_info
 
 from trainpipes.errors import ConfigError, TopologyError
 from trainpipes.left_out_batches import LeftOutBatches
-from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
-from trainpipes.runtime.iterating.delivered_state import ItemIterator
+from trainpipes.runtime.iterating.consumer_iterator import (
+    SERIAL,
+    ConsumerIterator,
+    ConsumerState,
+    RunOptions,
+)
 from trainpipes.runtime.iterating.epoch_end_sync import EpochEndSync
-from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
-from trainpipes.runtime.iterating.numbered_items import KnownLast, PlaceWithin
-from trainpipes.runtime.iterating.one_ahead import OneAhead
 from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
 from trainpipes.runtime.iterating.prefetcher import Prefetcher
 from trainpipes.runtime.iterating.provenance import Provenance
@@ -40,11 +40,8 @@ class OnePass:
         position: where to start.
         origin: the micro-batch from which workers took turns; the position's, if left out.
         go_on: whether a position with nothing left goes on with the next pass.
-        threads: that work ahead, as ``ConsumerIterator`` takes them.
-        places: whether batches are placed, by stages that do so in the process that trains.
-        workers: of a ``Loader``, which make the items.
+        options: how items are made.
         one_at_a_time: of the iterator that gives this pass's items.
-        with_rows: whether it is known of the item given last which rows it is made of.
     """
 
     def __init__(
@@ -54,18 +51,12 @@ class OnePass:
         position: Position,
         origin: int | None = None,
         go_on: bool = False,
-        threads: int | None = 0,
-        places: bool = False,
-        workers: LoaderWorkers | None = None,
+        options: RunOptions = SERIAL,
         one_at_a_time: OneAtATime | None = None,
-        with_rows: bool = False,
     ) -> None:
         self._plan = plan
         self._topology = topology
-        self._threads = threads
-        self._place_stages = plan.chain.place_stages if places else ()
-        self._workers = workers
-        self._with_rows = with_rows
+        self._options = options
         self.position = position
         self.origin = position.m if origin is None else origin
         #: Whether it has no more items.
@@ -81,31 +72,21 @@ class OnePass:
     def _open(self, start: Position) -> None:
         self._start = start
         self._cursors: dict[int, str] = {}
-        #: Gives the items.
-        self.items = self._in_step(start)
-        places: Sequence[Any] = self._place_stages
-        if self._with_rows:
-            places = [PlaceWithin(stage) for stage in places]
-        if places:
-            self.items = Prefetcher(self.items, places)
-        if self._with_rows:
-            self.items = KnownLast(self.items)
-
-    def _in_step(self, start: Position) -> ItemIterator:
-        """This rank's items from a position on, up to where all ranks end together."""
-        plan, topology, origin = self._plan, self._topology, self.origin
-        world = topology.world_size
-        agrees = plan.counts.ends_unevenly and not plan.chain.ragged and world > 1
+        plan, topology = self._plan, self._topology
+        agrees = plan.counts.ends_unevenly and not plan.chain.ragged and topology.world_size > 1
         if agrees and (topology.num_workers > 1 or get_worker_info() is not None):
             raise TopologyError(
                 "row counts of this pipeline are not known in advance, so that several ranks would end an "
-                f"epoch at different steps and hang, got {world} ranks with DataLoader "
+                f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "
                 "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
             )
-        items = ConsumerIterator(
-            plan, topology, start, origin, agrees, self._threads, self._workers, self._with_rows
-        )
-        return EpochEndSync(items, topology, origin) if agrees else items
+        consumer = ConsumerIterator(plan, topology, start, self.origin, agrees, self._options)
+        #: Gives the items, up to where all ranks end together.
+        self.items: ConsumerIterator | Prefetcher = consumer
+        if agrees:
+            self.items = EpochEndSync(consumer, topology, self.origin)
+        if self._options.places and plan.chain.place_stages:
+            self.items = Prefetcher(self.items, plan.chain.place_stages)
 
     @property
     def epoch(self) -> int:
@@ -127,16 +108,9 @@ class OnePass:
         """Whether the item given last is this consumer's last one of the pass."""
         if self._plan.chain.endless:
             return False
-        known = self.items if isinstance(self.items, KnownLast) else None
-        ahead = self.items if known is None else known.source
-        if not isinstance(ahead, OneAhead):
-            alone = self._topology.world_size * self._topology.num_workers == 1
-            ahead = OneAhead(ahead, alone)
-            if known is None:
-                self.items = ahead
-            else:
-                known.source = ahead
-        return ahead.is_last()
+        if not isinstance(self.items, Prefetcher):
+            self.items = Prefetcher(self.items)
+        return self.items.is_last(self._topology.world_size * self._topology.num_workers == 1)
 
     def provenance(self) -> Provenance | None:
         """Which rows the item given last is made of; None where none was given.
@@ -144,14 +118,19 @@ class OnePass:
         Raises:
             ConfigError: that is not kept.
         """
-        if not isinstance(self.items, KnownLast):
+        if not self._options.with_rows:
             raise ConfigError(
                 "provenance() tells where the rows of the last batch come from, which is recorded "
                 "only by Loader(pipe, with_provenance=True); without it, "
                 "trainpipes.locate(loader, step) finds out afterwards"
             )
-        last = self.items.last
-        return None if last is None else last.provenance(self._plan.inputs)
+        return self._standing().provenance
+
+    def _standing(self) -> ConsumerState:
+        """Where its items stand, after the last one given. Whose cursors moved is noted."""
+        state = self.items.state()
+        self._cursors.update(state.moved)
+        return state
 
     def _go_on(self) -> None:
         """Nothing was left: this is the next pass."""
@@ -191,8 +170,7 @@ class OnePass:
                 and a node tells of the end.
         """
         with self.one_at_a_time.between_items():
-            state, plan, start = self.items.state(), self._plan, self._start
-            self._cursors.update(state.moved)
+            state, plan, start = self._standing(), self._plan, self._start
             cursors = self._cursors
             if state.over and extra is None:
                 start = Position(start.epoch + 1, 0, start.num_shards, notes=start.notes)

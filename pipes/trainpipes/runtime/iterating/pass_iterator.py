@@ -8,11 +8,11 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainpipes.errors import StateError
-from trainpipes.runtime.iterating.delivered_state import ItemIterator
-from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
+from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator, RunOptions
 from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
 from trainpipes.runtime.iterating.one_pass import OnePass, provenance_of
 from trainpipes.runtime.iterating.pass_counter import Shared, shared_by_workers
+from trainpipes.runtime.iterating.prefetcher import Prefetcher
 from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.iterating.worker_end import end_in_peace
@@ -31,30 +31,20 @@ class PassIterator:
 
     Args:
         session: the pipeline's, or a ``Loader``'s.
-        threads: that work ahead in a training process, as ``ConsumerIterator`` takes them; a worker has none.
-        workers: of a ``Loader``, which make the items.
-        with_rows: whether it is known of the item given last which rows it is made of.
+        options: how items are made in a training process; a worker has none.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        threads: int | None = None,
-        workers: LoaderWorkers | None = None,
-        with_rows: bool = False,
-    ) -> None:
+    def __init__(self, session: Session, options: RunOptions) -> None:
         #: The pass: as it is once it is taken, till then as it would be if it was taken now.
         self._current: OnePass | None = None
         self._session = session
-        self._threads = threads
-        self._workers = workers
-        self._with_rows = with_rows
+        self._options = options
         self._one_at_a_time = OneAtATime()
         #: The load that was given to this iterator, and where its state says to start.
         self._own: tuple[int, Position] | None = None
         self._is_taken = False  # whether the pass is: the next one is another
         #: What gives its items after the first one.
-        self._rest: ItemIterator | None = None
+        self._rest: ConsumerIterator | Prefetcher | None = None
         self._info = get_worker_info()
         self._shared: Shared | None = None  # what the workers of a pass have in common
         end_in_peace()
@@ -87,7 +77,7 @@ class PassIterator:
     def __del__(self) -> None:
         if self._current is not None:
             self._current.left = True
-            if self._workers is not None:
+            if self._options.workers is not None:
                 self._current.close()  # its workers go with it
 
     def is_last(self) -> bool:
@@ -141,7 +131,7 @@ class PassIterator:
             else:
                 self._own = 0, self._session.parse(state)
                 self._session.passes.settle(self._shared, self._own[1].epoch)
-            if self._current is not None and self._workers is not None:
+            if self._current is not None and self._options.workers is not None:
                 self._current.close()
             self._current = self._rest = None
             self._is_taken = False
@@ -176,8 +166,8 @@ class PassIterator:
         if self._current is None or self._current.position != position:
             session = self._session
             self._current = OnePass(
-                session.plan, session.topology(), position, None, True, self._threads, True,
-                self._workers, self._one_at_a_time, self._with_rows,
+                session.plan, session.topology(), position, None, True, self._options,
+                self._one_at_a_time,
             )  # fmt: skip
         return self._current
 
