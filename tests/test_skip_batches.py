@@ -30,6 +30,10 @@ def some(row: dict[str, Any]) -> bool:
     return bool(row["x"] % 3)
 
 
+def all_of_them(row: Any) -> bool:
+    return True
+
+
 PIPES: dict[str, Callable[[], tp.Pipeline]] = {
     "counted": lambda: dealt().batch(6),
     "twice": lambda: dealt(90).batch(6).repeat(2),
@@ -252,6 +256,19 @@ def test_persistent_workers_are_told_anew(workers: int) -> None:
     loader.load_state_dict(other.state_dict())
     for _ in range(2):
         assert list(loader) == list(other)
+
+
+def test_what_is_left_out_of_the_next_epoch_is_not_shown_at_the_end_of_one() -> None:
+    rows = tp.from_dataset([f"row {n:02}" for n in range(16)])
+    loader = tp.Loader(rows.filter(all_of_them, version="1").batch(4), skip_batches=[(1, 0)])
+    ended = list(loader)
+    resumed = tp.Loader(loader.pipeline, skip_batches=[(1, 0)])
+    resumed.load_state_dict(loader.state_dict())
+    shown = resumed.show().text()
+    assert len(ended) == 4
+    assert "row 04" in shown
+    assert "row 00" not in shown
+    assert resumed.peek() == next(iter(resumed))
 
 
 def test_locate_counts_what_is_delivered_and_tells_the_number_in_the_whole_sequence() -> None:

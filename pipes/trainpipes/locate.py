@@ -155,9 +155,7 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
         )
     else:
         position.require(topology.shards(start.m, start.num_shards))
-    stops = plan.counts.ends_unevenly and not plan.chain.ragged and world > 1
-    options = RunOptions(with_rows=True)
-    items = ConsumerIterator(plan, topology, position, position.m, stops, options)
+    items = ConsumerIterator(plan, topology, position, position.m, RunOptions(with_rows=True))
     try:
         for _ in counted(range(walked), "making the batches before it", walked, "batches"):
             next(items)

@@ -81,8 +81,6 @@ class ConsumerIterator:
         topology: which consumer this is.
         position: where to start; its cursors, if it needs any, may be those of all shards or of its own.
         origin: the micro-batch from which workers took turns; where the run (re)started.
-        stops_at_holes: whether it ends before the first micro-batch that is missing; else it passes
-            over shards that have ended, and gives all.
         options: how items are made.
     """
 
@@ -92,14 +90,12 @@ class ConsumerIterator:
         topology: Topology,
         position: Position,
         origin: int,
-        stops_at_holes: bool = False,
         options: RunOptions = SERIAL,
     ) -> None:
         self._plan = plan = plan.resized(position.sizes)
         self._topology = topology
         self._first = position
         self._origin = origin
-        self._stops_at_holes = stops_at_holes
         self._started = False
         self._over = False  # whether it has said that there are no more items
         self._num_shards = plan.chain.num_shards
@@ -110,7 +106,13 @@ class ConsumerIterator:
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, origin)
         self._left_out = LeftOutBatches.of(position)
-        self._end = plan.counts.end(topology.world_size, origin, self._left_out)
+        #: Whether it ends before the first micro-batch that is missing, as all ranks do; else it passes over
+        #: shards that have ended, and gives all.
+        self.ends_at_holes = (
+            plan.counts.ends_unevenly and not plan.chain.ragged and topology.world_size > 1
+        )
+        #: The number before which it ends; inf where that is not known.
+        self.end = plan.counts.end(topology.world_size, origin, self._left_out)
         self._own = topology.shards(origin, plan.chain.num_shards)
         self._running = set(self._own)
         self._given = math.inf  # when the last item was given
@@ -129,7 +131,7 @@ class ConsumerIterator:
         elif self._pool is not None:
             self._look_ahead()
         items = self.items
-        while self._running and self._next < self._end:
+        while self._running and self._next < self.end:
             m = self._next
             shard = m % self._num_shards
             item = items.take(m)
@@ -137,8 +139,8 @@ class ConsumerIterator:
                 self._moved.add(shard)
             if item is ENDED:
                 self._running.discard(shard)
-                if self._stops_at_holes:
-                    self._end = m
+                if self.ends_at_holes:
+                    self.end = m
                     break
             self._next += self._stride
             if item is not ENDED:
@@ -166,7 +168,7 @@ class ConsumerIterator:
             for stage in self._plan.chain.stages:
                 stage.settle(0 if self._pool is None else self._pool.threads)
         for m in range(self._next, self._next + self._stride * len(self._own), self._stride):
-            if m < self._end:
+            if m < self.end:
                 items.work_ahead(m)
 
     def _look_ahead(self) -> None:
@@ -195,14 +197,14 @@ class ConsumerIterator:
             finalize(self, self._pool.close)
         # The thread that iterates calls functions that are not ours.
         alone = not ours and (options.threads is None or plan.in_caller)
-        turns = Turns(self._stride, self._end)
+        turns = Turns(self._stride, self.end)
         return items_of(plan, self._first, turns, self._own, self._pool, alone, options.with_rows)
 
     def state(self) -> ConsumerState:
         """Where this consumer stands after the last item given."""
         moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
         self._moved.clear()
-        over = self._plan.counts.known and (self._over or self._m >= self._end)
+        over = self._plan.counts.known and (self._over or self._m >= self.end)
         return ConsumerState(self._m, self._next, over, moved, self.provenance)
 
     def close(self) -> None:

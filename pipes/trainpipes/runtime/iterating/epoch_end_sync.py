@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.utils.data import get_worker_info
 
 from trainpipes.errors import TopologyError
 from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
@@ -103,6 +104,12 @@ class EpochEndSync(Prefetcher):
 
     def __init__(self, source: ConsumerIterator, topology: Topology, origin: int) -> None:
         super().__init__(source)
+        if topology.num_workers > 1 or get_worker_info() is not None:
+            raise TopologyError(
+                "row counts of this pipeline are not known in advance, so that several ranks would end an "
+                f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "
+                "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
+            )
         self._topology = topology
         self._origin = origin
         self._agreed = False  # whether what was taken is

@@ -6,14 +6,10 @@ Writes the state of where they stand.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
-from trainpipes.errors import ConfigError, TopologyError
-from trainpipes.left_out_batches import LeftOutBatches
+from trainpipes.errors import ConfigError
 from trainpipes.runtime.iterating.consumer_iterator import (
     SERIAL,
     ConsumerIterator,
@@ -56,7 +52,7 @@ class OnePass:
     ) -> None:
         self._plan = plan
         self._topology = topology
-        self._options = options
+        self.options = options
         self.position = position
         self.origin = position.m if origin is None else origin
         #: Whether it has no more items.
@@ -66,32 +62,23 @@ class OnePass:
         self.one_at_a_time = one_at_a_time or OneAtATime()
         self._may_go_on = go_on and position.m > 0
         self._open(position)
-        if self._may_go_on and self._has_nothing_left():
-            self._go_on()
 
     def _open(self, start: Position) -> None:
         self._start = start
+        #: The number of the pass that is under way.
+        self.epoch = start.epoch
         self._cursors: dict[int, str] = {}
         plan, topology = self._plan, self._topology
-        agrees = plan.counts.ends_unevenly and not plan.chain.ragged and topology.world_size > 1
-        if agrees and (topology.num_workers > 1 or get_worker_info() is not None):
-            raise TopologyError(
-                "row counts of this pipeline are not known in advance, so that several ranks would end an "
-                f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "
-                "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
-            )
-        consumer = ConsumerIterator(plan, topology, start, self.origin, agrees, self._options)
+        consumer = ConsumerIterator(plan, topology, start, self.origin, self.options)
         #: Gives the items, up to where all ranks end together.
         self.items: ConsumerIterator | Prefetcher = consumer
-        if agrees:
+        if consumer.ends_at_holes:
             self.items = EpochEndSync(consumer, topology, self.origin)
-        if self._options.places and plan.chain.place_stages:
+        if self.options.places and plan.chain.place_stages:
             self.items = Prefetcher(self.items, plan.chain.place_stages)
-
-    @property
-    def epoch(self) -> int:
-        """The number of the pass that is under way."""
-        return self._start.epoch
+        # All workers of a rank begin the next pass then, also those that are not asked for anything yet.
+        if self._may_go_on and plan.counted and topology.first(start.m) >= consumer.end:
+            self._go_on()
 
     def __next__(self) -> Any:
         try:
@@ -112,21 +99,7 @@ class OnePass:
             self.items = Prefetcher(self.items)
         return self.items.is_last(self._topology.world_size * self._topology.num_workers == 1)
 
-    def provenance(self) -> Provenance | None:
-        """Which rows the item given last is made of; None where none was given.
-
-        Raises:
-            ConfigError: that is not kept.
-        """
-        if not self._options.with_rows:
-            raise ConfigError(
-                "provenance() tells where the rows of the last batch come from, which is recorded "
-                "only by Loader(pipe, with_provenance=True); without it, "
-                "trainpipes.locate(loader, step) finds out afterwards"
-            )
-        return self._standing().provenance
-
-    def _standing(self) -> ConsumerState:
+    def standing(self) -> ConsumerState:
         """Where its items stand, after the last one given. Whose cursors moved is noted."""
         state = self.items.state()
         self._cursors.update(state.moved)
@@ -137,16 +110,6 @@ class OnePass:
         self._may_go_on, self.origin = False, 0
         notes = self._start.notes
         self._open(Position(self.epoch + 1, 0, self._plan.chain.num_shards, notes=notes))
-
-    def _has_nothing_left(self) -> bool:
-        """Whether it is known that the position is the end for this rank: all its workers begin the next pass
-        then, also those that are not asked for anything yet."""
-        start, topology = self._start, self._topology
-        plan = self._plan.resized(start.sizes)
-        end = math.inf
-        if plan.counted:
-            end = plan.counts.end(topology.world_size, start.m, LeftOutBatches.of(start))
-        return topology.first(start.m) >= end
 
     def _other_workers_have_more(self) -> bool:
         """Whether a worker of this rank has something left where this pass started."""
@@ -170,7 +133,7 @@ class OnePass:
                 and a node tells of the end.
         """
         with self.one_at_a_time.between_items():
-            state, plan, start = self._standing(), self._plan, self._start
+            state, plan, start = self.standing(), self._plan, self._start
             cursors = self._cursors
             if state.over and extra is None:
                 start = Position(start.epoch + 1, 0, start.num_shards, notes=start.notes)
@@ -194,7 +157,15 @@ def provenance_of(last: OnePass | None) -> Provenance:
     Raises:
         ConfigError: none was given, or that is not kept.
     """
-    found = None if last is None else last.provenance()
+    found = None
+    if last is not None:
+        if not last.options.with_rows:
+            raise ConfigError(
+                "provenance() tells where the rows of the last batch come from, which is recorded "
+                "only by Loader(pipe, with_provenance=True); without it, "
+                "trainpipes.locate(loader, step) finds out afterwards"
+            )
+        found = last.standing().provenance
     if found is None:
         raise ConfigError(
             "provenance() tells where the rows of the last batch come from, and there was no batch "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -13,7 +15,7 @@ from trainpipes.kinds.source import Place, Reader, RowMixture, RowSource, read_r
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.rows.block import Block
 from trainpipes.rows.payload import payload_rows
-from trainpipes.rows.pieces import WHOLE
+from trainpipes.rows.pieces import WHOLE, Pieces
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.shards.finishing import unplaced
 from trainpipes.runtime.shards.known_items import ItemRows
@@ -65,26 +67,24 @@ class Provenance(Sequence[RowPlace]):
         self._inputs = inputs
 
     @cached_property
+    def _pieces(self) -> Pieces:
+        """What each row is made of: itself, where it is not packed."""
+        rows = self._rows
+        return Pieces.whole(rows.ids, rows.epochs) if rows.pieces is None else rows.pieces
+
+    @cached_property
     def _places(self) -> list[RowPlace]:
-        rows, pieces = self._rows, self._rows.pieces
-        if pieces is None:
-            each = zip(rows.ids.tolist(), rows.epochs.tolist(), strict=True)
-            return [
-                RowPlace(p.path, p.row_group, p.row, p.source, index, epoch)
-                for index, (row, epoch) in enumerate(each)
-                for p in self._inputs.places_of(row)
-            ]
         found = []
-        columns = [column.tolist() for column in pieces]
-        for index, (first, stop) in enumerate(zip(columns[4], columns[4][1:], strict=False)):
+        ids, epochs, starts, lengths, bounds = (column.tolist() for column in self._pieces)
+        for index, (first, stop) in enumerate(pairwise(bounds)):
             for n in range(first, stop):
-                row, epoch, start, length = (column[n] for column in columns[:4])
-                packed = length != WHOLE
-                segment = n - first + 1 if packed else None
-                tokens = (start, start + length) if packed else None
-                for p in self._inputs.places_of(row):
+                segment = tokens = None
+                if lengths[n] != WHOLE:
+                    segment = n - first + 1
+                    tokens = (starts[n], starts[n] + lengths[n])
+                for p in self._inputs.places_of(ids[n]):
                     place = (p.path, p.row_group, p.row, p.source)
-                    found.append(RowPlace(*place, index, epoch, segment, tokens))
+                    found.append(RowPlace(*place, index, epochs[n], segment, tokens))
         return found
 
     def __len__(self) -> int:
@@ -117,13 +117,15 @@ class Provenance(Sequence[RowPlace]):
     def texts(self) -> list[str]:
         """The first text among the columns of each place's row, as its source gives it; "" where it has none,
         or where a row can't be read by its number (streams). Reads these rows."""
-        rows = self._rows.ids if self._rows.pieces is None else self._rows.pieces.ids
-        texts = _Texts(self._inputs)
+        rows = self._pieces.ids.tolist()
+        readers: dict[int, tuple[RowSource, Reader]] = {}
         try:  # those of a row group one after the other
-            found = {row: texts.of(row) for row in sorted(set(rows.tolist()))}
+            found = {row: _text_of(self._inputs, row, readers) for row in sorted(set(rows))}
         finally:
-            texts.close()
-        return [found[row] for row in rows.tolist() for _ in self._inputs.places_of(row)]
+            for source, reader in readers.values():
+                if reader is not source:
+                    reader.close()
+        return [found[row] for row in rows for _ in self._inputs.places_of(row)]
 
     def table(self, texts: Sequence[str]) -> str:
         """The places as a table of text, with the columns that tell them apart, and files as they stand in
@@ -133,7 +135,9 @@ class Provenance(Sequence[RowPlace]):
             texts: the start of one for each place; none to leave that column out.
         """
         columns: dict[str, list[str]] = {"in batch": [str(p.index) for p in self]}
-        folder = _common_folder([place.path for place in self if place.path is not None])
+        paths = [place.path for place in self if place.path is not None]
+        prefix = os.path.commonprefix(paths)  # noqa: RUF071  which is cut at a slash
+        folder = prefix[: prefix.rfind("/") + 1]
         for name, title in TITLES.items():
             values = [getattr(place, name) for place in self]
             if name == "path":
@@ -162,51 +166,30 @@ TITLES = {
 }
 
 
-def _common_folder(paths: Sequence[str]) -> str:
-    """How all paths begin, up to the end of a folder."""
-    first, last = min(paths, default=""), max(paths, default="")
-    same = next(
-        (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
-    )
-    return first[: first.rfind("/", 0, same) + 1]
-
-
 def _said(value: Any) -> str:
     return f"{value[0]}-{value[1]}" if isinstance(value, tuple) else str(value)
 
 
-class _Texts:
-    """The first text of rows, as their sources give them.
+def _text_of(inputs: Inputs, row: int, readers: dict[int, tuple[RowSource, Reader]]) -> str:
+    """The first text of a row, as its source gives it; "" where there is none.
 
     Args:
         inputs: where the rows are.
+        row: its number there.
+        readers: by source, those that were opened; one more may be.
     """
-
-    def __init__(self, inputs: Inputs) -> None:
-        self._inputs = inputs
-        self._readers: dict[int, tuple[RowSource, Reader]] = {}
-
-    def of(self, row: int) -> str:
-        """That of one row; "" where there is none."""
-        inputs = self._inputs
-        if isinstance(inputs.source, RowMixture):
-            inputs, row, _ = inputs.source.where(inputs, row)
-        source = inputs.source
-        if not isinstance(source, RowSource):
-            return ""
-        if id(source) not in self._readers:
-            self._readers[id(source)] = source, source.reader()
-        block, own = inputs.blocks.where(row)
-        data = read_rows(source, self._readers[id(source)][1], block, own, own + 1)
-        late = inputs.chain.opener.late()
-        if isinstance(late, RunStage):
-            data = late.process(unplaced(Block(data, np.array([row], dtype=np.int64)))).block.data
-        first = payload_rows(data)[0]
-        values = first.values() if isinstance(first, dict) else [first]
-        return next((value for value in values if isinstance(value, str)), "")
-
-    def close(self) -> None:
-        """Close what was opened for them."""
-        for source, reader in self._readers.values():
-            if reader is not source:
-                reader.close()
+    if isinstance(inputs.source, RowMixture):
+        inputs, row, _ = inputs.source.where(inputs, row)
+    source = inputs.source
+    if not isinstance(source, RowSource):
+        return ""
+    if id(source) not in readers:
+        readers[id(source)] = source, source.reader()
+    block, own = inputs.blocks.where(row)
+    data = read_rows(source, readers[id(source)][1], block, own, own + 1)
+    late = inputs.chain.opener.late()
+    if isinstance(late, RunStage):
+        data = late.process(unplaced(Block(data, np.array([row], dtype=np.int64)))).block.data
+    first = payload_rows(data)[0]
+    values = first.values() if isinstance(first, dict) else [first]
+    return next((value for value in values if isinstance(value, str)), "")

@@ -300,20 +300,19 @@ class Session:
 
     def peek(self) -> Any:
         """The first item of the next pass, from an iterator of its own."""
-        try:
-            return next(OnePass(self.plan, self.topology(), self.upcoming(), go_on=True))
-        except StopIteration:
-            raise DataError(
-                "peek() shows the first item of the next epoch, and that gives nothing: see explain() for "
-                "what the stages make of the rows"
-            ) from None
+        for item in self.coming():
+            return item
+        raise DataError(
+            "peek() shows the first item of the next epoch, and that gives nothing: see explain() for "
+            "what the stages make of the rows"
+        )
 
     def coming(self) -> Iterator[Any]:
         """The items of the next pass, without beginning it: made for this rank, which asks no other."""
         position = self.upcoming()
         starts = [position]
         if position.m:  # there may be nothing left
-            starts.append(Position(position.epoch + 1, 0, position.num_shards))
+            starts.append(self.start_of(position.epoch + 1))
         for start in starts:
             items = ConsumerIterator(self.plan, self.topology(), start, start.m)
             gave = False
