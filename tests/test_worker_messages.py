@@ -45,7 +45,7 @@ def test_batches_come_out_of_a_worker_as_they_went_in(start: str) -> None:
 
 
 def test_memory_is_not_filled_again_before_it_is_read() -> None:
-    memory = WorkerMemory(1, 2, 0)
+    memory = WorkerMemory(1, 2)
     sent = []
     for number in range(5):
         message = WorkerMessage(0, [(number, pack([torch.full((4,), number)]), "")])
@@ -58,7 +58,7 @@ def test_memory_is_not_filled_again_before_it_is_read() -> None:
 
 
 def test_what_is_only_marked_as_conjugate_or_negative_is_sent_as_it_reads() -> None:
-    memory, marked = WorkerMemory(1, 2, 0), torch.tensor([1 + 2j, 3 - 1j]).conj()
+    memory, marked = WorkerMemory(1, 2), torch.tensor([1 + 2j, 3 - 1j]).conj()
     message = WorkerMessage(0, [(0, pack([marked, marked.imag]), "")])
     memory.place(message, 0)
     [(_, (found, negative), _)] = memory.unpack(message)

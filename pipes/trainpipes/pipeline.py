@@ -190,7 +190,7 @@ class Pipeline(IterableDataset[Any]):
         self._session.passes = state["passes"]
         self._session.pending = state["pending"]
         self._session.left_out_there = state["left_out"]
-        self._session.notes = state["notes"]
+        self._session.notes_there = state["notes"]
 
     _seen_ranks: tuple[int, int] | None = None
 

@@ -100,7 +100,7 @@ class StageNode(BaseNode[Any]):
 
     def get_state(self) -> dict[str, Any]:
         assert self._pass is not None
-        return self._pass.state({})  # without more keys: see ``OnePass.state``
+        return self._pass.state(ends=True)
 
 
 def farthest(position: Position) -> dict[int, dict[str, Any]]:

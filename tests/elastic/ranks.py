@@ -50,9 +50,9 @@ class InTurn(LoaderWorkers):
     """Workers that take turns in this process."""
 
     def start(self, plan: Any, ranks: Any, workers: int, position: Any) -> Any:
-        memory = WorkerMemory(workers, 2, position.epoch)
+        memory = WorkerMemory(workers, 2)
         stages = self.stages()
-        data = WorkerDataset(stages, plan.inputs.source, ranks, workers, position, memory, 2)
+        data = WorkerDataset(stages, plan.inputs.source, ranks, position, memory)
         copies = [
             Plan.of([stage.fresh() for stage in stages], plan.inputs.source) for _ in range(workers)
         ]

@@ -56,15 +56,11 @@ class _Place:
     """Where a pass stands, as a value in a state of ``datasets``. Its copies and pickles are the text of that
     moment: only states that are asked for are written."""
 
-    def __init__(self, one: OnePass, topology: Topology) -> None:
+    def __init__(self, one: OnePass) -> None:
         self._one = one
-        self._turn = json.dumps(
-            {"worker": topology.worker, "num_workers": topology.num_workers, "origin": 0},
-            separators=(",", ":"),
-        )
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (json.dumps(self._one.state({"turn": self._turn})),)
+        return str, (json.dumps(self._one.state(turn=True)),)
 
 
 class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets has no types here
@@ -154,7 +150,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
             position = self._loaded(state, topology)
         one = OnePass(session.plan, topology, position, 0)
         if state is not None:
-            state["trainpipes"] = _Place(one, topology)
+            state["trainpipes"] = _Place(one)
         number = 0
         try:
             while True:

@@ -87,9 +87,8 @@ def trial(
     _check(steps, epochs, simulate_step)
     plan = pipeline._session.plan
     pipeline = Pipeline(pipeline._stages, pipeline._ranks, pipeline._members)
-    pipeline._session._plan = (
-        plan  # the same, so that files are listed once; where it stands is its own
-    )
+    # The same plan, so that files are listed once; where it stands is its own.
+    pipeline._session._plan = plan
     if epochs is not None and plan.chain.endless:
         raise ConfigError(
             f"this pipeline has no end, and so no epochs to count, got epochs={epochs}: say how many steps"

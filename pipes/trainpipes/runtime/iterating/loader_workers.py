@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from trainpipes.kinds.stage import Stage
-from trainpipes.left_out_batches import KEY
 from trainpipes.runtime.iterating.worker_dataset import WorkerDataset
 from trainpipes.runtime.iterating.worker_message import WorkerMemory, WorkerMessage
 from trainpipes.runtime.planning.plan import Plan
@@ -49,8 +48,8 @@ class LoaderWorkers:
     options: dict[str, Any]
     with_rows: bool = False
     _sent: Sequence[Stage] | None = None
-    #: Processes that can begin another pass, and the memory that they share.
-    _idle: tuple[DataLoader[WorkerMessage], WorkerMemory] | None = None
+    #: Processes that can begin another pass, and what they iterate.
+    _idle: tuple[DataLoader[WorkerMessage], WorkerDataset] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_idle": None}
@@ -68,36 +67,32 @@ class LoaderWorkers:
             position: where it starts.
         """
         idle, self._idle = self._idle, None
-        if idle is None or position.m or _left_out(idle[0]) != position.notes.get(KEY):
-            idle = self._processes(plan, ranks, workers, position)
+        if idle is not None and not position.m and idle[1].leaves_out_as(position):
+            loader, data = idle
+            data.memory.begin(position.epoch)
         else:
-            idle[1].begin(position.epoch)
-        return idle[1], self._messages(*idle)
+            self._sent = self._sent or self.stages()
+            memory = WorkerMemory(workers, self.ahead)
+            source = plan.inputs.source
+            data = WorkerDataset(self._sent, source, ranks, position, memory, self.with_rows)
+            loader = self._processes(data, workers)
+        return data.memory, self._messages(loader, data)
 
-    def _processes(
-        self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
-    ) -> tuple[DataLoader[WorkerMessage], WorkerMemory]:
-        if self._sent is None:
-            self._sent = self.stages()
-        memory = WorkerMemory(workers, self.ahead, position.epoch)
-        source = plan.inputs.source
-        made = WorkerDataset(
-            self._sent, source, ranks, workers, position, memory, self.ahead, self.with_rows
-        )
+    def _processes(self, data: WorkerDataset, workers: int) -> DataLoader[WorkerMessage]:
         generator = torch.Generator()  # a DataLoader would draw from the global one
-        generator.manual_seed(position.epoch)
+        generator.manual_seed(data.position.epoch)
         loader = DataLoader(
-            made, batch_size=None, num_workers=workers, prefetch_factor=self.ahead,
+            data, batch_size=None, num_workers=workers, prefetch_factor=self.ahead,
             persistent_workers=self.persistent, worker_init_fn=partial(_begin, self.init),
             generator=generator, **self.options,
         )  # fmt: skip
         context: Any = loader.multiprocessing_context or torch.multiprocessing
         if context.get_start_method() != "fork":
             self.check()
-        return loader, memory
+        return loader
 
     def _messages(
-        self, loader: DataLoader[WorkerMessage], memory: WorkerMemory
+        self, loader: DataLoader[WorkerMessage], data: WorkerDataset
     ) -> Iterator[WorkerMessage]:
         sound = True
         try:
@@ -107,13 +102,7 @@ class LoaderWorkers:
         except GeneratorExit:
             pass  # the pass is left; the processes can begin another
         if sound and self.persistent:
-            self._idle = loader, memory
-
-
-def _left_out(loader: DataLoader[WorkerMessage]) -> Any:
-    """The batches that workers were told to leave out."""
-    assert isinstance(loader.dataset, WorkerDataset)
-    return loader.dataset.position.notes.get(KEY)
+            self._idle = loader, data
 
 
 def _begin(own: Callable[[int], None] | None, worker: int) -> None:

@@ -6,6 +6,7 @@ Writes the state of where they stand.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -123,24 +124,29 @@ class OnePass:
             return False
         return True
 
-    def state(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+    def state(self, turn: bool = False, ends: bool = False) -> dict[str, Any]:
         """The state after the last item given: whole where the pipeline is counted, else with the cursors of
         this consumer's own shards.
 
         Args:
-            extra: more keys. With them, the state after the last item of a pass is not that of the next one's
-                start: a worker, which has more to say, can't know that the others have come to the end too,
-                and a node tells of the end.
+            turn: whether it says which of the workers that take turns this consumer is.
+            ends: whether the state after the last item of a pass tells of its end, as a node's does, and not
+                of the start of the next one. So does a worker's, which can't know that the others have come
+                to the end, too.
         """
+        topology, extra = self._topology, {}
+        if turn:
+            who = {"worker": topology.worker, "num_workers": topology.num_workers}
+            extra["turn"] = json.dumps({**who, "origin": self.origin}, separators=(",", ":"))
         with self.one_at_a_time.between_items():
             state, plan, start = self.standing(), self._plan, self._start
             cursors = self._cursors
-            if state.over and extra is None:
+            if state.over and not (turn or ends):
                 start = Position(start.epoch + 1, 0, start.num_shards, notes=start.notes)
-                state = ConsumerIterator(plan, self._topology, start, 0).state()
+                state = ConsumerIterator(plan, topology, start, 0).state()
                 cursors = state.moved
             notes = {**start.notes, **plan.notes}
-            position = replace(start, m=state.m, cursors={}, extra=extra or {}, notes=notes)
+            position = replace(start, m=state.m, cursors={}, extra=extra, notes=notes)
             return render(position, plan.identity, cursors)
 
     def close(self) -> None:

@@ -110,14 +110,7 @@ class PassIterator:
         """The state after the last item given: integers and strings in a flat dict."""
         with self._one_at_a_time.between_items():
             current = self._begin()
-        if self._info is None:
-            return current.state()
-        turn = {
-            "worker": self._info.id,
-            "num_workers": self._info.num_workers,
-            "origin": current.origin,
-        }
-        return current.state({"turn": json.dumps(turn, separators=(",", ":"))})
+        return current.state(turn=self._info is not None)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state`` was taken.
@@ -140,8 +133,8 @@ class PassIterator:
         """The first item. The pass is this iterator's from here on."""
         session = self._session
         current = self._begin()
-        if self._info is None and not self._is_taken:  # what can't be begun was not claimed
-            current = self._open(session.claim(self._own))
+        if not self._is_taken:  # what can't be begun was not claimed
+            self._current = current = self._open(session.claim(self._own))
             session.begun.add(current)
             session.last = current
         self._is_taken = True
@@ -153,23 +146,25 @@ class PassIterator:
 
     def _begin(self) -> OnePass:
         """The pass as it is, or as it would be if it was taken now."""
-        if self._current is not None and (self._is_taken or self._info is not None):
+        if self._is_taken and self._current is not None:
             return self._current
         session, own = self._session, self._own
         if self._info is None:
-            return self._open(session.upcoming() if own is None else session.loaded(own[1]))
-        self._current = self._begin_worker(session.topology())
+            self._current = self._open(
+                session.upcoming() if own is None else session.loaded(own[1])
+            )
+        else:
+            self._current = self._begin_worker(session.topology())
+            self._is_taken = True
         return self._current
 
     def _open(self, position: Position) -> OnePass:
         """The pass from a position on, in the process that trains."""
-        if self._current is None or self._current.position != position:
-            session = self._session
-            self._current = OnePass(
-                session.plan, session.topology(), position, None, True, self._options,
-                self._one_at_a_time,
-            )  # fmt: skip
-        return self._current
+        session = self._session
+        return OnePass(
+            session.plan, session.topology(), position, None, True, self._options,
+            self._one_at_a_time,
+        )  # fmt: skip
 
     def _begin_worker(self, topology: Topology) -> OnePass:
         """The pass in a DataLoader's worker."""

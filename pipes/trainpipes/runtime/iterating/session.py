@@ -58,7 +58,8 @@ class Session:
     ) -> None:
         self._make = stages
         self._plan: Plan | None = None
-        self._notes: dict[str, Any] = {}  # of the rows' schemas, in a copy
+        #: Of a copy of a pipeline: what that knew of the rows' schemas.
+        self.notes_there: dict[str, Any] = {}
         self._left_out = left_out
         #: Batches that are left out, by the state that was loaded last.
         self.left_out_there: Batches = () if source is None else source.left_out_there
@@ -86,7 +87,8 @@ class Session:
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is of this process.
-        return {**vars(self), "_plan": None, "last": None, "begun": None, "_notes": self.notes}
+        kept = {**vars(self), "notes_there": self.notes}
+        return {**kept, "_plan": None, "last": None, "begun": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -96,17 +98,13 @@ class Session:
     def plan(self) -> Plan:
         if self._plan is None:
             self._plan = self._make()
-            self._plan.adopt(self._notes)
+            self._plan.adopt(self.notes_there)
         return self._plan
 
     @property
     def notes(self) -> dict[str, Any]:
         """What is known of the rows' schemas, for a copy of the pipeline."""
-        return self._notes if self._plan is None else self._plan.notes
-
-    @notes.setter
-    def notes(self, notes: dict[str, Any]) -> None:
-        self._notes = notes
+        return self.notes_there if self._plan is None else self._plan.notes
 
     def topology(self) -> Topology:
         """This consumer, checked against the pipeline's shards."""
@@ -149,17 +147,14 @@ class Session:
         self.begun.clear()
         return load
 
-    def _follow(self) -> None:
-        """Of a ``Loader`` that was not used yet: go where its pipeline was told to."""
+    def _follow(self, is_used: bool = False) -> None:
+        """Of a ``Loader`` that was not used yet: go where its pipeline was told to. Once it is used it stands
+        where it stands, whatever its pipeline is told."""
         told = None if self._source is None or not self._follows else self._source.pending
         if told is not None and told[0] != self._from_source:
             self._from_source = told[0]
             self._expect(told[1])
-
-    def _use(self) -> None:
-        """From here on it stands where it stands, whatever its pipeline is told."""
-        self._follow()
-        self._follows = False
+        self._follows = self._follows and not is_used
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be that of an epoch, as ``Pipeline.set_epoch`` says."""
@@ -168,7 +163,7 @@ class Session:
                 f"set_epoch(epoch) takes the number of an epoch, an integer from 0 on, got {shown(epoch)}"
             )
         if not self.plan.chain.endless:
-            self._use()
+            self._follow(is_used=True)
             before = self.passes.now.upcoming
             self.passes.set_epoch(epoch)
             if self.last is not None and self.last.ended and self.passes.now.upcoming != before:
@@ -180,7 +175,7 @@ class Session:
         Args:
             own: the load and the position that are the iterator's own, if it was given a state.
         """
-        self._use()
+        self._follow(is_used=True)
         self._warn_of_rest()
         if own is not None:
             position = self.loaded(own[1])

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
-from trainpipes.left_out_batches import LeftOutBatches
+from trainpipes.left_out_batches import KEY, LeftOutBatches
 from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.runtime.iterating.worker_message import (
     WorkerMemory,
@@ -58,35 +59,33 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         stages: the pipeline's.
         source: the listed rows.
         ranks: rank and world size.
-        workers: workers that share the rank's shards.
         position: where the first pass starts.
-        memory: shared with the process that trains.
-        ahead: messages of each worker that are made ahead.
+        memory: that the rank's workers share with the process that trains.
         with_rows: whether items are sent with their rows.
     """
 
     stages: Sequence[Stage]
     source: RowSource | RowStream
     ranks: tuple[int, int]
-    workers: int
     position: Position
     memory: WorkerMemory
-    ahead: int
     with_rows: bool = False
-    _plan: Plan | None = None
 
     def __iter__(self) -> Iterator[WorkerMessage]:
         info = get_worker_info()
         end_in_peace()
         return self.messages(self.plan, 0 if info is None else info.id)
 
-    @property
+    def leaves_out_as(self, position: Position) -> bool:
+        """Whether workers leave out the batches that a position's notes name."""
+        return bool(self.position.notes.get(KEY) == position.notes.get(KEY))
+
+    @cached_property
     def plan(self) -> Plan:
-        """The plan of the worker that asks."""
-        if self._plan is None:
-            self._plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
-            self._plan.adopt(self.position.notes)
-        return self._plan
+        """The plan of the worker that asks, for all its passes."""
+        plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
+        plan.adopt(self.position.notes)
+        return plan
 
     def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
         """What a worker sends.
@@ -103,27 +102,26 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
             yield message
 
     def _filled(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
-        rank, world = self.ranks
-        epoch, position = self.memory.start, self.position
+        (rank, world), memory = self.ranks, self.memory
+        epoch, position = memory.start, self.position
         if epoch is not None:
             position = Position(epoch, 0, position.num_shards, notes=position.notes)
         plan = plan.resized(position.sizes)
         left_out = LeftOutBatches.of(position)
         num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m, left_out)
-        owners = share_out(
-            range(rank, num_shards, world), plan.layouts.usual.num_spans, self.workers
-        )
+        num_spans = plan.layouts.usual.num_spans
+        owners = share_out(range(rank, num_shards, world), num_spans, memory.workers)
         running = {shard for shard, owner in owners.items() if owner == worker}
-        turns = Turns(world, end, num_shards, frozenset(running))
         own = frozenset(running)
+        turns = Turns(world, end, num_shards, own)
         items = items_of(plan, position, turns, own, with_rows=self.with_rows)
-        stretch = world * self.workers
+        stretch = world * memory.workers
         # Far enough that it holds back only who is out of step with the others.
-        most_ahead = (self.ahead + 2) * MOST_BATCHES * stretch
+        most_ahead = (memory.ahead + 2) * MOST_BATCHES * stretch
         m = position.m + (rank - position.m) % world
         length = 1
         while running and m < end:
-            stop = min(m + length * stretch, self.memory.due + most_ahead, end)
+            stop = min(m + length * stretch, memory.due + most_ahead, end)
             length = min(2 * length, MOST_BATCHES)
             message = WorkerMessage(worker)
             while running and m < stop:

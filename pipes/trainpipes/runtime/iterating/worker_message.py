@@ -31,9 +31,10 @@ MOST_BYTES = 8 << 20
 ALONE_BYTES = 1 << 20
 #: Where a tensor may start.
 ALIGNED = 64
-#: In the shared numbers: the epoch, whether it starts at the position that workers were given, the
-#: micro-batch that the parent waits for, and from here on how many messages of each worker it has unpacked.
-_EPOCH, _AT_POSITION, _DUE, _UNPACKED = range(4)
+#: In the shared numbers: the epoch at whose start the pass starts, -1 where that is the position that workers
+#: were given; the micro-batch that the parent waits for; from here on how many messages of each worker it has
+#: unpacked.
+_EPOCH, _DUE, _UNPACKED = range(3)
 
 
 class Packed(NamedTuple):
@@ -91,12 +92,13 @@ class WorkerMemory:
     Args:
         workers: how many.
         ahead: messages of each that are made ahead.
-        epoch: of the first pass.
     """
 
-    def __init__(self, workers: int, ahead: int, epoch: int) -> None:
+    def __init__(self, workers: int, ahead: int) -> None:
+        self.workers = workers
+        self.ahead = ahead
         self._numbers: Any = sharedctypes.RawArray("q", _UNPACKED + workers)
-        self._numbers[_EPOCH], self._numbers[_AT_POSITION] = epoch, 1
+        self._numbers[_EPOCH] = -1
         self._each = ahead + 1
         # Pages that no message comes to are never there.
         self._room: Any = memoryview(mmap.mmap(-1, workers * self._each * MOST_BYTES))
@@ -106,13 +108,13 @@ class WorkerMemory:
 
     def begin(self, epoch: int) -> None:
         """The next pass starts at the start of an epoch."""
-        self._numbers[_EPOCH], self._numbers[_AT_POSITION] = epoch, 0
-        self._numbers[_DUE] = 0
+        self._numbers[_EPOCH], self._numbers[_DUE] = epoch, 0
 
     @property
     def start(self) -> int | None:
         """The epoch at whose start the pass starts; None where it starts at the position that workers got."""
-        return None if self._numbers[_AT_POSITION] else int(self._numbers[_EPOCH])
+        epoch = int(self._numbers[_EPOCH])
+        return None if epoch < 0 else epoch
 
     @property
     def due(self) -> int:
