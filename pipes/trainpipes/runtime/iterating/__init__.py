@@ -4,7 +4,6 @@ session            where a pipeline or a Loader stands
 pass_iterator      what users iterate
 one_pass           one pass over a plan, and its state as a dict
 pass_counter       which pass is at hand, agreed by processes that share a pipeline
-one_at_a_time      an iterator is one thread's
 
 consumer_iterator  the items of one worker of one rank, in the order of the global sequence
 provenance         where the rows of a batch stand

@@ -7,6 +7,9 @@ Writes the state of where they stand.
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +21,57 @@ from trainpipes.runtime.iterating.consumer_iterator import (
     RunOptions,
 )
 from trainpipes.runtime.iterating.epoch_end_sync import EpochEndSync
-from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
 from trainpipes.runtime.iterating.prefetcher import Prefetcher
 from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.state import Position, render
 from trainpipes.topology import Topology
 
-__all__ = ["OnePass", "provenance_of"]
+__all__ = ["OneAtATime", "OnePass", "provenance_of"]
+
+
+class OneAtATime:
+    """Held while an iterator makes an item. Of threads that ask at the same time the second one is refused,
+    as a generator does: items would be repeated and lost.
+
+    An iterator calls ``take``, and where that gives False ``wait``; then ``done``.
+    """
+
+    def __init__(self) -> None:
+        lock = threading.Lock()
+        self.take = lock.acquire
+        self.done = lock.release
+        self._looks = False
+
+    def wait(self) -> None:
+        """Wait for a state that is being taken.
+
+        Raises:
+            RuntimeError: it is an item that is being made.
+        """
+        if not self._looks:
+            raise RuntimeError(
+                "iterator already executing: another thread, or a function of the pipeline's own, is "
+                "taking an item from it; let one thread take the items of an iterator and hand them on"
+            )
+        self.take()
+
+    @contextmanager
+    def between_items(self) -> Iterator[None]:
+        """While the state is taken, which is that of no item where one is being made."""
+        self._looks = True
+        try:
+            if not self.take(False):
+                raise RuntimeError(
+                    "state_dict() while another thread, or a function of the pipeline's own, takes an item: "
+                    "iterator already executing; take states in the thread that iterates"
+                )
+            try:
+                yield
+            finally:
+                self.done()
+        finally:
+            self._looks = False
 
 
 class OnePass:

@@ -8,16 +8,18 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainpipes.errors import StateError
-from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator, RunOptions
-from trainpipes.runtime.iterating.one_at_a_time import OneAtATime
-from trainpipes.runtime.iterating.one_pass import OnePass, provenance_of
+from trainpipes.runtime.iterating.consumer_iterator import (
+    SERIAL,
+    ConsumerIterator,
+    RunOptions,
+)
+from trainpipes.runtime.iterating.one_pass import OneAtATime, OnePass, provenance_of
 from trainpipes.runtime.iterating.pass_counter import Shared, shared_by_workers
 from trainpipes.runtime.iterating.prefetcher import Prefetcher
 from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.state import Position
-from trainpipes.topology import Topology
 from trainpipes.warn_once import warn_once
 
 __all__ = ["PassIterator"]
@@ -38,7 +40,6 @@ class PassIterator:
         #: The pass: as it is once it is taken, till then as it would be if it was taken now.
         self._current: OnePass | None = None
         self._session = session
-        self._options = options
         self._one_at_a_time = OneAtATime()
         #: The load that was given to this iterator, and where its state says to start.
         self._own: tuple[int, Position] | None = None
@@ -48,6 +49,8 @@ class PassIterator:
         self._info = get_worker_info()
         self._shared: Shared | None = None  # what the workers of a pass have in common
         end_in_peace()
+        #: How items are made.
+        self._options = options if self._info is None else SERIAL
         if self._info is None:
             session.passes.here()
         else:
@@ -149,45 +152,39 @@ class PassIterator:
         if self._is_taken and self._current is not None:
             return self._current
         session, own = self._session, self._own
-        if self._info is None:
+        if self._shared is not None:
+            self._current = self._begin_worker(self._shared)
+            self._is_taken = True
+        else:
             self._current = self._open(
                 session.upcoming() if own is None else session.loaded(own[1])
             )
-        else:
-            self._current = self._begin_worker(session.topology())
-            self._is_taken = True
         return self._current
 
-    def _open(self, position: Position) -> OnePass:
-        """The pass from a position on, in the process that trains."""
-        session = self._session
-        return OnePass(
-            session.plan, session.topology(), position, None, True, self._options,
-            self._one_at_a_time,
-        )  # fmt: skip
+    def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
+        """The pass from a position on."""
+        session, lock = self._session, self._one_at_a_time
+        topology = session.topology()
+        return OnePass(session.plan, topology, position, origin, go_on, self._options, lock)
 
-    def _begin_worker(self, topology: Topology) -> OnePass:
+    def _begin_worker(self, shared: Shared) -> OnePass:
         """The pass in a DataLoader's worker."""
-        session = self._session
+        session, own = self._session, self._own
         placing = session.plan.chain.place_stages
         if placing:
             warn_once(
                 f"{placing[0]} runs in the process that trains, not in a worker of a plain "
                 "DataLoader: pass pin_memory=True to the DataLoader, or use trainpipes.Loader"
             )
-        if self._own is None:
-            assert self._shared is not None
-            position = session.start(*session.passes.join(self._shared))
-            return OnePass(session.plan, topology, position, go_on=True)
-        position = session.loaded(self._own[1])
-        turn = position.extra.get("turn")
-        if turn is None:
-            return OnePass(session.plan, topology, position)
-        saved = json.loads(turn)
-        if (saved["worker"], saved["num_workers"]) != (topology.worker, topology.num_workers):
+        if own is None:
+            return self._open(session.start(*session.passes.join(shared)))
+        position, topology = session.loaded(own[1]), session.topology()
+        turn = json.loads(position.extra.get("turn", "{}"))
+        saved = turn.get("worker", topology.worker), turn.get("num_workers", topology.num_workers)
+        if saved != (topology.worker, topology.num_workers):
             raise StateError(
-                f"this state is of worker {saved['worker']} of {saved['num_workers']}, loaded in "
+                f"this state is of worker {saved[0]} of {saved[1]}, loaded in "
                 f"worker {topology.worker} of {topology.num_workers}: a StatefulDataLoader resumes with "
                 "the number of workers it was saved with; trainpipes.Loader takes any"
             )
-        return OnePass(session.plan, topology, position, saved["origin"])
+        return self._open(position, turn.get("origin"), go_on=False)
