@@ -53,6 +53,7 @@ FLOORS = {
     "resharding": 4,
     "lightning_fit": 4,
     "prepared_by_ray": 4,
+    "provenance": 4,
     "plain_json": 5,
     "tokenizers": 5,
     "calling": 5,

@@ -24,11 +24,11 @@ from trainpipes.naming import nearest
 from trainpipes.order import slots_before
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepared_by_ray import refuse_prepared_by_ray
+from trainpipes.provenance import Provenance
 from trainpipes.runtime.iterating.consumer_iterator import RunOptions
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.one_pass import provenance_of
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
-from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.shown import shown

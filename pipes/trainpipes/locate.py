@@ -11,8 +11,8 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 from trainpipes.progress import counted
+from trainpipes.provenance import Provenance
 from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator, RunOptions
-from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.shown import shown
 from trainpipes.state import Position

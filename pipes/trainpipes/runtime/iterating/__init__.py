@@ -6,7 +6,6 @@ one_pass           one pass over a plan, and its state as a dict
 pass_counter       which pass is at hand, agreed by processes that share a pipeline
 
 consumer_iterator  the items of one worker of one rank, in the order of the global sequence
-provenance         where the rows of a batch stand
 prefetcher         items taken ahead of use: batches on their way to a device, and which is the last
 epoch_end_sync     how ranks end an uneven epoch at the same step
 empty_epoch        a warning where an epoch gives nothing

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from weakref import finalize
 
 from trainpipes.left_out_batches import LeftOutBatches
+from trainpipes.provenance import Provenance
 from trainpipes.runtime.iterating.empty_epoch import warn_if_all_empty
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
-from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.worker_receiver import WorkerReceiver
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads

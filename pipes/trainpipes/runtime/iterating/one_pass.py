@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainpipes.errors import ConfigError
+from trainpipes.provenance import Provenance
 from trainpipes.runtime.iterating.consumer_iterator import (
     SERIAL,
     ConsumerIterator,
@@ -22,7 +23,6 @@ from trainpipes.runtime.iterating.consumer_iterator import (
 )
 from trainpipes.runtime.iterating.epoch_end_sync import EpochEndSync
 from trainpipes.runtime.iterating.prefetcher import Prefetcher
-from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.state import Position, render
 from trainpipes.topology import Topology

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainpipes.errors import StateError
+from trainpipes.provenance import Provenance
 from trainpipes.runtime.iterating.consumer_iterator import (
     SERIAL,
     ConsumerIterator,
@@ -16,7 +17,6 @@ from trainpipes.runtime.iterating.consumer_iterator import (
 from trainpipes.runtime.iterating.one_pass import OneAtATime, OnePass, provenance_of
 from trainpipes.runtime.iterating.pass_counter import Shared, shared_by_workers
 from trainpipes.runtime.iterating.prefetcher import Prefetcher
-from trainpipes.runtime.iterating.provenance import Provenance
 from trainpipes.runtime.iterating.session import Session
 from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.state import Position
