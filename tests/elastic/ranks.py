@@ -23,8 +23,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
 from trainpipes.runtime.iterating import epoch_end_sync
-from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
-from trainpipes.runtime.iterating.worker_dataset import WorkerDataset
+from trainpipes.runtime.iterating.loader_workers import LoaderWorkers, WorkerDataset
 from trainpipes.runtime.iterating.worker_message import WorkerMemory
 from trainpipes.runtime.planning.plan import Plan
 

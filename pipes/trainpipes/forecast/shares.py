@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainpipes.order import Layout, slots_before
-from trainpipes.runtime.iterating.worker_dataset import share_out
+from trainpipes.runtime.iterating.loader_workers import share_out
 from trainpipes.runtime.planning.plan import Plan
 
 __all__ = ["Share", "reads_per_block", "shares"]

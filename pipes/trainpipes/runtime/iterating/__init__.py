@@ -10,8 +10,7 @@ prefetcher         items taken ahead of use: batches on their way to a device, a
 epoch_end_sync     how ranks end an uneven epoch at the same step
 empty_epoch        a warning where an epoch gives nothing
 
-loader_workers     the worker processes of a Loader
-worker_dataset     what each of them iterates
+loader_workers     the worker processes of a Loader, and what each of them iterates
 worker_message     what it sends
 worker_receiver    what all have sent, as the items of one consumer
 worker_end         how a worker's process ends

@@ -114,7 +114,8 @@ class ConsumerIterator:
         #: The number before which it ends; inf where that is not known.
         self.end = plan.counts.end(topology.world_size, origin, self._left_out)
         self._own = topology.shards(origin, plan.chain.num_shards)
-        self._running = set(self._own)
+        ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
+        self._running = set(self._own) - ended
         self._given = math.inf  # when the last item was given
         self._busy = 0  # how often in a row somebody was at work between two items
         #: Of the item given last, where that is kept.
@@ -134,7 +135,7 @@ class ConsumerIterator:
         while self._running and self._next < self.end:
             m = self._next
             shard = m % self._num_shards
-            item = items.take(m)
+            item = items.take(m) if shard in self._running else ENDED
             if self._has_cursors:
                 self._moved.add(shard)
             if item is ENDED:

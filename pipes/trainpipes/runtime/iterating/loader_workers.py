@@ -1,7 +1,14 @@
-"""The worker processes of a ``Loader``: started for a pass, and kept for the next one if they may be.
+"""The worker processes of a ``Loader``: started for a pass, and kept for the next one if they may be. Each
+iterates its rank's pass, a message at a time.
 
-Owned by the ``Loader``, and used by the thread that iterates. It knows nothing of who iterates: in a cycle
-of references, processes would outlive the last reference to their loader.
+A worker makes the batches of its own shards. Each of its messages is for a stretch of the rank's
+micro-batches, the same for all workers, and may have no batch in it; so any number of workers will do, a
+``DataLoader`` may ask them in strict turn, and a queue's cost is paid once for several batches. Stretches
+start short, so that the first batch comes soon. Batches that are too large to travel together take several
+messages, and the other workers wait.
+
+``LoaderWorkers`` is owned by the ``Loader``, and used by the thread that iterates. It knows nothing of who
+iterates: in a cycle of references, processes would outlive the last reference to their loader.
 """
 
 from __future__ import annotations
@@ -9,19 +16,134 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
-from trainpipes.runtime.iterating.worker_dataset import WorkerDataset
-from trainpipes.runtime.iterating.worker_message import WorkerMemory, WorkerMessage
+from trainpipes.left_out_batches import KEY, LeftOutBatches
+from trainpipes.runtime.iterating.worker_end import end_in_peace
+from trainpipes.runtime.iterating.worker_message import WorkerMemory, WorkerMessage, failure, pack
 from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.shards.items import items_of
+from trainpipes.runtime.shards.shard_iterator import ENDED
+from trainpipes.runtime.shards.turns import Turns
 from trainpipes.state import Position
 
-__all__ = ["LoaderWorkers"]
+__all__ = ["LoaderWorkers", "WorkerDataset", "share_out"]
+
+#: Micro-batches of each worker in a message, at most. More: a queue's cost is paid less often (1 in 8 is
+#: a few per cent already), and more batches are held.
+MOST_BATCHES = 8
+
+
+def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, int]:
+    """The worker of each shard: shards of one span stay together where there are spans enough,
+    since they share what is read.
+
+    >>> share_out([0, 1, 2, 3], num_spans=2, workers=2)
+    {0: 0, 1: 1, 2: 0, 3: 1}
+    """
+    spans = sorted({s % num_spans for s in shards})
+    if len(spans) >= workers:
+        return {s: spans.index(s % num_spans) % workers for s in shards}
+    return {s: n % workers for n, s in enumerate(shards)}
+
+
+@dataclass(eq=False)
+class WorkerDataset(IterableDataset[WorkerMessage]):
+    """One rank's pass as its workers make it.
+
+    Args:
+        stages: the pipeline's.
+        source: the listed rows.
+        ranks: rank and world size.
+        position: where the first pass starts.
+        memory: that the rank's workers share with the process that trains.
+        with_rows: whether items are sent with their rows.
+    """
+
+    stages: Sequence[Stage]
+    source: RowSource | RowStream
+    ranks: tuple[int, int]
+    position: Position
+    memory: WorkerMemory
+    with_rows: bool = False
+
+    def __iter__(self) -> Iterator[WorkerMessage]:
+        info = get_worker_info()
+        return self.messages(self.plan, 0 if info is None else info.id)
+
+    def leaves_out_as(self, position: Position) -> bool:
+        """Whether workers leave out the batches that a position's notes name."""
+        return bool(self.position.notes.get(KEY) == position.notes.get(KEY))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the worker that asks, for all its passes."""
+        plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
+        plan.adopt(self.position.notes)
+        return plan
+
+    def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
+        """What a worker sends.
+
+        Args:
+            plan: its own.
+            worker: which one.
+        """
+        number = self.memory.unpacked(worker)
+        for message in self._filled(plan, worker):
+            message.notes = plan.notes
+            self.memory.place(message, number)
+            number += 1
+            yield message
+
+    def _filled(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
+        (rank, world), memory = self.ranks, self.memory
+        epoch, position = memory.start, self.position
+        if epoch is not None:
+            position = Position(epoch, 0, position.num_shards, notes=position.notes)
+        plan = plan.resized(position.sizes)
+        left_out = LeftOutBatches.of(position)
+        num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m, left_out)
+        num_spans = plan.layouts.usual.num_spans
+        owners = share_out(range(rank, num_shards, world), num_spans, memory.workers)
+        running = {shard for shard, owner in owners.items() if owner == worker}
+        own = frozenset(running)
+        turns = Turns(world, end, num_shards, own)
+        items = items_of(plan, position, turns, own, with_rows=self.with_rows)
+        stretch = world * memory.workers
+        # Far enough that it holds back only who is out of step with the others.
+        most_ahead = (memory.ahead + 2) * MOST_BATCHES * stretch
+        m = position.m + (rank - position.m) % world
+        length = 1
+        while running and m < end:
+            stop = min(m + length * stretch, memory.due + most_ahead, end)
+            length = min(2 * length, MOST_BATCHES)
+            message = WorkerMessage(worker)
+            while running and m < stop:
+                shard = m % num_shards
+                if shard in running:
+                    try:
+                        item = items.take(m)
+                        batch = None if item is ENDED else pack(item)
+                        text = items.cursor_text(shard)
+                    except Exception:
+                        message.items.append((m, failure(worker), ""))
+                        running.clear()
+                        break
+                    if batch is None:
+                        running.discard(shard)
+                    elif not message.has_room(batch):
+                        yield message
+                        message = WorkerMessage(worker)
+                    message.items.append((m, batch, text))
+                m += world
+            yield message
 
 
 @dataclass(eq=False)
@@ -107,6 +229,7 @@ class LoaderWorkers:
 
 def _begin(own: Callable[[int], None] | None, worker: int) -> None:
     """What a worker does first."""
+    end_in_peace()
     gc.freeze()  # what it shares with its parent is not looked through for garbage, which copies it
     if own is not None:
         own(worker)

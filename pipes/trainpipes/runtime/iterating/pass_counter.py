@@ -93,7 +93,6 @@ class PassCounter:
         self.now: Any = sharedctypes.RawValue(_Numbers)
         self.now.upcoming, self.now.named = upcoming, -1
         self._lock = _lock
-        self._spawned = False
 
     def here(self) -> None:
         """The next pass to begin is one of this process."""
@@ -208,8 +207,7 @@ class PassCounter:
     def __getstate__(self) -> dict[str, Any]:
         if context.get_spawning_popen() is None:
             return {"stands": bytes(self.now)}
-        if not self._spawned:
-            self._spawned = True
+        if self._lock is _lock:
             self._lock = multiprocessing.get_context("spawn").Lock()
         return vars(self)
 

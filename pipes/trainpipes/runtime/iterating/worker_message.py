@@ -99,9 +99,8 @@ class WorkerMemory:
         self.ahead = ahead
         self._numbers: Any = sharedctypes.RawArray("q", _UNPACKED + workers)
         self._numbers[_EPOCH] = -1
-        self._each = ahead + 1
         # Pages that no message comes to are never there.
-        self._room: Any = memoryview(mmap.mmap(-1, workers * self._each * MOST_BYTES))
+        self._room: Any = memoryview(mmap.mmap(-1, workers * (self.ahead + 1) * MOST_BYTES))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_room": None}
@@ -137,9 +136,9 @@ class WorkerMemory:
             message: to be sent.
             number: of the message among those of its worker.
         """
-        worker = message.worker
-        room = self._room if number - self.unpacked(worker) < self._each else None
-        at = (worker * self._each + number % self._each) * MOST_BYTES
+        worker, each = message.worker, self.ahead + 1
+        room = self._room if number - self.unpacked(worker) < each else None
+        at = (worker * each + number % each) * MOST_BYTES
         end = at + MOST_BYTES
         for batch in message.batches:
             for n, value in enumerate(batch.values):

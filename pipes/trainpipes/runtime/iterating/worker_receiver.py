@@ -14,7 +14,6 @@ from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.worker_message import WorkerMemory, WorkerMessage
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.shards.items import Items, items_of
-from trainpipes.runtime.shards.shard_iterator import ENDED
 from trainpipes.runtime.shards.turns import Turns
 from trainpipes.state import Position
 from trainpipes.topology import Topology
@@ -52,13 +51,9 @@ class WorkerReceiver:
         #: What has arrived, by m, each with its shard's cursor after it.
         self._ready: dict[int, tuple[Any, str]] = {}
         self._cursors: dict[int, str] = {}  # by shard, after what was taken
-        self._ended = {s for s, cursor in position.cursors.items() if "ended" in cursor}
 
     def take(self, m: int) -> Any:
-        """Micro-batch ``m``, or ENDED if its shard has no more."""
-        shard = m % self._position.num_shards
-        if shard in self._ended:
-            return ENDED
+        """Micro-batch ``m``, or ENDED if its shard has no more. It is not asked for then any more."""
         try:
             if self._error is not None:
                 raise self._error
@@ -71,10 +66,8 @@ class WorkerReceiver:
             self._started = None
             self._error = error if isinstance(error, Exception) else WorkerError(_INTERRUPTED)
             raise
-        if item is ENDED:
-            self._ended.add(shard)
         if text:
-            self._cursors[shard] = text
+            self._cursors[m % self._position.num_shards] = text
         return item
 
     def _receive(self, due: int) -> None:
