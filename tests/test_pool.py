@@ -392,3 +392,19 @@ def test_a_pool_may_be_closed_while_a_thread_looks_for_a_task(pool, monkeypatch)
     assert asked.wait(60)
     pool.join()
     assert not failed
+
+
+def test_a_pool_may_be_closed_by_garbage_that_is_collected_while_a_child_forgets_its_threads(
+    monkeypatch,
+):
+    pool = Pool(1)
+    condition = threading.Condition
+
+    def collecting(lock: Any) -> threading.Condition:
+        pool.close()
+        return condition(lock)
+
+    monkeypatch.setattr(threading, "Condition", collecting)
+    pool.forget()
+    pool.close()
+    assert not pool.is_alive

@@ -48,6 +48,41 @@ def ragged_rows(count: int = 50) -> list[dict[str, Any]]:
 # What is written is what is read
 
 
+BIG = 2**53 + 1
+ROUNDED = {
+    "beside a float": [{"a": 0.5}, {"a": BIG}],
+    "before a float": [{"a": BIG}, {"a": 0.5}],
+    "in a list with a float": [{"a": [1]}, {"a": [0.5, BIG]}],
+    "in a list beside one of floats": [{"a": [0.5]}, {"a": [7, BIG, 2**60]}],
+    "unsigned beside signed": [{"a": 1}, {"a": 2**64 - 1}],
+    "in a list of both": [{"a": [1, 2**64 - 1]}],
+    "long after floats": [{"a": 0.5}] * 3000 + [{"a": 7}] * 2000 + [{"a": BIG}],
+    "least of all, after floats": [{"a": 0.5}] * 3000 + [{"a": -(2**63) + 1}] * 2000,
+}
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_an_integer_that_a_float_would_round_is_refused(kind, tmp_path):
+    with pytest.raises(
+        tp.DataError,
+        match=r"row \d+: column 'a' .*(9007199254740993|18446744073709551615|-9223372036)",
+    ):
+        tp.write_memmap(tmp_path / "x", ROUNDED[kind])
+
+
+def test_integers_beside_floats_that_hold_them_come_back(tmp_path):
+    rows = [{"a": [0.5]}, {"a": [2**53]}, {"a": []}, {"a": [-(2**62), 1]}]
+    data = tp.write_memmap(tmp_path / "x", rows)
+    assert [row["a"].tolist() for row in data] == [row["a"] for row in rows]
+    empty_first = [{"a": []}, {"a": [BIG]}]
+    data = tp.write_memmap(tmp_path / "y", empty_first)
+    assert data[1]["a"].tolist() == [BIG]
+    data = tp.write_memmap(
+        tmp_path / "z", {"a": np.array([BIG])}, dtype="float32"
+    )  # narrowed, as asked
+    assert data[0]["a"].item() == 2.0**53
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_arrays_of_every_dtype_come_back_bit_for_bit(dtype, tmp_path):
     raw = np.random.default_rng(0).integers(0, 256, 8 * 60, dtype=np.uint8)

@@ -335,6 +335,46 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
 }  # fmt: skip
 
 
+def held_out(seed: int = 0) -> tp.Pipeline:
+    return tp.from_arrow(pa.table({"x": range(1000)})).split(
+        {"train": 0.6, "rest": 0.4}, seed=seed
+    )["rest"]
+
+
+HALVES = {"a": 0.5, "b": 0.5}
+
+
+def mixed(source: tp.Pipeline) -> tp.Pipeline:
+    return tp.mix({"one": source, "two": held_out(seed=3)}, weights={"one": 1, "two": 1})
+
+
+AGAIN = {
+    "parts of a part": lambda seed: held_out().split(HALVES, seed=seed)["b"],
+    "a sample of a sample": lambda seed: held_out().sample(0.5).shuffle(9).sample(0.5, seed=seed),
+    "by one key": lambda seed: held_out().sample(0.5, key="x").sample(0.5, key=["x"], seed=seed),
+    "parts of a mix": lambda seed: mixed(held_out()).split(HALVES, seed=seed)["a"],
+    "parts of a mix of mixes": lambda seed: mixed(mixed(held_out())).split(HALVES, seed=seed)["a"],
+}
+
+
+@pytest.mark.parametrize("kind", AGAIN)
+def test_rows_that_are_chosen_are_chosen_from_again_by_another_seed_only(kind):
+    with pytest.raises(tp.ConfigError, match=r"draws the same number for a row: .* such as seed=1"):
+        AGAIN[kind](0)
+    assert AGAIN[kind](1).batch(1)
+
+
+def test_a_split_of_a_part_has_the_shares_that_it_is_given():
+    parts = held_out().split({"valid": 0.5, "test": 0.5}, seed=1)
+    valid, test = ({row["x"] for row in part} for part in parts.values())
+    assert valid | test == {row["x"] for row in held_out()}
+    assert not valid & test
+    assert abs(len(valid) - len(test)) < 100
+    by_key = held_out().split({"valid": 0.5, "test": 0.5}, key="x")
+    assert abs(len(list(by_key["valid"])) - len(list(by_key["test"]))) < 100
+    assert abs(len(list(held_out().sample(0.5))) - 200) < 50
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_what_makes_no_choice_is_refused(kind):
     make, error, said = BAD[kind]

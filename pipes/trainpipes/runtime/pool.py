@@ -267,8 +267,9 @@ class Pool:
 
     def forget(self) -> None:
         """In a child: the threads stayed behind."""
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        lock = threading.RLock()
+        # Both together: to make a condition may collect garbage, and so close this pool.
+        self._lock, self._changed = lock, threading.Condition(lock)
         self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
         self._reading_ahead = 0
         self._paused = False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 from trainpipes.order import random_key
 from trainpipes.rows.run import Run
 from trainpipes.shown import shown
@@ -47,7 +47,19 @@ class Drawn(RunStage):
             raise ConfigError(
                 f"{self} chooses single rows, and {below[0]} gives batches: use a sampler of rows"
             )
+        for other in _with_those_of_a_mix(below):
+            if isinstance(other, Drawn) and other._draw == self._draw:
+                raise ConfigError(
+                    f"{self} comes after {other}, which draws the same number for a row: it would find rows "
+                    "that are chosen already, and keep another share of them; give one of the two another "
+                    f"seed, such as seed={self.options['seed'] + 1}"
+                )
         return self
+
+    @property
+    def _draw(self) -> tuple[Any, ...]:
+        """What the number of a row follows from, besides the row."""
+        return self.name, self.options["seed"], self._key
 
     @cached_property
     def _key(self) -> list[str] | None:
@@ -82,12 +94,22 @@ class Drawn(RunStage):
         return unit(mix(hashes ^ self._salt))
 
 
+def _with_those_of_a_mix(below: Sequence[Stage]) -> Iterator[Stage]:
+    """Stages, and those of the pipelines that they mix: rows keep who they are in a mix."""
+    for stage in below:
+        yield stage
+        if isinstance(stage, MixingSource):
+            for pipeline in stage.options["sources"].values():
+                yield from _with_those_of_a_mix(pipeline.stages)
+
+
 class Sample(Drawn):
     """Keeps a fraction of the rows: always the same ones, whatever else is read beside them.
 
     The choice is made by a hash of the row's file name, relative to the folder that was given, and of its
     number in the file. So a row's choice stays the same when files are added or removed, and in any epoch,
     shard and order. A smaller fraction keeps some of the rows that a larger one keeps with the same seed.
+    So a second ``sample`` in one chain needs a seed of its own, and so does a second ``split``.
 
     In: rows. Out: those kept, in order. Cursor: none of its own. Costs about 20 ns a row, and 20 ns
     more for each key. How many rows an epoch has is then not known in advance: see ``filter``.

@@ -113,9 +113,10 @@ class ColumnWriter:
     def _cast(self, rows: Ragged, row: int) -> Array:
         """The same numbers in the column's dtype, or an error; floats may be narrowed where it was named."""
         values, dtype = rows.values, np.dtype(self._column.dtype)
-        if np.can_cast(values.dtype, dtype, "safe") or (
-            self._dtype is not None and dtype.kind == "f"
-        ):
+        narrowed = self._dtype is not None and dtype.kind == "f"
+        # NumPy calls a cast of int64 to float64 safe, which rounds integers above 2^53.
+        rounded = dtype.kind == "f" and values.dtype.kind in "iu"
+        if narrowed or (np.can_cast(values.dtype, dtype, "safe") and not rounded):
             return values.astype(dtype, copy=False)
         kept, bad = values, np.zeros(values.shape, np.bool_)
         if dtype.kind in "iu":
@@ -123,7 +124,8 @@ class ColumnWriter:
             kept = np.where(bad, 0, values)
         found: Array = kept.astype(dtype)
         # NaN stays NaN among floats.
-        bad |= (found.astype(values.dtype) != kept) & ((kept == kept) | (dtype.kind != "f"))
+        with np.errstate(invalid="ignore"):  # a float beyond int64
+            bad |= (found.astype(values.dtype) != kept) & ((kept == kept) | (dtype.kind != "f"))
         if bad.any():
             place = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
             row += int(np.searchsorted(np.cumsum(rows.lengths), place, side="right"))

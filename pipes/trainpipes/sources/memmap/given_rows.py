@@ -22,6 +22,8 @@ BLOCK_BYTES = 4 << 20
 BLOCK_ROWS = 1024
 #: NumPy's letters of the dtypes that columns can hold.
 CHARS = "?bBhHiIlLqQefd"
+#: Up to here a float64 holds every integer.
+EXACT = 2.0**53
 
 
 @dataclass(frozen=True)
@@ -179,13 +181,37 @@ def _cell(value: Any, name: str, row: int) -> tuple[Array, bool]:
             "holds lists of lists that differ in length, and one ragged dimension is what can be written: "
             "flatten it",
         ) from error  # fmt: skip
+    if isinstance(value, list) and array.dtype.kind == "f" and (abs(array) >= EXACT).any():
+        _exact(_rounded(np.array(value, object).flat), name, row)
     return _numbers(array, name, type(value).__name__, row), isinstance(value, list)
+
+
+def _rounded(values: Iterable[Any]) -> int | None:
+    """The first of some values that is an integer and that a float64 does not hold; None if there is none."""
+    whole = (int(v) for v in values if isinstance(v, int | np.integer))
+    return next((v for v in whole if int(float(v)) != v), None)
+
+
+def _exact(number: int | None, name: str, row: int) -> None:
+    """Refuse an integer that becoming a float would change."""
+    if number is not None:
+        raise bad_row(
+            row, name,
+            f"holds the integer {number} beside floats, or beside integers of another dtype, where only "
+            "float64 holds both, and would round it: convert the column's values to one dtype, such as "
+            "numpy.uint64",
+        )  # fmt: skip
 
 
 def _joined(
     name: str, cells: Sequence[tuple[Array, bool]], first_row: int, ragged: bool
 ) -> Array | Ragged:
     arrays = [array for array, _ in cells]
+    kinds = {a.dtype for a in arrays if a.size}
+    if len(kinds) > 1 and np.result_type(*kinds).kind == "f":
+        for row, array in enumerate(arrays, first_row):
+            if array.dtype.kind in "iu":
+                _exact(_rounded(array[(array >= EXACT) | (array <= -EXACT)]), name, row)
     if len({a.shape for a in arrays}) == 1 and not ragged and not any(many for _, many in cells):
         return np.stack(arrays)
     full = [a for a in arrays if a.ndim and len(a)] or arrays[:1]
