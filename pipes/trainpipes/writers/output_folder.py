@@ -112,9 +112,8 @@ class OutputFolder:
             pass  # a file system without locks
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        unreachable = kind is not None and issubclass(kind, UnreachableError)
-        if self._begun and not unreachable:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._begun and not _is_gone(error):
             with suppress(OSError, TrainpipesError):
                 if self._pending:
                     self._flush()
@@ -187,11 +186,10 @@ class OutputFolder:
         that does not answer is not asked again."""
         try:
             yield
-        except UnreachableError:
-            raise
-        except BaseException:
-            with suppress(OSError, TrainpipesError):
-                self.sweep()
+        except BaseException as error:
+            if not _is_gone(error):
+                with suppress(OSError, TrainpipesError):
+                    self.sweep()
             raise
         self.sweep()
 
@@ -329,6 +327,11 @@ class OutputFolder:
         with self.file(name) as file:
             file.write(_bytes(content, indent=1).rstrip())
         return rows
+
+
+def _is_gone(error: BaseException | None) -> bool:
+    """Whether an error says that a server did not answer, however often it was asked."""
+    return isinstance(error, UnreachableError) and (error.attempts or 0) > 1
 
 
 def _bytes(content: Any, indent: int | None = None) -> bytes:
