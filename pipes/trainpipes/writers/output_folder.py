@@ -9,7 +9,7 @@ objects cannot append, all of ``_unfinished.json`` is sent anew, so seldom that 
 time at most: files that became whole since the last time are made again after a kill. Either way the cost
 grows with the number of files, and not with its square.
 
-One process at a time writes to a folder; on this machine, a lock sees to that.
+One process at a time writes to a folder; on this machine, a lock sees to that. A store of objects has none.
 """
 
 from __future__ import annotations
@@ -335,6 +335,5 @@ def _is_gone(error: BaseException | None) -> bool:
 
 
 def _bytes(content: Any, indent: int | None = None) -> bytes:
-    """As JSON, in a line; a name that is not UTF-8 has surrogates."""
-    text = json.dumps(content, indent=indent, ensure_ascii=False)
-    return f"{text}\n".encode("utf-8", "surrogatepass")
+    """As JSON, in a line."""
+    return f"{json.dumps(content, indent=indent, ensure_ascii=False)}\n".encode()
