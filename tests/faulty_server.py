@@ -56,11 +56,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
+    do_PUT = do_POST = do_DELETE = do_HEAD
+
     def do_GET(self) -> None:
         name = self.path.strip("/")
         with self.server.lock:
             number = len(self.server.asked)
             self.server.asked.append(f"{self.command} {name}")
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.server.fault(self.command, name, number)
         if fault == "stall":
             self.server.over.wait()
@@ -86,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def forward(self, host: str, port: int) -> None:
         upstream = http.client.HTTPConnection(host, port, timeout=30)
-        upstream.request(self.command, self.path, headers=dict(self.headers))
+        upstream.request(self.command, self.path, self.body, headers=dict(self.headers))
         answer = upstream.getresponse()
         left = ("connection", "content-length", "date", "server", "transfer-encoding")
         headers = {key: value for key, value in answer.getheaders() if key.lower() not in left}

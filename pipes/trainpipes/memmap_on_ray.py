@@ -18,8 +18,8 @@ import pyarrow as pa
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.forecast.names import row_schema
 from trainpipes.sources.memmap.given_rows import Part, of_batches
+from trainpipes.writers.manifest import Written
 from trainpipes.writers.on_ray import Cluster
-from trainpipes.writers.output_folder import Written
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline

@@ -77,8 +77,9 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
     help="Memory for rows that are being worked on.",
 )  # fmt: skip
 @click.option(
-    "--temporary-folder", metavar="FOLDER", help="Where to put temporary files. [default: OUT]"
-)
+    "--temporary-folder", metavar="FOLDER",
+    help="Where to put temporary files. [default: OUT; where that is a URL, the system's]",
+)  # fmt: skip
 @click.option(
     "--threads", type=click.IntRange(1), help="Threads to use. [default: one a core, 4 at most]"
 )
@@ -116,12 +117,13 @@ def command(
     """Rewrite data files for training: as Parquet, in a random order, sorted, or without duplicates.
 
     IN are files, folders, globs or URLs of one format: Parquet, JSON lines, CSV, Arrow, text, NumPy, tar; OUT
-    is a new folder. Each row is written once. The same command goes on where it was stopped.
+    is a new folder, or its URL. Each row is written once. The same command goes on where it was stopped.
 
     \b
     Examples:
       trainpipes repack chat.jsonl packed --shuffle --seed 1
       trainpipes repack data once --drop-duplicates-by text --memory 4G
+      trainpipes repack data s3://bucket/packed --shuffle
     """
     for one, other, both in (
         ("--drop-duplicates", "--drop-duplicates-by", drop_duplicates and drop_duplicates_by),

@@ -112,8 +112,11 @@ def test_errors_name_options_as_they_are_typed(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--address", "local"], "--address is of --engine ray, got 'local' and --engine threads"),
-        (["--shared-filesystem"], "--shared-filesystem is of --engine ray, got True"),
+        (["--address", "local"], "--address is of --engine ray: give that, or leave it out"),
+        (
+            ["--shared-filesystem"],
+            "--shared-filesystem is of --engine ray: give that, or leave it out",
+        ),
         (["--engine", "ray", "--threads", "2"], "--threads is of --engine threads, got 2"),
     ],
 )

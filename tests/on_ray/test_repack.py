@@ -20,6 +20,7 @@ import ray
 
 import trainpipes as tp
 from trainpipes.prepare import repack
+from unfinished import noted
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -130,11 +131,11 @@ def test_a_driver_that_is_killed_goes_on_after_what_is_whole(
     cluster: None, given: Path, tmp_path: Path
 ) -> None:
     out, options = tmp_path / "out", {"shuffle": True, "rows_per_file": 100}
-    read, about = out / ".repack" / "read", out / "_unfinished.json"
+    read = out / ".repack" / "read"
     with free_cores(1):
         kill_when(start(given, out, options), lambda: len(list(read.glob("0*.json"))) >= 2)
         before = {path.name: path.stat().st_mtime_ns for path in read.glob("0*.json")}
-        kill_when(start(given, out, options), lambda: json.loads(about.read_text())["files"])
+        kill_when(start(given, out, options), lambda: noted(out))
     after = {path.name: path.stat().st_mtime_ns for path in read.glob("0*.json")}
     assert len(before) < len(after)
     assert before.items() <= after.items()

@@ -24,6 +24,7 @@ from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerErr
 from trainpipes.on_ray import RayCluster
 from trainpipes.prepare import tokenize
 from trainpipes.tokenizers.content import File
+from unfinished import noted
 
 FILES, ROWS = 6, 400
 
@@ -150,10 +151,10 @@ def test_a_task_whose_worker_dies_each_time_is_named_and_the_others_stay(cluster
 
 def check_whole(folder: Path) -> list[str]:
     """The files that an unfinished folder says are whole are there, whole, and nothing besides."""
-    noted = json.loads((folder / "_unfinished.json").read_text())["files"]
-    names = [entry["file"] for entry in noted]
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "_unfinished.json"])
-    for entry in noted:
+    files = noted(folder)
+    names = [entry["file"] for entry in files]
+    assert sorted(path.name for path in folder.glob("[!_]*")) == sorted(names)
+    for entry in files:
         assert pq.read_table(folder / entry["file"]).num_rows == entry["rows"]
     return names
 
@@ -251,7 +252,7 @@ def wait_for_files(out: Path, count: int, process: subprocess.Popen[str]) -> lis
     while True:
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         try:
-            names = [e["file"] for e in json.loads((out / "_unfinished.json").read_text())["files"]]
+            names = [entry["file"] for entry in noted(out)]
         except (OSError, ValueError):
             names = []
         if len(names) >= count:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 import ray
 
 import trainpipes as tp
+from unfinished import noted
 
 ROWS = 3000
 
@@ -107,8 +107,7 @@ def test_a_folder_goes_on_by_ray_and_by_one_process_alike(files: str, tmp_path: 
         with pytest.raises(RuntimeError, match="stopped at 1700"):
             failing.write_parquet(folder, files=6, engine=engines[0])
         # A file that a task put in place as the other failed may not be noted, and is made again.
-        noted = json.loads((folder / "_unfinished.json").read_text())["files"]
-        paths = [folder / entry["file"] for entry in noted]
+        paths = [folder / entry["file"] for entry in noted(folder)]
         made = {path: path.stat().st_mtime_ns for path in paths}
         stop.unlink()
         failing.write_parquet(folder, files=6, engine=engines[1])

@@ -23,7 +23,7 @@ import trainpipes as tp
 #: Rows in a file, so that there are a few of them.
 ROWS = {"filtered": 15, "packed": 20, "several rows of one": 120}
 #: Calls at which a process is killed: before each of them, and after it.
-STEPS = ("fsync", "replace", "unlink")
+STEPS = ("fsync", "replace", "unlink", "write")
 
 
 def counted() -> Any:
@@ -57,13 +57,15 @@ def in_child(work: Callable[[], None]) -> int:
 
 def dying(work: Callable[[], None], last: int) -> Callable[[], None]:
     """Work that ends by SIGKILL at the ``last``-th of the steps."""
-    passed = 0
+    passed, write = 0, os.write
 
     def die_at(step: Callable[..., Any]) -> Callable[..., Any]:
         def instead(*args: Any, **options: Any) -> Any:
             nonlocal passed
             passed += 1
             if passed == last:
+                if step is write:  # some of it gets there
+                    step(args[0], bytes(args[1])[: len(args[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             return step(*args, **options)
 

@@ -1,7 +1,7 @@
 """Files that a pipeline's rows are written to: one module a format, and what they share.
 
 ``epoch_rows`` gives the rows, ``one_file`` says which of them a file has and writes them, ``output_folder``
-keeps whole files (``output_file``) and the manifest at a place (``storage``), and ``write`` brings all
+keeps whole files (``output_file``) and the ``manifest`` at a place (``storage``), and ``write`` brings all
 together; ``inputs`` says which files they are made of. All of it runs in the thread that asks, or, by
 ``on_ray``, in tasks on a Ray cluster.
 """

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trainpipes.checks import flag
-from trainpipes.errors import ConfigError, DataChangedError, TrainpipesError
+from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.on_ray import RayCluster
 from trainpipes.progress import Progress
 from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.inputs import places_of
+from trainpipes.writers.manifest import Opened, Written
 from trainpipes.writers.one_file import (
     Format,
     Lengths,
     columns_of,
     entry_of,
-    first_missing,
     in_order,
     numbered,
     same_columns,
     write_file,
 )
 from trainpipes.writers.output_file import OutputFile
-from trainpipes.writers.output_folder import Opened, OutputFolder, Written
-from trainpipes.writers.storage import PART, Storage
+from trainpipes.writers.output_folder import OutputFolder
+from trainpipes.writers.storage import Storage
 
 __all__ = ["HERE", "Cluster", "check_cut", "check_paths", "write_on_ray"]
 
@@ -47,14 +47,16 @@ class Cluster:
     """Where files are written.
 
     Args:
-        engine: None for this process, or "ray".
+        engine: "ray", or ``here``.
         address: of the cluster; see ``RayCluster``.
         shared_filesystem: whether every node sees this machine's paths.
+        here: what the engine is called that is this process and no cluster.
     """
 
     engine: str | None = None
     address: str | None = None
     shared_filesystem: bool = False
+    here: str | None = None
 
     def checked(self, asker: str) -> Cluster:
         """This one.
@@ -63,18 +65,21 @@ class Cluster:
             ConfigError: there is no such engine, or an option is of another.
         """
         flag(self.shared_filesystem, f"{asker}(shared_filesystem)")
-        if self.engine not in (None, "ray"):
-            raise ConfigError(
-                f'{asker}(engine) is "ray", or None for this process, got {shown(self.engine)}'
+        if self.engine not in (self.here, "ray"):
+            known = (
+                '"ray", or None for this process'
+                if self.here is None
+                else f'"{self.here}" or "ray"'
             )
-        if self.engine is None and (self.address is not None or self.shared_filesystem):
+            raise ConfigError(f"{asker}(engine) is {known}, got {shown(self.engine)}")
+        if self.engine != "ray" and (self.address is not None or self.shared_filesystem):
             name = "address" if self.address is not None else "shared_filesystem"
             raise ConfigError(f'{asker}({name}) is of engine="ray": give that, or leave it out')
         return self
 
     def enter(self, stack: ExitStack, asker: str) -> RayCluster | None:
         """Connect to the cluster; None for this process."""
-        if self.checked(asker).engine is None:
+        if self.checked(asker).engine != "ray":
             return None
         cluster = RayCluster(
             self.address, asker=f"{asker}()", shared_filesystem=self.shared_filesystem
@@ -187,22 +192,18 @@ def write_on_ray(
     known, columns = numbered(opened.files), opened.columns
     count = rows.count
     tasks = [task for task in _tasks(lengths, count) if task.number not in known]
-    with Progress(f"writing {out.path.name}", count, "rows") as progress:
+    with Progress(f"writing {out.name}", count, "rows") as progress:
         progress.skip(sum(entry["rows"] for entry in known.values()))
         opener = Opener(rows, form, out.storage, secrets.token_hex(4))
         done = cluster.run(
             opener, tasks, name_of=lambda task: f"{form.name_of(task.number)}, rows {task.start:,} to "
             f"{task.stop - 1:,}", tell=progress.advance,
         )  # fmt: skip
-        try:
-            with closing(done):
-                for task, (entry, found) in done:
-                    columns = same_columns(form.asker, columns, found)
-                    known[task.number] = entry
-                    out.save(_state(rows, known, columns))
-        finally:
-            with suppress(TrainpipesError, OSError):
-                _sweep(out.storage)
+        with out.sweeping(), closing(done):
+            for task, (entry, found) in done:
+                columns = same_columns(form.asker, columns, found)
+                known[task.number] = entry
+                out.note(entry, None, rows.plan.notes, columns)
     return out.finish(in_order(known), columns or {})
 
 
@@ -212,16 +213,3 @@ def _tasks(lengths: Lengths, count: int) -> Iterator[FileTask]:
         stop = min(count, start + (lengths.of(number) or 0))
         yield FileTask(number, start, stop)
         start, number = stop, number + 1
-
-
-def _state(rows: EpochRows, known: dict[int, Any], columns: dict[str, str] | None) -> Opened:
-    """What is whole, so that one process may go on with it, too."""
-    before = sum(known[number]["rows"] for number in range(first_missing(known)))
-    return Opened(None, in_order(known), rows.cursor_at(before), rows.plan.notes, columns)
-
-
-def _sweep(storage: Storage) -> None:
-    """Remove parts of files, of processes that were killed: no task runs any more."""
-    for name in storage.names():
-        if name.startswith(PART):
-            storage.remove(name)

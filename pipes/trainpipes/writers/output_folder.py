@@ -1,129 +1,102 @@
 """A folder of whole files, and of a manifest that says what they hold; on this machine, or at a URL.
 
-A file is made apart and put in its place when it is whole (``storage``). After each one, ``_unfinished.json``
-says which there are and where the rows go on; at the end ``_manifest.json`` takes its place. So a process
-that is killed at any moment leaves whole files, and the next one goes on after them. One process at a time
-writes to a folder; on this machine, a lock sees to that.
+A file is made apart and put in its place when it is whole (``storage``), and then noted; at the end
+``_manifest.json`` appears (``manifest``). So a process that is killed at any moment leaves whole files, and
+the next one goes on after them.
+
+On this machine a note is a line at the end of a journal, flushed to the disk. At a URL, where stores of
+objects cannot append, all of ``_unfinished.json`` is sent anew, so seldom that it takes a twentieth of the
+time at most: files that became whole since the last time are made again after a kill. Either way the cost
+grows with the number of files, and not with its square.
+
+One process at a time writes to a folder; on this machine, a lock sees to that. A store of objects has none.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import re
+import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from trainpipes.checks import flag
 from trainpipes.errors import (
     ConfigError,
     DataChangedError,
     StateError,
+    TrainpipesError,
     UnreachableError,
-    UnreadableError,
 )
 from trainpipes.identity import check_identity, first_difference, said
+from trainpipes.writers.manifest import (
+    FORM,
+    JOURNAL,
+    MANIFEST,
+    UNFINISHED,
+    Opened,
+    Written,
+    check_there,
+    opened_of,
+    read_manifest,
+)
 from trainpipes.writers.output_file import OutputFile, writing
-from trainpipes.writers.storage import PART, LocalStorage, Storage, storage_at
+from trainpipes.writers.storage import PART, LocalStorage, Storage
 
-__all__ = ["MANIFEST", "PART", "UNFINISHED", "Opened", "OutputFolder", "Written", "check_bytes"]
+__all__ = ["OutputFolder"]
 
-MANIFEST, UNFINISHED = "_manifest.json", "_unfinished.json"
-#: The number of the manifest's form.
-FORM = 1
-
-
-@dataclass(frozen=True)
-class Written:
-    """The files that a pipeline was written to.
-
-    Attributes:
-        folder: where.
-        files: paths of the files, in the order of the rows.
-        rows: how many there are in all.
-    """
-
-    folder: str
-    files: tuple[str, ...]
-    rows: int
-
-    def verify(self) -> None:
-        """Compare all files with the manifest's checksums: 1 to 3 GB/s.
-
-        Raises:
-            DataChangedError: one has changed since it was written.
-        """
-        storage = self._at()
-        check_bytes(storage, _read(storage, MANIFEST)["files"])
-
-    def _at(self) -> Storage:
-        return storage_at(self.folder, "verify")
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What of a folder has been written.
-
-    Attributes:
-        written: what is in it, if it is finished.
-        files: files that are whole, as the manifest has them.
-        next: cursor of the rows after them; None at the start.
-        notes: kept beside the cursor.
-        columns: names and types of the columns; None before the first file.
-    """
-
-    written: Written | None
-    files: list[dict[str, Any]]
-    next: dict[str, Any] | None
-    notes: dict[str, Any]
-    columns: dict[str, str] | None
+#: Seconds between two notes at a URL, and how many times longer than a note takes they are at least.
+EVERY = 1.0
+PATIENCE = 20
+#: Names that writers give to files.
+OURS = re.compile(r"part-\d{5,}\.(parquet|arrow|bin|jsonl(\.\w+)?)")
 
 
 class OutputFolder:
     """A folder that one process writes to.
 
     Args:
-        path: of this machine, made if it is not there; or a URL.
+        storage: the folder; on this machine it is made if it is not there.
         asker: who writes.
         about: what is written, of JSON types: its entry "pipeline" as states have it, "options", and
             "inputs" as ``about_inputs`` has them, where there are files.
         overwrite: whether what was written there before, of whatever pipeline, is removed.
-        storage: of the folder, where the asker writes to URLs, too.
 
     Raises:
         ConfigError: the folder holds something else, another process writes to it, or it cannot be written.
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        asker: str,
-        about: dict[str, Any],
-        overwrite: bool,
-        storage: Storage | None = None,
+        self, storage: Storage, asker: str, about: dict[str, Any], overwrite: bool
     ) -> None:
-        flag(overwrite, f"{asker}(overwrite)")
-        self.storage = storage or storage_at(path, asker, urls=False)
-        self.path = Path(self.storage.root)  # where it is local
+        self.storage = storage
+        self.name = storage.root.rpartition("/")[2]
         self._asker = asker
         self._about = about
-        self._overwrite = overwrite
+        self._overwrite = flag(overwrite, f"{asker}(overwrite)")
+        self._local = isinstance(storage, LocalStorage)
         self._handle: int | None = None
         self._new: list[Path] = []  # folders that were made
-        self._nothing = False  # whether nothing is there but the note that it was begun
+        self._state = Opened()
+        self._begun = False  # whether ``_unfinished.json`` is there
+        self._journal: str | None = None
+        self._pending: list[dict[str, Any]] = []  # lines of files that are not noted yet
+        self._noted, self._wait = time.monotonic(), EVERY
 
     def __enter__(self) -> OutputFolder:
-        if not isinstance(self.storage, LocalStorage):
+        if not self._local:
             return self
-        with writing(self.path, self._asker):
-            missing = (place for place in (self.path, *self.path.parents) if not place.exists())
+        path = Path(self._root)
+        with writing(path, self._asker):
+            missing = (place for place in (path, *path.parents) if not place.exists())
             self._new = list(missing)
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(self.path, os.O_RDONLY)
+            path.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(path, os.O_RDONLY)
         try:
             import fcntl
 
@@ -139,10 +112,12 @@ class OutputFolder:
             pass  # a file system without locks
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._nothing:
-            with suppress(OSError, ConfigError):
-                if self.storage.names() == [UNFINISHED]:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._begun and not _is_gone(error):
+            with suppress(OSError, TrainpipesError):
+                if self._pending:
+                    self._flush()
+                if not self._holds_work and self.storage.names() == [UNFINISHED]:
                     self.storage.remove(UNFINISHED)
         with suppress(OSError):  # they hold something
             for folder in self._new:
@@ -162,50 +137,69 @@ class OutputFolder:
                     path=self._root,
                 )
             return self._started()
-        state = _read(self.storage, found)
-        nothing = found == UNFINISHED and not state["files"] and not state.get("notes")
-        if self._overwrite or nothing:
-            self._remove(state, names)
+        about = read_manifest(self.storage, found)
+        self._state = opened_of(self.storage, about, names)
+        if self._overwrite or (found == UNFINISHED and not self._holds_work):
+            self._remove(about, names)
             return self._started()
-        self._check_same(state)
-        sizes = self.storage.sizes()
-        for entry in state["files"]:
-            self._check_there(entry, sizes)
-        self.sweep()
-        if found == MANIFEST:
-            self._remove_unfinished()
-        files = tuple(self.storage.at(entry["file"]) for entry in state["files"])
-        written = Written(self._root, files, state["rows"]) if found == MANIFEST else None
-        return Opened(
-            written,
-            state["files"],
-            state.get("next"),
-            state.get("notes", {}),
-            state.get("columns"),
-        )
+        self._check_same(about)
+        check_there(self.storage, self._state.files)
+        opened = self._state
+        if found == UNFINISHED:
+            self.save(opened)
+            self.sweep()
+            return opened
+        for name in names:
+            if name.startswith(PART):
+                self.storage.remove(name)
+        self._remove_notes(names)
+        return replace(opened, written=self._written(opened.files, about["rows"]))
 
     @property
     def _root(self) -> str:
         return self.storage.root
 
+    @property
+    def _holds_work(self) -> bool:
+        """Whether there is something to go on with."""
+        return bool(self._state.files or self._state.notes)
+
+    def _written(self, files: Sequence[Mapping[str, Any]], rows: int) -> Written:
+        paths = tuple(self.storage.at(entry["file"]) for entry in files)
+        return Written(self._root, paths, rows, _storage=self.storage)
+
     def _started(self) -> Opened:
+        self.save(Opened())
         self.sweep()
-        self.save(Opened(None, [], None, {}, None))
-        return Opened(None, [], None, {}, None)
+        return Opened()
 
     def sweep(self) -> None:
-        """Remove the parts of files that killed processes left behind."""
+        """Remove what killed processes left behind: parts of files, and files that nobody has noted."""
+        noted = {entry["file"] for entry in self._state.files}
         for name in self.storage.names():
-            if name.startswith(PART):
+            if name.startswith(PART) or (OURS.fullmatch(name) and name not in noted):
                 self.storage.remove(name)
 
-    def _remove(self, state: dict[str, Any], names: Sequence[str]) -> None:
+    @contextmanager
+    def sweeping(self) -> Iterator[None]:
+        """Sweep once the work has ended, however that was: which makes room on a disk that is full. A server
+        that does not answer is not asked again."""
+        try:
+            yield
+        except BaseException as error:
+            if not _is_gone(error):
+                with suppress(OSError, TrainpipesError):
+                    self.sweep()
+            raise
+        self.sweep()
+
+    def _remove(self, about: dict[str, Any], names: Sequence[str]) -> None:
         """Remove all that was written: the manifest first, which says that the files are there."""
         if MANIFEST in names:
             with self.file(UNFINISHED) as file:  # what was written, and not what is to be
-                file.write(json.dumps(state).encode())
+                file.write(_bytes(about))
             self.storage.remove(MANIFEST)
-        for entry in state["files"]:
+        for entry in self._state.files:
             self.storage.remove(Path(entry["file"]).name)
 
     def _check_same(self, state: dict[str, Any]) -> None:
@@ -235,13 +229,6 @@ class OutputFolder:
                 path=self._root,
             )
 
-    def _check_there(self, entry: dict[str, Any], sizes: Mapping[str, int]) -> None:
-        path, size = self.storage.at(entry["file"]), sizes.get(entry["file"])
-        if size is None:
-            raise _changed(path, os.strerror(errno.ENOENT))
-        if size != entry["bytes"]:
-            raise _changed(path, f"it has {size:,} bytes, and {entry['bytes']:,} were written")
-
     @contextmanager
     def file(self, name: str) -> Iterator[OutputFile]:
         """A file to be written; it gets its name when it is whole, and is gone if something fails."""
@@ -254,10 +241,59 @@ class OutputFolder:
                 file.close()
             self.storage.put(made, name)
 
+    def note(
+        self,
+        entry: dict[str, Any],
+        next: tuple[int, dict[str, Any]] | None = None,
+        notes: dict[str, Any] | None = None,
+        columns: dict[str, str] | None = None,
+    ) -> None:
+        """Record that a file is whole.
+
+        Args:
+            entry: what the manifest says of it.
+            next: a row, and the cursor where it begins; None to keep what was noted before.
+            notes: kept beside the cursor; None to keep them.
+            columns: of all files; None to keep them.
+        """
+        line: dict[str, Any] = {"file": entry}
+        if next is not None:
+            line |= {"row": next[0], "next": next[1]}
+        if notes is not None and notes != self._state.notes:
+            line["notes"] = notes
+        if columns is not None and columns != self._state.columns:
+            line["columns"] = columns
+        self._state = self._state.after(line)
+        self._pending.append(line)
+        if self._local or time.monotonic() - self._noted > self._wait:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Record what was noted."""
+        began = time.monotonic()
+        if self._journal is not None and isinstance(self.storage, LocalStorage):
+            self.storage.append(self._journal, b"".join(_bytes(line) for line in self._pending))
+        else:
+            self._put(UNFINISHED, self._state)
+        self._pending = []
+        self._noted = time.monotonic()
+        self._wait = max(EVERY, PATIENCE * (self._noted - began))
+
     def save(self, state: Opened) -> None:
-        """Record what has been written so far."""
-        self._put(UNFINISHED, state)
-        self._nothing = not state.files and not state.notes
+        """Record what has been written so far, in place of all that was noted."""
+        before, self._journal = self._journal, None
+        if self._local:
+            # The notes of another one count no longer, once this has its place.
+            self._journal = f"{JOURNAL}{secrets.token_hex(4)}.jsonl"
+        try:
+            self._put(UNFINISHED, state)
+        except BaseException:
+            self._journal = before
+            raise
+        self._state = replace(state, files=[*state.files])  # to which ``note`` adds
+        self._begun, self._pending = True, []
+        if self._local:
+            self._remove_journals(self.storage.names())
 
     def finish(
         self,
@@ -267,80 +303,37 @@ class OutputFolder:
     ) -> Written:
         """Record that everything has been written, and what is to be known of it."""
         rows = self._put(MANIFEST, Opened(None, files, None, notes or {}, columns))
-        self._nothing = False
-        self._remove_unfinished()
-        return Written(self._root, tuple(self.storage.at(e["file"]) for e in files), rows)
+        self._journal, self._begun = None, False
+        self._remove_notes(self.storage.names())
+        return self._written(files, rows)
 
-    def _remove_unfinished(self) -> None:
+    def _remove_notes(self, names: Sequence[str]) -> None:
+        self._remove_journals(names)
         self.storage.remove(UNFINISHED)
+
+    def _remove_journals(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name.startswith(JOURNAL) and name != self._journal:
+                self.storage.remove(name)
 
     def _put(self, name: str, state: Opened) -> int:
         rows = sum(int(entry["rows"]) for entry in state.files)
         content: dict[str, Any] = {"trainpipes_files": FORM, "rows": rows, "columns": state.columns}
         content |= {"files": state.files, **self._about}
         if name == UNFINISHED:
-            content["next"] = state.next
+            content |= {"next": state.next, "row": state.row, "journal": self._journal}
         if name == UNFINISHED or state.notes:
             content["notes"] = state.notes
         with self.file(name) as file:
-            file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
+            file.write(_bytes(content, indent=1).rstrip())
         return rows
 
 
-def check_bytes(folder: Path | Storage, files: Sequence[Mapping[str, Any]]) -> None:
-    """Compare files with their checksums.
-
-    Args:
-        folder: that they are in.
-        files: as the manifest has them.
-
-    Raises:
-        DataChangedError: one has changed since it was written.
-    """
-    storage = LocalStorage(str(folder), "verify") if isinstance(folder, Path) else folder
-    for entry in files:
-        path, check = storage.at(entry["file"]), 0
-        with _reading(path):
-            for block in storage.read(entry["file"]):
-                check = crc32(block, check)
-        if f"{check:08x}" != entry["crc32"]:
-            raise _changed(path, "its bytes are not those that were written")
+def _is_gone(error: BaseException | None) -> bool:
+    """Whether an error says that a server did not answer, however often it was asked."""
+    return isinstance(error, UnreachableError) and (error.attempts or 0) > 1
 
 
-def _read(storage: Storage, name: str) -> dict[str, Any]:
-    path = storage.at(name)
-    try:
-        found = json.loads(b"".join(storage.read(name)))
-        good = found["trainpipes_files"] == FORM and all(
-            {"file", "rows", "bytes", "crc32"} <= entry.keys() for entry in found["files"]
-        )
-    except UnreachableError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _no_manifest(path) from error
-    if not good:
-        raise _no_manifest(path)
-    return dict(found)
-
-
-def _no_manifest(path: str) -> UnreadableError:
-    return UnreadableError(
-        f"{path} is damaged, or of a newer version: remove the folder and write it anew",
-        path=path,
-    )
-
-
-def _changed(path: str, how: str) -> DataChangedError:
-    return DataChangedError(
-        f"{path} is not as it was written: {how}; write it anew with overwrite=True", path=path
-    )
-
-
-@contextmanager
-def _reading(path: str) -> Iterator[None]:
-    try:
-        yield
-    except UnreachableError:
-        raise
-    except OSError as error:
-        raise _changed(path, str(error.strerror or error)) from error
+def _bytes(content: Any, indent: int | None = None) -> bytes:
+    """As JSON, in a line."""
+    return f"{json.dumps(content, indent=indent, ensure_ascii=False)}\n".encode()

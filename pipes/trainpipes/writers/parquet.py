@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes.checks import whole_number
+from trainpipes.writers.manifest import Written
 from trainpipes.writers.on_ray import Cluster
 from trainpipes.writers.one_file import Format
 from trainpipes.writers.output_file import OutputFile
-from trainpipes.writers.output_folder import Written
 from trainpipes.writers.write import check_codec, write
 
 if TYPE_CHECKING:

@@ -145,6 +145,28 @@ class LocalStorage:
             os.replace(made, self.at(name))
             self._sync()
 
+    def append(self, name: str, data: bytes) -> None:
+        """Write to the end of a file, made if it is not there, and flush it to the disk. If something fails,
+        the file stays as it was."""
+        with writing(Path(self.at(name)), self.asker):
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            file = os.open(self.at(name), flags, 0o666)
+            try:
+                size = os.fstat(file).st_size
+                try:
+                    rest = memoryview(data)
+                    while rest:
+                        rest = rest[os.write(file, rest) :]
+                    os.fsync(file)
+                except OSError:
+                    with suppress(OSError):
+                        os.ftruncate(file, size)
+                    raise
+            finally:
+                os.close(file)
+            if not size:
+                self._sync()
+
     def remove(self, name: str) -> None:
         with writing(Path(self.at(name)), self.asker):
             Path(self.at(name)).unlink(missing_ok=True)

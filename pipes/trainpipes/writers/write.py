@@ -14,6 +14,7 @@ from trainpipes.progress import Progress
 from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.inputs import about_inputs
+from trainpipes.writers.manifest import Opened, Written
 from trainpipes.writers.on_ray import HERE, Cluster, check_cut, check_paths, write_on_ray
 from trainpipes.writers.one_file import (
     Format,
@@ -26,8 +27,8 @@ from trainpipes.writers.one_file import (
     same_columns,
     write_file,
 )
-from trainpipes.writers.output_folder import Opened, OutputFolder, Written
-from trainpipes.writers.storage import Storage, storage_at
+from trainpipes.writers.output_folder import OutputFolder
+from trainpipes.writers.storage import storage_at
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
@@ -68,27 +69,16 @@ def write(
         about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
         about |= about_inputs(rows.plan.inputs.source)
         storage = storage_at(folder, form.asker, urls=ray is not None)
-        out = stack.enter_context(OutputFolder(folder, form.asker, about, overwrite, storage))
+        out = stack.enter_context(OutputFolder(storage, form.asker, about, overwrite))
         stack.enter_context(closing(rows))
         if ray is not None:
             check_paths(ray, rows, storage.root)
         opened = out.open()
         if opened.written is not None:
             return opened.written
-        _clear(storage, opened, form)
         if ray is not None:
             return write_on_ray(ray, rows, out, opened, form, lengths)
         return _write(rows, out, opened, form, lengths)
-
-
-def _clear(storage: Storage, opened: Opened, form: Format) -> None:
-    """Remove files that tasks have made and nobody has noted, since the program was killed."""
-    noted = {entry["file"] for entry in opened.files}
-    for name in storage.names():
-        number = name.removeprefix("part-").removesuffix(form.suffix)
-        ours = number.isdecimal() and name == form.name_of(int(number))
-        if ours and name not in noted:
-            storage.remove(name)
 
 
 def check_codec(compression: object, known: Collection[str], asker: str) -> None:
@@ -107,8 +97,10 @@ def _write(
     rows.plan.adopt(opened.notes)
     rows.open(opened.next)
     done = number = 0
-    at = sum(known[n]["rows"] for n in range(first_missing(known)))  # the row where ``rows`` stands
-    with Progress(f"writing {out.path.name}", rows.count, "rows") as progress:
+    at = opened.row  # where ``rows`` stands
+    if at is None:
+        at = sum(known[n]["rows"] for n in range(first_missing(known))) if opened.next else 0
+    with Progress(f"writing {out.name}", rows.count, "rows") as progress:
         progress.skip(sum(entry["rows"] for entry in known.values()))
         while True:
             while number in known:
@@ -125,9 +117,9 @@ def _write(
             with out.file(name) as file:
                 count = write_file(rows, form, file, group, length, done, progress.advance)
             known[number] = entry_of(name, count, file)
-            out.save(Opened(None, in_order(known), rows.cursor, rows.plan.notes, columns))
-            done, number = done + count, number + 1
-            at = done
+            at = done = done + count
+            number += 1
+            out.note(known[number - 1], (at, rows.cursor), rows.plan.notes, columns)
     if columns is None:
         raise ConfigError(
             f"{form.asker}(): the pipeline has no rows, and nothing was written: check what filters it"

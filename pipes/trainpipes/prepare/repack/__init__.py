@@ -11,6 +11,7 @@ work          what the steps share
 given         what is repacked
 workers       who does the tasks: threads, or a Ray cluster
 temporary     temporary files, on this machine or at a URL
+temporary_place  where they lie, and whether the disks have room
 input_parts   the input, part by part, to temporary files
 duplicates    which rows are there before
 sorted_keys   where rows go in the order of their values

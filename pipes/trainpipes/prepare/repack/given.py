@@ -22,6 +22,7 @@ from trainpipes.sources.files.patterns import has_magic
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import from_memmap, list_files
 from trainpipes.writers.inputs import file_lists
+from trainpipes.writers.storage import LocalStorage, Storage
 
 __all__ = ["files_of", "given_rows", "inputs_of", "kept_metadata", "refuse_inside"]
 
@@ -106,26 +107,24 @@ def inputs_of(data: Any, source: RowSource | RowStream) -> Iterator[str]:
         yield from _paths(data, "repack")
 
 
-def refuse_inside(data: Any, source: RowSource | RowStream, folder: Path, asker: str) -> None:
+def refuse_inside(data: Any, source: RowSource | RowStream, out: Storage, asker: str) -> None:
     """Raise ConfigError if the output folder is one of the input's, or within it."""
-    own = folder.resolve()
+    local = isinstance(out, LocalStorage)
+    own = _real(out.root) if local else out.root
     files = files_of(source)
-    names = [] if files is None else [name for name in files.names if _is_local(name)]
-    for name in names:
-        if own in Path(name).resolve().parents:
+    for name in files.names if files is not None else ():
+        if _is_local(name) == local and (_real(name) if local else name).startswith(f"{own}/"):
             raise ConfigError(
-                f"{asker}(): the output folder {folder} holds {name}, which is read: give a folder "
+                f"{asker}(): the output folder {out.root} holds {name}, which is read: give a folder "
                 "beside the input",
-                path=str(folder),
+                path=out.root,
             )
-    if isinstance(data, Pipeline):
-        return
-    for path in filter(_is_local, _paths(data, asker)):
-        if _takes_in(path, own):
+    for path in [] if isinstance(data, Pipeline) else _paths(data, asker):
+        if _is_local(path) == local and _takes_in(path, own):
             raise ConfigError(
-                f"{asker}(): the output folder {folder} is within {path}, so that a second run would "
+                f"{asker}(): the output folder {out.root} is within {path}, so that a second run would "
                 "read what the first has written: give a folder beside the input",
-                path=str(folder),
+                path=out.root,
             )
 
 
@@ -133,13 +132,18 @@ def _is_local(path: str) -> bool:
     return "://" not in path and "::" not in path
 
 
-def _takes_in(path: str, folder: Path) -> bool:
-    """Whether a path, a folder or a glob, stands for files in a folder, too."""
+def _real(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def _takes_in(path: str, folder: str) -> bool:
+    """Whether a path or URL, of a folder or a glob, stands for files in a folder, too."""
+    local = _is_local(path)
     if not has_magic(path):
-        given = Path(path).expanduser().resolve()
-        return given.is_dir() and (given == folder or given in folder.parents)
-    pattern = Path(path).expanduser().absolute().parts
-    parts = folder.parts
+        given = _real(path) if local else path.rstrip("/")
+        return f"{folder}/".startswith(f"{given}/") and (not local or Path(given).is_dir())
+    pattern = Path(path).expanduser().absolute().parts if local else path.split("/")
+    parts = Path(folder).parts if local else folder.split("/")
     for wanted, part in zip(pattern, parts, strict=False):
         if wanted == "**":
             return True

@@ -28,7 +28,8 @@ from trainpipes.prepare.repack.work import FILE_BYTES, Report, Work, unit_bytes
 from trainpipes.prepare.repack.workers import RayTasks, Tell, Threads, Workers
 from trainpipes.prepare.repack.writing import WriteFile, file_name, unlike
 from trainpipes.writers.epoch_rows import EpochRows
-from trainpipes.writers.output_folder import Opened, OutputFolder
+from trainpipes.writers.manifest import Opened
+from trainpipes.writers.output_folder import OutputFolder
 
 __all__ = ["ROW_BYTES", "Job"]
 
@@ -175,18 +176,14 @@ class Job:
         columns = self._opened.columns
         runs = [name for part in parts for name in part.runs or ()]
         rows_of = (None, runs, parts[0].schema) if parts else (self._input,)
-        step = WriteFile(self._work, self._out.path, starts, *rows_of)
+        step = WriteFile(self._work, self._out.storage, starts, *rows_of)
         missing = [number for number, name in enumerate(names) if name not in files]
         tell = self._tell(rows)("writing", sum(entry["rows"] for entry in files.values()))
-        try:
+        with self._out.sweeping():
             for _, entry in self._workers.each(step, missing, tell):
-                self._out.storage.put(self._out.path / entry.pop("part"), entry["file"])
                 columns = entry.pop("columns")
                 files[entry["file"]] = entry
-                there = [files[name] for name in names if name in files]
-                self._out.save(Opened(None, there, None, self._opened.notes, columns))
-        finally:
-            self._out.sweep()  # what was not put in its place: killed processes leave some
+                self._out.note(entry, columns=columns)
         there = [files[name] for name in names]
         assert columns is not None
         found = sum(int(entry["checksum"], 16) for entry in there) % 2**64

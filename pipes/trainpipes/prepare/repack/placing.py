@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,10 +40,8 @@ def sorted_parts(
     gone = np.zeros(len(parts), dtype=np.int64)  # rows of each part that are dropped
     if work.options.by is not None:
         ranges = num_ranges(int(firsts[-1]), work.unit)
-        dropped = _done(
-            work, workers, FindDropped(work, firsts, ranges), ranges,
-            tell_of("finding duplicates", 0),
-        )  # fmt: skip
+        find = FindDropped(work, firsts, ranges)
+        dropped = _done(find, workers, tell_of("finding duplicates", 0))
         gone += [part.again for part in parts]
         for edges in work.files.arrays([f"{stem}-parts.npy" for stem in dropped]):
             gone += np.diff(edges)
@@ -53,8 +51,8 @@ def sorted_parts(
         stems = [f"keys/{number:05d}" for number in range(len(parts))]
         runs = KeyRuns(work.files, stems, work.order, work.unit)
         every = [*(f"{stem}.npy" for stem in dropped), *_own(range(len(parts)), dropped)]
-        find = FindOrder(work, firsts, runs, every)
-        order = _done(work, workers, find, len(runs), tell_of("sorting", 0))
+        sort_keys = FindOrder(work, firsts, len(runs), runs, every)
+        order = _done(sort_keys, workers, tell_of("sorting", 0))
     size = sum(part.bytes for part in parts)
     sort = SortPart(
         work, firsts, firsts - np.append(0, np.cumsum(gone)), dropped, order, kept, size
@@ -71,71 +69,87 @@ def _own(parts: Sequence[int], dropped: Sequence[str]) -> list[str]:
     return [f"hashes/{number:05d}-dropped.npy" for number in parts if dropped]
 
 
-def _done(work: Work, workers: Workers, task: Any, count: int, tell: Tell) -> list[str]:
+def _done(find: Find, workers: Workers, tell: Tell) -> list[str]:
     """Do the tasks that are not done yet. Gives the names of what all have made."""
-    work.files.make(task.folder(count))
-    names = [task.stem(number, count) for number in range(count)]
-    there = work.files.names(task.folder(count))
-    missing = [(number, count) for number in range(count) if f"{names[number]}.npy" not in there]
-    for _ in workers.each(task, missing, tell):
+    files = find.work.files
+    files.make(find.folder)
+    names = [find.stem(number) for number in range(find.count)]
+    there = files.names(find.folder)
+    missing = [number for number, name in enumerate(names) if f"{name}.npy" not in there]
+    for _ in workers.each(find, missing, tell):
         pass
     return names
 
 
 @dataclass(frozen=True)
-class FindDropped:
-    """Finds rows that another part has before: of one range of hashes.
+class Find:
+    """Finds out about rows of all parts: each task about those of one range.
 
     Attributes:
         work: of which this is a step.
         firsts: the first row of each part, and the end.
-        ranges: how many there are.
+        count: how many ranges there are.
     """
 
     work: Work
     firsts: IntArray
-    ranges: int
+    count: int
+    kept: ClassVar[str]
+    title: ClassVar[str]
 
-    def __call__(self, item: tuple[int, int], tell: Tell) -> None:
-        number, count = item
-        files, stems = self.work.files, [f"hashes/{n:05d}" for n in range(len(self.firsts) - 1)]
+    def __call__(self, number: int, tell: Tell) -> None:
         tell(0)
-        found = find_dropped(files, stems, number, self.ranges)
-        _save_by_part(files, self.stem(number, count), found, found, self.firsts)
-        tell(_share(self.firsts, number, count))
+        values, rows = self.find(number)
+        _save_by_part(self.work.files, self.stem(number), values, rows, self.firsts)
+        rows_in = int(self.firsts[-1])
+        tell((number + 1) * rows_in // self.count - number * rows_in // self.count)
 
-    def folder(self, count: int) -> str:
+    def find(self, number: int) -> tuple[Any, IntArray]:
+        """What is known of some rows, and their numbers, ascending."""
+        raise NotImplementedError
+
+    @property
+    def folder(self) -> str:
         """Where what is found is kept. A run before, with another memory, may have had other ranges."""
-        return f"dropped/{count:05d}"
+        return f"{self.kept}/{self.count:05d}"
 
-    def stem(self, number: int, count: int) -> str:
+    def stem(self, number: int) -> str:
         """Name of what is found, without its end."""
-        return f"{self.folder(count)}/{number:05d}"
+        return f"{self.folder}/{number:05d}"
 
-    def named(self, item: tuple[int, int]) -> str:
+    def named(self, number: int) -> str:
         """What is made, for messages."""
-        return f"range {item[0]} of {self.ranges} of the duplicates"
+        return self.title.format(f"{number} of {self.count}")
 
 
 @dataclass(frozen=True)
-class FindOrder:
+class FindDropped(Find):
+    """Finds rows that another part has before: of one range of hashes."""
+
+    kept = "dropped"
+    title = "range {} of the duplicates"
+
+    def find(self, number: int) -> tuple[Any, IntArray]:
+        stems = [f"hashes/{n:05d}" for n in range(len(self.firsts) - 1)]
+        found = find_dropped(self.work.files, stems, number, self.count)
+        return found, found
+
+
+@dataclass(frozen=True)
+class FindOrder(Find):
     """Finds the places of rows in the order of their keys: of one stretch of keys.
 
     Attributes:
-        work: of which this is a step.
-        firsts: the first row of each part, and the end.
         runs: the keys.
         dropped: files of numbers of rows that go nowhere.
     """
 
-    work: Work
-    firsts: IntArray
     runs: KeyRuns
     dropped: Sequence[str]
+    kept = "order"
+    title = "stretch {} of the sorted keys"
 
-    def __call__(self, item: tuple[int, int], tell: Tell) -> None:
-        number, count = item
-        tell(0)
+    def find(self, number: int) -> tuple[Any, IntArray]:
         found = self.runs.rows(number)
         gone = np.zeros(len(found), dtype=np.bool_)
         for own in self.work.files.arrays(self.dropped):
@@ -144,21 +158,7 @@ class FindOrder:
         found = found[~gone]
         by_row = np.argsort(found, kind="stable")
         found = found[by_row]
-        places = np.stack([found, by_row], axis=1)
-        _save_by_part(self.work.files, self.stem(number, count), places, found, self.firsts)
-        tell(_share(self.firsts, number, count))
-
-    def folder(self, count: int) -> str:
-        """Where what is found is kept."""
-        return f"order/{count:05d}"
-
-    def stem(self, number: int, count: int) -> str:
-        """Name of what is found, without its end."""
-        return f"{self.folder(count)}/{number:05d}"
-
-    def named(self, item: tuple[int, int]) -> str:
-        """What is made, for messages."""
-        return f"stretch {item[0]} of {len(self.runs)} of the sorted keys"
+        return np.stack([found, by_row], axis=1), found
 
 
 @dataclass(frozen=True)
@@ -228,12 +228,6 @@ class SortPart:
             int(self.before[number]), int(np.count_nonzero(stays))
         )
         return found
-
-
-def _share(firsts: IntArray, number: int, count: int) -> int:
-    """The rows that one of several tasks counts as."""
-    rows = int(firsts[-1])
-    return (number + 1) * rows // count - number * rows // count
 
 
 def _save_by_part(

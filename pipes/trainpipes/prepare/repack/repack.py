@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from trainpipes.amount import amount
-from trainpipes.checks import column_names, flag, local_path, whole_number
-from trainpipes.checksum import checksum
-from trainpipes.errors import ConfigError, TrainpipesError
+from trainpipes.checks import column_names, whole_number
+from trainpipes.errors import ConfigError, TrainpipesError, UnreachableError
 from trainpipes.on_ray import RayCluster
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.given import (
@@ -29,23 +25,21 @@ from trainpipes.prepare.repack.job import ROW_BYTES, Job
 from trainpipes.prepare.repack.options import Options, about, checked
 from trainpipes.prepare.repack.row_bytes import ROW_COST
 from trainpipes.prepare.repack.temporary import TemporaryFiles
+from trainpipes.prepare.repack.temporary_place import TemporaryPlace, check_space
 from trainpipes.prepare.repack.work import Report, unit_bytes
 from trainpipes.progress import JobReport
-from trainpipes.shown import shown
 from trainpipes.writers.epoch_rows import EpochRows
 from trainpipes.writers.inputs import about_inputs
-from trainpipes.writers.output_folder import Opened, OutputFolder, Written, check_bytes
+from trainpipes.writers.manifest import Opened, Written, check_bytes
+from trainpipes.writers.on_ray import Cluster
+from trainpipes.writers.output_folder import OutputFolder
+from trainpipes.writers.storage import storage_at
 
 __all__ = ["Repacked", "repack"]
 
 ASKER = "repack"
 #: Bytes of memory that can do, and that are taken if nothing is said.
 LEAST_MEMORY, MEMORY = 16 << 20, 512 << 20
-#: What temporary files take, and files that are written, of the rows' bytes in memory: at least, since
-#: data that cannot be compressed takes twice and four times as much.
-TEMPORARY_SHARE, OUTPUT_SHARE = 0.5, 0.25
-#: The folder of temporary files, where none is given.
-TEMPORARY = ".repack"
 
 
 @dataclass(frozen=True)
@@ -111,8 +105,8 @@ def repack(
     Args:
         data: files (a path, folder, glob, URL, or a list of them) of one format, which the ends of their
             names say; or a ``Pipeline`` of rows, whose order without its ``sharding_filter`` is taken.
-        folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json". On this machine,
-            new or empty.
+        folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json". A path or any
+            fsspec URL; new or empty.
         shuffle: permute all rows. Any order is as likely as any other.
         seed: of the shuffle. The order is a function of it and of the number of rows alone.
         sort: names of columns to sort by, the first one first; equal rows stay in the order of the input.
@@ -130,12 +124,15 @@ def repack(
         memory: bytes for rows that are worked on, by each task where ``engine="ray"``; besides them stands
             what Python and its packages take, what reading the input does, and a row group of each thread.
         temporary_folder: for temporary files, about half of the rows' bytes in memory, and more where
-            there is ``sort`` or ``drop_duplicates``; a path, or any fsspec URL whose credentials the
-            environment has; if left out, in ``folder``. They are gone at the end.
+            there is ``sort`` or ``drop_duplicates``; a path, or any fsspec URL, whose credentials are those
+            of ``folder`` where it is of the same kind, and else of the environment. If left out, they are
+            in ``folder``; where that is a URL and threads do the work, in the system's folder for temporary
+            files. They are gone at the end.
         overwrite: whether to remove what was written there before, and write everything anew.
         verify: whether to read each file back once it is written; those that are there already, first.
         threads: how many; if left out, one a core, and 4 at most.
-        storage_options: for the file system of ``data``, as fsspec takes them.
+        storage_options: for the file systems of ``data`` and of ``folder``, where they are URLs, as fsspec
+            takes them. If the two need other ones, give ``data`` as a pipeline, whose files have their own.
         progress: called with what is done ("reading", "writing", ...), rows done, and rows in all, or
             None.
         engine: "threads" of this process; or "ray" for tasks of one core on a Ray cluster: first one
@@ -170,30 +167,37 @@ def repack(
     )  # fmt: skip
     if columns is not None:
         columns = column_names(columns, f"{ASKER}(columns)")
-    out_path = Path(local_path(folder, f"{ASKER}(folder)")).expanduser().absolute()
-    root = _temporary_root(out_path, temporary_folder)
-    with _cluster(engine, address, shared_filesystem, threads) as cluster:
+    where = Cluster(engine, address, shared_filesystem, "threads").checked(ASKER)
+    if engine == "ray" and threads is not None:
+        raise ConfigError(
+            f'{ASKER}(threads) is of engine="threads", got {threads} and engine="ray", where a task has one '
+            "core, and Ray decides how many run: leave it out"
+        )
+    storage = storage_at(folder, ASKER, storage_options)
+    place = TemporaryPlace(storage, temporary_folder, storage_options, engine == "ray", ASKER)
+    with ExitStack() as stack:
+        cluster = where.enter(stack, ASKER)
         pipeline = given_rows(data, columns, storage_options, ASKER)
         rows = EpochRows(pipeline, ASKER)
         source = rows.plan.inputs.source
-        refuse_inside(data, source, out_path, ASKER)
+        refuse_inside(data, source, storage, ASKER)
         if cluster is not None:
-            _check_cluster(cluster, rows, data, out_path, root)
+            _check_cluster(cluster, rows, data, storage.root, place.root)
         form = replace(options.form, metadata=kept_metadata(pipeline, source))
         options = replace(options, form=form)
         about_all = {"options": about(options), "pipeline": json.loads(rows.plan.identity)}
         about_all |= about_inputs(source)
-        with OutputFolder(out_path, ASKER, about_all, overwrite) as out:
+        with OutputFolder(storage, ASKER, about_all, overwrite) as out:
             if overwrite:
-                _remove_temporary(out_path)
+                place.clear()
             opened = out.open()
             if verify:
-                check_bytes(out_path, opened.files)
+                check_bytes(storage, opened.files)
             made = opened.notes
             kept = len(opened.files)
             if opened.written is None:
-                opened = _planned(opened, rows, options, out, root, cluster)
-                temporary = TemporaryFiles(root, ASKER)
+                temporary = place.files(opened.notes.get("temporary"))
+                opened = _planned(opened, rows, options, out, temporary, cluster)
                 if "made" not in opened.notes:
                     opened = _made(
                         opened, pipeline, rows, options, out, temporary, cluster, progress
@@ -205,8 +209,8 @@ def repack(
     given = files_of(source)
     known = given is not None and bool((given.sizes >= 0).all())
     return Repacked(
-        str(out_path),
-        tuple(str(out_path / entry["file"]) for entry in opened.files),
+        storage.root,
+        tuple(storage.at(entry["file"]) for entry in opened.files),
         sum(entry["rows"] for entry in opened.files),
         made["rows_in"],
         made["duplicates"],
@@ -215,38 +219,12 @@ def repack(
         sum(entry["bytes"] for entry in opened.files),
         time.monotonic() - began,
         kept,
+        _storage=storage,
     )
 
 
-@contextmanager
-def _cluster(
-    engine: Any, address: Any, shared_filesystem: Any, threads: int | None
-) -> Iterator[RayCluster | None]:
-    """The Ray cluster that does the tasks; None where this process does."""
-    flag(shared_filesystem, f"{ASKER}(shared_filesystem)")
-    if engine not in ("threads", "ray"):
-        raise ConfigError(f'{ASKER}(engine) is "threads" or "ray", got {shown(engine)}')
-    if engine == "threads":
-        given = {"address": address, "shared_filesystem": shared_filesystem or None}
-        for name, value in given.items():
-            if value is not None:
-                raise ConfigError(
-                    f'{ASKER}({name}) is of engine="ray", got {shown(value)} and engine="threads": leave it '
-                    'out, or give engine="ray"'
-                )
-        yield None
-        return
-    if threads is not None:
-        raise ConfigError(
-            f'{ASKER}(threads) is of engine="threads", got {threads} and engine="ray", where a task has one '
-            "core, and Ray decides how many run: leave it out"
-        )
-    with RayCluster(address, asker=f"{ASKER}()", shared_filesystem=shared_filesystem) as cluster:
-        yield cluster
-
-
 def _check_cluster(
-    cluster: RayCluster, rows: EpochRows, data: Any, out: Path, temporary: str
+    cluster: RayCluster, rows: EpochRows, data: Any, out: str, temporary: str | None
 ) -> None:
     """Raise ConfigError where tasks on a cluster could not get at the files, or at their own rows."""
     if not rows.plan.counted:
@@ -256,21 +234,10 @@ def _check_cluster(
             'files; or leave engine="ray" out'
         )
     cluster.check_path(out, f"{ASKER}(folder)")
-    cluster.check_path(temporary, f"{ASKER}(temporary_folder)")
+    if temporary is not None:
+        cluster.check_path(temporary, f"{ASKER}(temporary_folder)")
     for path in inputs_of(data, rows.plan.inputs.source):
         cluster.check_path(path, f"{ASKER}(data)")
-
-
-def _temporary_root(out: Path, given: Any) -> str:
-    """The folder of temporary files."""
-    if given is None:
-        return str(out / TEMPORARY)
-    # More than one output may have its temporary files in one folder.
-    name = f"repack-{checksum(str(out))}"
-    if isinstance(given, str) and "://" in given:
-        return f"{given.rstrip('/')}/{name}"
-    folder = Path(local_path(given, f"{ASKER}(temporary_folder)")).expanduser().absolute()
-    return str(folder / name)
 
 
 def _planned(
@@ -278,7 +245,7 @@ def _planned(
     rows: EpochRows,
     options: Options,
     out: OutputFolder,
-    root: str,
+    temporary: TemporaryFiles,
     cluster: RayCluster | None,
 ) -> Opened:
     """What was planned when the work was begun; or the plan, which is kept before anything is read."""
@@ -290,17 +257,20 @@ def _planned(
         unit = max(1, options.memory // 12)
         if cluster is not None:
             unit = unit_bytes(options.memory, 1)
-        notes = {"part_rows": max(1, int(unit // (row_bytes + ROW_COST))), "temporary": root}
+        notes = {"part_rows": max(1, int(unit // (row_bytes + ROW_COST)))}
         if cluster is not None:
             notes["whole_blocks"] = True  # a block that two tasks need would be read twice
         if count:
-            size = count * row_bytes
-            _check_space(size, options, out.path, root)
-    elif notes["temporary"] != root:
-        TemporaryFiles(notes["temporary"], ASKER).clear()
-        notes = {**notes, "temporary": root}
-    opened = Opened(None, opened.files, None, notes, opened.columns)
-    out.save(opened)
+            try:
+                check_space(count * row_bytes, options, out.storage, temporary)
+            except ConfigError:
+                temporary.clear()
+                raise
+    if notes.get("temporary") != temporary.root:
+        opened = Opened(
+            None, opened.files, None, {**notes, "temporary": temporary.root}, opened.columns
+        )
+        out.save(opened)
     return opened
 
 
@@ -315,9 +285,11 @@ def _made(
     progress: Report | None,
 ) -> Opened:
     """All files, once they are whole: temporary files are not needed any more."""
-    report = JobReport(out.path.name) if progress is None else progress
+    report = JobReport(out.name) if progress is None else progress
     try:
         made = Job(pipeline, rows, out, opened, options, temporary, report, cluster).run()
+    except UnreachableError:
+        raise
     except BaseException:
         _forget_unless_begun(temporary, out)
         raise
@@ -332,36 +304,8 @@ def _made(
 
 def _forget_unless_begun(temporary: TemporaryFiles, out: OutputFolder) -> None:
     """Let the next call have other options, where nothing has been done that it could go on with."""
-    written = any(name.startswith("part-") for name in os.listdir(out.path))
-    if not written and not temporary.names("read"):
-        temporary.clear()
-        with suppress(TrainpipesError):
-            out.save(Opened(None, [], None, {}, None))
-
-
-def _check_space(size: float, options: Options, out: Path, temporary: str) -> None:
-    """Raise ConfigError where a disk of this machine is too small, as far as can be told."""
-    needs: dict[int, tuple[Path, float]] = {}
-    wanted = [(out, OUTPUT_SHARE * size)]
-    if options.moves_rows and "://" not in temporary:
-        twice = 2 if options.sort or options.by is not None else 1
-        wanted.append((Path(temporary), twice * TEMPORARY_SHARE * size))
-    for path, need in wanted:
-        there = next(parent for parent in (path, *path.parents) if parent.exists())
-        device = os.stat(there).st_dev
-        needs[device] = there, needs.get(device, (there, 0.0))[1] + need
-    for path, need in needs.values():
-        free = shutil.disk_usage(path).free
-        if free < need:
-            raise ConfigError(
-                f"{ASKER}() needs about {amount(need)} on the disk of {path}, which has {amount(free)} free: "
-                "free space there, or give temporary_folder=... on another disk"
-            )
-
-
-def _remove_temporary(out: Path) -> None:
-    """Remove the temporary files of what is overwritten."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        notes = json.loads((out / "_unfinished.json").read_bytes())["notes"]
-        TemporaryFiles(notes["temporary"], ASKER).clear()
-    TemporaryFiles(str(out / TEMPORARY), ASKER).clear()
+    with suppress(TrainpipesError, OSError):
+        written = any(name.startswith("part-") for name in out.storage.names())
+        if not written and not temporary.names("read"):
+            temporary.clear()
+            out.save(Opened())

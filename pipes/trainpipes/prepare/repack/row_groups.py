@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,16 +122,22 @@ def write_file(file: OutputFile, tables: Iterable[pa.Table], form: Form) -> dict
     return {"rows": rows, "row_groups": groups, "columns": columns, "checksum": total % 2**64}
 
 
-def check_file(path: str, entry: dict[str, Any], asker: str) -> None:
+def check_file(file: Path, entry: dict[str, Any], path: str, asker: str) -> None:
     """Read a file back, and compare its content with what was to be written.
+
+    Args:
+        file: where it was made.
+        entry: what is in it.
+        path: where it is to be, for messages.
+        asker: for messages.
 
     Raises:
         DataChangedError: they differ.
     """
     total = rows = 0
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(BATCH_ROWS):
+        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+            for batch in opened.iter_batches(BATCH_ROWS):
                 total += checksum(row_hashes(pa.Table.from_batches([batch])))
                 rows += len(batch)
     except (OSError, pa.ArrowException) as error:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,8 +18,9 @@ from trainpipes.prepare.repack.sorted_runs import RunReader
 from trainpipes.prepare.repack.work import Work
 from trainpipes.prepare.repack.workers import Tell
 from trainpipes.values.content_hash import checksum, row_hashes
+from trainpipes.writers.manifest import check_bytes
 from trainpipes.writers.output_file import OutputFile
-from trainpipes.writers.output_folder import PART
+from trainpipes.writers.storage import Storage
 
 __all__ = ["WriteFile", "file_name", "unlike"]
 
@@ -44,7 +44,7 @@ class WriteFile:
 
     Attributes:
         work: of which this is a step.
-        folder: that files are written to.
+        storage: that files are written to.
         starts: the place of the first row of each file, and the end.
         input: that rows are read from; or
         runs: names of the runs that they are read from, and
@@ -52,17 +52,17 @@ class WriteFile:
     """
 
     work: Work
-    folder: Path
+    storage: Storage
     starts: IntArray
     input: Input | None
     runs: Sequence[str] = ()
     schema: pa.Schema | None = None
 
     def __call__(self, number: int, tell: Tell) -> dict[str, Any]:
-        """Write it under a name of its own, until it is whole.
+        """Write it, and put it in its place when it is whole.
 
         Returns:
-            What the manifest has of it, "columns", and "part": the name under which it was written.
+            What the manifest has of it, and "columns".
         """
         name, work = file_name(number), self.work
         first, stop = int(self.starts[number]), int(self.starts[number + 1])
@@ -79,29 +79,24 @@ class WriteFile:
                 del table  # before the next rows are read
                 tell(count)
 
-        # No other try of the same file, which may be under way elsewhere, has this name.
-        part = self.folder / f"{PART}{secrets.token_hex(4)}-{name}"
-        file = OutputFile(part, work.asker)
-        try:
-            with closing(tables):
+        # No other try of the same file, which may be under way elsewhere, has this token.
+        with self.storage.making(name, secrets.token_hex(4)) as part:
+            file = OutputFile(part, work.asker)
+            with closing(file), closing(tables):
                 entry = write_file(file, counted(), work.options.form)
-            if entry["rows"] != stop - first or (
-                self.input is not None and entry["checksum"] != read[0] % 2**64
-            ):
-                raise unlike(work.asker, stop - first, entry["rows"])
-            file.sync()
-            file.close()
+                if entry["rows"] != stop - first or (
+                    self.input is not None and entry["checksum"] != read[0] % 2**64
+                ):
+                    raise unlike(work.asker, stop - first, entry["rows"])
+                file.sync()
             if work.options.verify:
-                check_file(str(part), entry, work.asker)
-        except BaseException:
-            file.close()
-            with suppress(OSError):
-                part.unlink()
-            raise
+                check_file(part, entry, self.storage.at(name), work.asker)
+            self.storage.put(part, name)
+        entry |= {"file": name, "bytes": file.size, "crc32": f"{file.check:08x}"}
         entry["checksum"] = f"{entry['checksum']:016x}"
-        return {
-            "file": name, "bytes": file.size, "crc32": f"{file.check:08x}", **entry, "part": part.name,
-        }  # fmt: skip
+        if work.options.verify:
+            check_bytes(self.storage, [entry])
+        return entry
 
     def named(self, number: int) -> str:
         """What is made, for messages."""

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
-from trainpipes.errors import ConfigError, UnreachableError
 from trainpipes.prepare.tokenize.cut import files_of
 from trainpipes.prepare.tokenize.make import Made
 from trainpipes.prepare.tokenize.tasks import Task
 from trainpipes.prepare.tokenize.workers import Tell
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.writers.output_folder import Opened, OutputFolder
-from trainpipes.writers.storage import PART
+from trainpipes.writers.manifest import Opened
+from trainpipes.writers.output_folder import OutputFolder
 
 __all__ = ["Job", "Report"]
-
-#: Seconds between two notes of what is whole, and how many times longer than a note takes they are at least:
-#: what is finished after the last is made again after a kill.
-EVERY = 1.0
-PATIENCE = 20
 
 #: Is called with the job, the rows that are done, and all there are.
 Report = Callable[[str, int, int | None], None]
@@ -48,8 +41,6 @@ class Job:
         self._made = {entry["file"]: entry for entry in opened.files}
         self._total = sum(task.rows for task in tasks)
         self._done = sum(task.rows for task in tasks if task.name in self._made)
-        if opened.written is None:
-            self._clear()
 
     @property
     def missing(self) -> list[Task]:
@@ -62,40 +53,17 @@ class Job:
 
     def make(self, makes: Makes) -> None:
         """Make what is missing."""
-        saved = time.monotonic()
-        wait = EVERY
         self._tell(0)
         made = makes(self.missing, self._tell)
-        try:
-            with closing(made):
-                for task, file in made:
-                    self._made[task.name] = {
-                        "file": task.name, "rows": file.rows, "bytes": file.bytes, "crc32": file.crc32,
-                        "tokens": file.tokens, "source": self._names[self._number[task.source]],
-                    }  # fmt: skip
-                    began = time.monotonic()
-                    if began - saved > wait:
-                        self._save()
-                        saved = time.monotonic()
-                        wait = max(EVERY, PATIENCE * (saved - began))
-            self._clear()  # parts of processes that were killed, whose tasks others have done
-        except BaseException:
-            with suppress(OSError, ConfigError):
-                self._clear()  # which makes room on a disk that is full
-            with suppress(ConfigError, UnreachableError):
-                self._save()
-            raise
+        with self._out.sweeping(), closing(made):
+            for task, file in made:
+                entry = {
+                    "file": task.name, "rows": file.rows, "bytes": file.bytes, "crc32": file.crc32,
+                    "tokens": file.tokens, "source": self._names[self._number[task.source]],
+                }  # fmt: skip
+                self._made[task.name] = entry
+                self._out.note(entry)
 
     def _tell(self, rows: int) -> None:
         self._done += rows
         self._progress("tokenizing", self._done, self._total)
-
-    def _save(self) -> None:
-        self._out.save(Opened(None, self.entries, None, {}, None))
-
-    def _clear(self) -> None:
-        """Remove parts of files, and files that nobody has noted."""
-        for name in self._out.storage.names():
-            own = name.startswith(("part-", PART))
-            if own and name not in self._made:
-                self._out.storage.remove(name)

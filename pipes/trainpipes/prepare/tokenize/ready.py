@@ -21,7 +21,7 @@ from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.tokenizers.load import load
-from trainpipes.writers.output_folder import MANIFEST, UNFINISHED
+from trainpipes.writers.manifest import MANIFEST, UNFINISHED
 
 __all__ = ["tokenized_rows"]
 

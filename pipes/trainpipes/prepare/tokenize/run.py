@@ -18,7 +18,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import either
 from trainpipes.on_ray import RayCluster
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.tokenize.cut import ASKER, Parts, cut, files_of, open_plan
+from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
 from trainpipes.prepare.tokenize.formats import DTYPES, Bare, Form, Parquet, narrowest
 from trainpipes.prepare.tokenize.job import Job, Report
 from trainpipes.prepare.tokenize.make import first_rows
@@ -29,9 +29,11 @@ from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.shown import shown
 from trainpipes.writers.inputs import about_inputs
-from trainpipes.writers.output_folder import OutputFolder, Written, check_bytes
+from trainpipes.writers.manifest import Written, check_bytes
+from trainpipes.writers.on_ray import Cluster
+from trainpipes.writers.output_folder import OutputFolder
 from trainpipes.writers.parquet import CODECS
-from trainpipes.writers.storage import Storage, storage_at
+from trainpipes.writers.storage import storage_at
 from trainpipes.writers.write import check_codec
 
 __all__ = ["Tokenized", "tokenize"]
@@ -64,7 +66,6 @@ class Tokenized(Written):
     columns: dict[str, str]
     bytes: int = field(compare=False)
     _parts: Parts = field(repr=False, compare=False)
-    _storage: Storage = field(repr=False, compare=False)
     _storage_options: Mapping[str, Any] | None = field(repr=False, compare=False)
 
     @property
@@ -80,9 +81,6 @@ class Tokenized(Written):
                 f'trainpipes.from_memmap(files, dtype="{self.dtype}", length=...) cuts them into some'
             )
         return self._parts.on(self.folder, self._storage_options)
-
-    def _at(self) -> Storage:
-        return self._storage
 
 
 def tokenize(
@@ -163,17 +161,21 @@ def tokenize(
         whole_number(processes, 1, "tokenize(processes)", "how many work at once")
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"tokenize(pipeline) is a trainpipes Pipeline, got {shown(pipeline)}")
-    _check_engine(engine, processes, address, shared_filesystem)
+    where = Cluster(engine, address, shared_filesystem, "processes").checked("tokenize")
+    if engine == "ray" and processes is not None:
+        raise ConfigError(
+            f'tokenize(processes={processes}) is of engine="processes": Ray runs a task on each core of its '
+            "nodes; leave processes out"
+        )
     parts = cut(pipeline)
     form = _form(format, dtype, compression, parts)
     if format == "parquet":
         _check_training(pipeline, parts)
     storage = storage_at(folder, "tokenize", storage_options)
     with ExitStack() as stack:
-        cluster: RayCluster | None = None
-        if engine == "ray":
-            cluster = RayCluster(address, asker=ASKER, shared_filesystem=shared_filesystem)
-            stack.enter_context(cluster).check_path(storage.root, "tokenize(folder)")
+        cluster = where.enter(stack, "tokenize")
+        if cluster is not None:
+            cluster.check_path(storage.root, "tokenize(folder)")
         plan = open_plan([stage.fresh() for stage in parts.ahead])
         _apart(storage.root, plan)
         if cluster is not None:
@@ -186,9 +188,9 @@ def tokenize(
             parts.ahead, plan.inputs.source, plan.notes, form, first.schema, about["tokenized"]["ids"],
             storage, secrets.token_hex(4),
         )  # fmt: skip
-        with OutputFolder(folder, "tokenize", about, overwrite, storage) as out:
+        with OutputFolder(storage, "tokenize", about, overwrite) as out:
             opened = out.open()
-            report = JobReport(storage.root.rpartition("/")[2]) if progress is None else progress
+            report = JobReport(out.name) if progress is None else progress
             job = Job(out, tasks, opened, plan, report)
             if opened.written is None:
                 try:
@@ -217,27 +219,9 @@ def tokenize(
         {field.name: str(field.type) for field in first.schema},
         sum(entry["bytes"] for entry in entries),
         parts,
-        storage,
         storage_options,
+        _storage=storage,
     )
-
-
-def _check_engine(
-    engine: str, processes: int | None, address: str | None, shared_filesystem: bool
-) -> None:
-    """Raise unless the options are of the engine."""
-    flag(shared_filesystem, "tokenize(shared_filesystem)")
-    if engine not in ("processes", "ray"):
-        raise ConfigError(f'tokenize(engine) is "processes" or "ray", got {shown(engine)}')
-    if engine == "ray" and processes is not None:
-        raise ConfigError(
-            f'tokenize(processes={processes}) is of engine="processes": Ray runs a task on each core of its '
-            "nodes; leave processes out"
-        )
-    given = {"address": address is not None, "shared_filesystem": shared_filesystem}
-    for option in given if engine == "processes" else ():
-        if given[option]:
-            raise ConfigError(f'tokenize({option}) is of engine="ray": give that, or leave it out')
 
 
 def _check_inputs(cluster: RayCluster, plan: Plan) -> None:

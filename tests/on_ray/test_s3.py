@@ -1,0 +1,184 @@
+"""What is written on a Ray cluster to S3, a server on this machine, has the bytes that one process writes
+to a folder; and a disk that is full leaves whole files only."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+import trainpipes as tp
+from trainpipes.prepare import repack
+
+s3fs = pytest.importorskip("s3fs")
+moto = pytest.importorskip("moto.server")
+
+MODULE = sys.modules["trainpipes.prepare.repack.repack"]
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, Any]]:
+    served = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    served.start()
+    host, port = served.get_host_and_port()
+    found = {"endpoint_url": f"http://{host}:{port}", "key": "someone", "secret": "hush"}
+    s3fs.S3FileSystem(**found).mkdir("shared")
+    yield found
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("given")
+    table = pa.table(
+        {
+            "x": range(ROWS),
+            "key": [i * 37 % 100 for i in range(ROWS)],
+            "text": [f"row {n} é" + "and more " * (n % 9) for n in range(ROWS)],
+        }
+    )
+    for n in range(3):
+        part = table.slice(n * ROWS // 3, ROWS // 3)
+        pq.write_table(part, folder / f"{n}.parquet", row_group_size=130)
+    return folder
+
+
+def there(folder: str, options: dict[str, Any]) -> dict[str, bytes]:
+    """All objects below a folder of the bucket."""
+    system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    paths = system.find(f"shared/{folder}")
+    return {path.removeprefix(f"shared/{folder}/"): system.cat_file(path) for path in paths}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"shuffle": True, "seed": 3, "verify": True},
+        {"sort": ["key"], "drop_duplicates": ["text"]},
+    ],
+)
+def test_repack_writes_the_files_of_threads(
+    how: dict[str, Any],
+    given: Path,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MODULE, "LEAST_MEMORY", 1)
+    how = {"rows_per_file": 500, "memory": 300_000, **how}
+    repack(given, tmp_path / "here", **how)
+    url = f"s3://shared/packed {len(how)}"
+    done = repack(given, url, engine="ray", storage_options=options, **how)
+    # Nothing besides: temporary files lie there, too, until all is written.
+    assert there(f"packed {len(how)}", options) == contents(tmp_path / "here")
+    done.verify()
+    assert repack(given, url, engine="ray", storage_options=options, **how).kept == 6
+
+
+#: Kills its driver at a row, the first time.
+PROGRAM = """
+import json, os, sys
+import trainpipes as tp
+from trainpipes.prepare import repack
+sys.modules["trainpipes.prepare.repack.repack"].LEAST_MEMORY = 1
+given, mark, address, options = sys.argv[1:]
+driver = os.getpid()
+
+def kill(row):
+    if row["x"] == 1800 and not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(driver, 9)
+    return row
+
+rows = tp.read_parquet(given).map(kill, version=1)
+repack(rows, "s3://shared/killed", engine="ray", address=address, **json.loads(options))
+"""
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_driver_that_is_killed_goes_on_by_the_same_call(
+    given: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    how = {"shuffle": True, "rows_per_file": 500, "memory": 300_000}
+    address = ray.get_runtime_context().gcs_address
+    words = [str(given), str(tmp_path / "mark"), address]
+    words.append(json.dumps({**how, "storage_options": options}))
+    command = [sys.executable, "-c", PROGRAM, *words]
+    assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == -9
+    left = there("killed", options)
+    assert "_unfinished.json" in left
+    assert not [name for name in left if name.startswith("part-")]
+    subprocess.run(command, check=True)
+    repack(given, tmp_path / "here", shuffle=True, rows_per_file=500)
+    found, wanted = there("killed", options), contents(tmp_path / "here")
+    assert found.keys() == wanted.keys()
+    assert all(found[name] == wanted[name] for name in wanted if name != "_manifest.json")
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("method", ["write_parquet", "write_arrow", "write_json"])
+def test_writers_write_the_files_of_one_process(
+    method: str,
+    given: Path,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import fsspec
+
+    # As fsspec reads them from its own files of settings.
+    monkeypatch.setitem(fsspec.config.conf, "s3", options)
+    pipe = tp.read_parquet(str(given)).shuffle(400, seed=2)
+    getattr(pipe, method)(tmp_path / "here", files=7)
+    url = f"s3://shared/{method}"
+    done = getattr(pipe, method)(url, files=7, engine="ray")
+    assert there(method, options) == contents(tmp_path / "here")
+    assert done.files[6].startswith(f"{url}/part-00006.")
+    done.verify()
+    before = done.files
+    assert getattr(pipe, method)(f"{url}/", files=7, engine="ray").files == before
+    with pytest.raises(tp.ConfigError, match=r"wrote with files: 7, now 8"):
+        getattr(pipe, method)(url, files=8, engine="ray")
+
+
+#: No file of a process that does a task can have more than 12 kB.
+FULL = """
+import os, resource, sys
+import trainpipes as tp
+given, method, out, address = sys.argv[1:]
+driver = os.getpid()
+
+def full(row):
+    if os.getpid() != driver:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, resource.RLIM_INFINITY))
+    return row
+
+pipe = tp.read_parquet(given).map(full, version=1)
+getattr(pipe, method)(out, rows_per_file=1000, engine="ray", address=address, compression=None)
+"""
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("method", ["write_parquet", "write_json"])
+def test_a_full_disk_leaves_whole_files_only(method: str, given: Path, tmp_path: Path) -> None:
+    out, address = tmp_path / "out", ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-c", FULL, str(given), method, str(out), address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1
+    assert "cannot be written: File too large; free space there" in done.stderr.splitlines()[-1]
+    assert not out.exists()

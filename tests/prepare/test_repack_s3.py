@@ -1,0 +1,213 @@
+"""``repack`` to S3: a server on this machine, and the real s3fs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from cli.command import trainpipes
+from faulty_server import Fault, serving
+from prepare.repack_reference import contents
+from trainpipes.prepare import repack
+
+s3fs = pytest.importorskip("s3fs")
+moto = pytest.importorskip("moto.server")
+
+MODULE = sys.modules["trainpipes.prepare.repack.repack"]
+#: So little memory that there are several parts.
+MEMORY = 300_000
+ONE: dict[str, Any] = {"rows_per_file": 400, "memory": MEMORY, "threads": 2}
+CHOICES: list[dict[str, Any]] = [
+    {},
+    {"shuffle": True, "seed": 3},
+    {"sort": ["text"], "drop_duplicates": ["x"], "rows_per_file": 30},
+]
+DENIED: Fault = (
+    403,
+    {
+        "Content-Type": "application/xml",
+        "body": "<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>no</Message></Error>",
+    },
+)
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of temporary files of its own, and little memory."""
+    monkeypatch.setattr(MODULE, "LEAST_MEMORY", 1)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[tuple[str, int]]:
+    served = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    served.start()
+    host, port = served.get_host_and_port()
+    s3fs.S3FileSystem(**options_of(f"http://{host}:{port}")).mkdir("packed")
+    yield host, port
+    served.stop()
+
+
+@pytest.fixture
+def options(store: tuple[str, int]) -> dict[str, Any]:
+    return options_of(f"http://{store[0]}:{store[1]}")
+
+
+def options_of(url: str) -> dict[str, Any]:
+    return {"endpoint_url": url, "key": "someone", "secret": "hush"}
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("given")
+    table = pa.table(
+        {"x": [i * 7 % 450 for i in range(2000)], "text": [f"row {i} é" * 5 for i in range(2000)]}
+    )
+    for number in range(2):
+        pq.write_table(table.slice(1000 * number, 1000), folder / f"{number}.parquet")
+    return folder
+
+
+def there(folder: str, options: dict[str, Any]) -> dict[str, bytes]:
+    """All objects below a folder of the bucket."""
+    system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    paths = system.find(f"packed/{folder}")
+    return {path.removeprefix(f"packed/{folder}/"): system.cat_file(path) for path in paths}
+
+
+@pytest.mark.parametrize("number", range(len(CHOICES)))
+def test_objects_are_the_files_of_a_folder(
+    number: int, given: Path, options: dict[str, Any], tmp_path: Path, apart: Path
+) -> None:
+    choice = {**ONE, **CHOICES[number], "verify": True}
+    here = repack(given, tmp_path / "here", **choice)
+    url, folder = f"s3://packed/größer als {number}", f"größer als {number}"
+    done = repack(given, f"{url}/", storage_options=options, **choice)
+    assert there(folder, options) == contents(tmp_path / "here")
+    assert done.files[0] == f"{url}/part-00000.parquet"
+    assert (done.rows, done.duplicates, done.bytes_out) == (
+        here.rows,
+        here.duplicates,
+        here.bytes_out,
+    )
+    assert list(apart.iterdir()) == []
+    done.verify()
+    assert repack(given, url, storage_options=options, **choice).kept == len(done.files)
+    with pytest.raises(tp.ConfigError, match=r"wrote with .*overwrite=True"):
+        repack(given, url, storage_options=options, **{**choice, "rows_per_file": 500})
+    system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    system.pipe_file(f"packed/{folder}/part-00001.parquet", b"another")
+    with pytest.raises(tp.DataChangedError, match=r"part-00001.parquet is not as it was written"):
+        repack(given, url, storage_options=options, **choice)
+    repack(given, url, storage_options=options, overwrite=True, **choice)
+    assert there(folder, options) == contents(tmp_path / "here")
+
+
+PROGRAM = """
+import json, sys
+from trainpipes.prepare import repack
+sys.modules["trainpipes.prepare.repack.repack"].LEAST_MEMORY = 1
+from trainpipes.writers import output_folder
+output_folder.EVERY = output_folder.PATIENCE = 0
+print(repack(sys.argv[1], "s3://packed/killed", **json.loads(sys.argv[2])).kept)
+"""
+
+
+def test_killed_at_any_time_it_goes_on_to_the_same_objects(
+    given: Path, options: dict[str, Any], tmp_path: Path, apart: Path
+) -> None:
+    choice = {**ONE, "shuffle": True, "rows_per_file": 50, "threads": 1}
+    repack(given, tmp_path / "here", **choice)
+    whole = contents(tmp_path / "here")
+    words = json.dumps({**choice, "storage_options": options})
+    command = [sys.executable, "-c", PROGRAM, str(given), words]
+    system = s3fs.S3FileSystem(**options, use_listings_cache=False)
+    for parts in (0, 9):
+        running = subprocess.Popen(command)
+        while sum("/part-" in path for path in system.find("packed/killed")) <= parts:
+            assert running.poll() is None
+            time.sleep(0.02)
+        running.send_signal(signal.SIGKILL)
+        assert running.wait() == -signal.SIGKILL
+        found = there("killed", options)
+        assert all(whole[name] == found[name] for name in found if name[0] == "p")
+        assert "_manifest.json" not in found
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    assert int(done.stdout) >= 9
+    assert there("killed", options) == whole
+    assert list(apart.iterdir()) == []
+
+
+@pytest.mark.parametrize("denied", ["part-00002", "_unfinished", "_manifest"])
+def test_a_server_that_refuses_a_write_is_told_with_the_name(
+    denied: str,
+    given: Path,
+    store: tuple[str, int],
+    options: dict[str, Any],
+    tmp_path: Path,
+    apart: Path,
+) -> None:
+    url = f"s3://packed/refused/{len(denied)}"
+    with serving(tmp_path) as server:
+        server.upstream = store
+        server.fault = lambda command, name, _: (
+            DENIED if command == "PUT" and denied in name else None
+        )
+        with pytest.raises(
+            tp.TrainpipesError, match=rf"{denied}\S* cannot be written: PermissionError"
+        ):
+            repack(given, url, storage_options=options_of(server.url), **ONE, shuffle=True)
+    repack(given, tmp_path / "here", **ONE, shuffle=True)
+    whole = contents(tmp_path / "here")
+    left = there(f"refused/{len(denied)}", options)
+    assert all(whole[name] == left[name] for name in left if name[0] == "p")
+    assert "_manifest.json" not in left
+    done = repack(given, url, storage_options=options, **ONE, shuffle=True)
+    assert done.kept == sum(name[0] == "p" for name in left)
+    assert there(f"refused/{len(denied)}", options) == whole
+    assert list(apart.iterdir()) == []
+
+
+def test_urls_that_cannot_be_the_output_are_refused(given: Path, options: dict[str, Any]) -> None:
+    def refused(data: Any, url: str, said: str) -> None:
+        with pytest.raises(tp.ConfigError, match=said):
+            repack(data, url, storage_options=options, **ONE)
+
+    refused(given, "s3://nowhere/packed", r"s3://nowhere/packed/_unfinished.json cannot be written")
+    refused(given, "memory://packed", "in the memory of one process")
+    refused(given, "simplecache::s3://packed/x", "leave out what")
+    system = s3fs.S3FileSystem(**options)
+    system.put_file(str(given / "0.parquet"), "packed/input/0.parquet")
+    url = "s3://packed/input"
+    for data in (url, f"{url}/", f"{url}/**/*.parquet"):
+        refused(data, f"{url}/packed", "so that a second run would read what the first")
+    refused(f"{url}/0.parquet", url, r"holds s3://packed/input/0.parquet, which is read")
+    refused(given, url, "files that no writer has written")
+    done = repack(f"{url}/*.parquet", "s3://packed/inputs", storage_options=options, **ONE)
+    assert done.rows == 1000
+
+
+def test_the_command_writes_to_a_url(given: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    more = ("--shuffle", "--rows-per-file", "400", "--storage-options", json.dumps(options))
+    done = trainpipes("repack", given, "s3://packed/command", *more, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["files"][4] == "s3://packed/command/part-00004.parquet"
+    repack(given, tmp_path / "here", shuffle=True, rows_per_file=400)
+    assert there("command", options) == contents(tmp_path / "here")

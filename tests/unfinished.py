@@ -1,0 +1,16 @@
+"""What a folder of files that is not finished says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def noted(folder: Path) -> list[dict[str, Any]]:
+    """What is noted of each file that is whole."""
+    state = json.loads((folder / "_unfinished.json").read_text())
+    journal = folder / str(state.get("journal"))
+    text = journal.read_text() if journal.is_file() else ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [*state["files"], *(json.loads(line)["file"] for line in lines)]
