@@ -28,7 +28,17 @@ from typing import Any, TypeVar
 
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
 from trainpipes.extra import need
-from trainpipes.on_ray.messages import Failed, Finished, Job, Rows, Tell, Work, do_task
+from trainpipes.on_ray.messages import (
+    Failed,
+    Finished,
+    Job,
+    Rows,
+    StopFlag,
+    Tell,
+    Work,
+    do_task,
+    flag_of,
+)
 from trainpipes.shown import shown
 
 __all__ = ["RayCluster"]
@@ -50,7 +60,8 @@ TICK = 0.5
 CALLS = 500
 #: Seconds that the machine of an address has to take a connection.
 KNOCK = 10.0
-#: Seconds that a task which is cancelled is waited for before its process is killed.
+#: Seconds that tasks which are asked to end are waited for before they are cancelled, and then before their
+#: processes are killed.
 PATIENCE = 5.0
 
 
@@ -180,7 +191,7 @@ class RayCluster:
         options: Mapping[str, Any] | None = None,
     ) -> Generator[tuple[T, Any], None, None]:
         """Run tasks; gives each with its result as they end, in whatever order. Closed early, by Ctrl-C or an
-        error, it cancels the others and waits for their end.
+        error, it ends the others and waits for that.
 
         Args:
             open_work: called once in each worker process; gives the function that does a task, which is
@@ -229,7 +240,7 @@ class RayCluster:
                         counts.end(number, done.rows)
                     yield task, done.result
         finally:
-            _cancel([*running])
+            _end(job, [*running])
             if counts is not None:
                 counts.close()
 
@@ -338,17 +349,32 @@ class _Counts:
             self._tell(rows - before)
 
 
-def _cancel(references: list[Any]) -> None:
-    """End tasks, and wait until they have ended."""
+def _end(job: Job, references: list[Any]) -> None:
+    """End the tasks of a job, and wait until they have ended.
+
+    They are asked to, and only those that go on are cancelled: Ray may abort this process where a task is
+    cancelled at the moment that it ends (2.60: "Tried to complete task that was not pending").
+    """
     import ray
 
+    if not references or not ray.is_initialized():
+        return
+    flag = None
+    with suppress(Exception):
+        flag = ray.remote(num_cpus=0)(StopFlag).options(name=flag_of(job)).remote()
+    _, references = ray.wait(
+        references, num_returns=len(references), timeout=job.every + PATIENCE if flag else 0
+    )
     for force in (False, True):
-        if not references or not ray.is_initialized():
-            return
+        if not references:
+            break
         for reference in references:
             with suppress(Exception):
                 ray.cancel(reference, force=force)
         _, references = ray.wait(references, num_returns=len(references), timeout=PATIENCE)
+    if flag is not None:
+        with suppress(Exception):
+            ray.kill(flag)
 
 
 def _known_as() -> list[str]:
