@@ -120,7 +120,7 @@ class RayCluster:
         env: dict[str, Any] = {}
         # A job that was submitted with modules of its own may give no others.
         if '"py_modules"' not in os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""):
-            env["py_modules"] = [import_module(name) for name in SHIPPED if find_spec(name)]
+            env["py_modules"] = [_folder_of(name) for name in SHIPPED if find_spec(name)]
         options: dict[str, Any] = {"log_to_driver": False, "runtime_env": env}
         if given is None or "://" not in given:
             options |= {"include_dashboard": False, "configure_logging": False}
@@ -375,6 +375,11 @@ def _end(job: Job, references: list[Any]) -> None:
     if flag is not None:
         with suppress(Exception):
             ray.kill(flag)
+
+
+def _folder_of(package: str) -> str:
+    """Where a package lies. (Ray takes modules, too, but not through Ray Client.)"""
+    return os.path.dirname(str(import_module(package).__file__))
 
 
 def _known_as() -> list[str]:
