@@ -116,7 +116,7 @@ def do_task(number: int, task: Any, job: Job) -> Finished | Failed:
         return Finished(_opened(job)(task, meter.tell), meter.rows)
     except _Stopped:
         return Failed(WorkerError(f"{job.asker}: the task was asked to end"))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # by sys.exit() Ray would run it again
         return Failed(_portable(error, job.asker))
 
 
@@ -192,7 +192,12 @@ def _use_threads(threads: int) -> None:
 def _portable(error: BaseException, asker: str) -> BaseException:
     """An error that reaches the driver."""
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return WorkerError(f"{asker}: {type(error).__qualname__}: {error}")
-    return error
+        if isinstance(pickle.loads(pickle.dumps(error)), Exception):
+            return error
+    except Exception:  # whatever its own methods raise
+        pass
+    try:
+        said = str(error)
+    except Exception as of_it:
+        said = f"(its text cannot be had: {type(of_it).__qualname__})"
+    return WorkerError(f"{asker}: {type(error).__qualname__}: {said}")
