@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import ray
 
 from trainpipes.errors import (
     ConfigError,
@@ -112,6 +113,42 @@ def test_an_error_that_does_not_pickle_is_told_by_its_words(cluster):
         run(lambda: work, [1])
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+    def __reduce__(self):
+        raise RuntimeError("no pickle")
+
+
+class Needy(Exception):
+    """It pickles, and cannot be made again."""
+
+    def __init__(self, *, row):
+        super().__init__(f"row {row}")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Mute(), r"Mute: \(its text cannot be had: RuntimeError\)"),
+        (Needy(row=7), "Needy: row 7"),
+        (SystemExit("enough"), "SystemExit: enough"),
+    ],
+    ids=["mute", "needy", "exit"],
+)
+def test_whatever_a_function_raises_is_told_once(cluster, tmp_path, error, said):
+    kind, arguments = type(error), error.args
+
+    def work(task, tell):
+        note(tmp_path, "ran")
+        raise kind(row=7) if kind is Needy else kind(*arguments)
+
+    with pytest.raises(WorkerError, match=rf"test\(\): {said}"):
+        run(lambda: work, [1])
+    assert noted(tmp_path, "ran") == 1
+
+
 @dataclass
 class Dies:
     """Work whose process is killed so many times."""
@@ -179,20 +216,27 @@ def test_rows_of_a_task_that_begins_again_count_once(cluster, tmp_path):
 @dataclass
 class Ticks:
     folder: Path
+    tells: bool
 
     def __call__(self):
         def work(task, tell):
             for _ in range(300):
                 note(self.folder, "tick")
                 time.sleep(0.1)
+                if self.tells:
+                    tell(1)
 
         return work
 
 
-def test_ctrl_c_ends_the_tasks_that_run(cluster, tmp_path):
+@pytest.mark.parametrize("tells", [True, False])
+def test_ctrl_c_ends_the_tasks_that_run(cluster, tmp_path, monkeypatch, tells):
+    cancelled, cancel = [], ray.cancel
+    monkeypatch.setattr("trainpipes.on_ray.running.PATIENCE", 100 if tells else 1)
+    monkeypatch.setattr("ray.cancel", lambda *a, **k: (cancelled.append(a), cancel(*a, **k)))
     run(lambda: lambda task, tell: task, range(4))  # worker processes are there
     with RayCluster(asker="test()") as ray_cluster:
-        done = ray_cluster.run(Ticks(tmp_path), range(4), name_of=name_of)
+        done = ray_cluster.run(Ticks(tmp_path, tells), range(12), name_of=name_of)
         threading.Timer(2, _thread.interrupt_main).start()
         with pytest.raises(KeyboardInterrupt):
             next(done)
@@ -200,12 +244,31 @@ def test_ctrl_c_ends_the_tasks_that_run(cluster, tmp_path):
     assert ticks
     time.sleep(0.5)
     assert noted(tmp_path, "tick") == ticks
+    # Ray aborts the driver, at times, that cancels a task which is just ending.
+    assert bool(cancelled) is not tells
 
 
 def test_what_does_not_pickle_is_refused(cluster):
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"the pipeline must pickle .*_thread.lock"):
         run(lambda: lock, [1])
+
+
+def test_an_object_store_that_is_full_is_told(cluster, monkeypatch):
+    def put(_):
+        raise ray.exceptions.ObjectStoreFullError("it has 1 GB, and\nall are taken")
+
+    monkeypatch.setattr("ray.put", put)
+    with pytest.raises(
+        WorkerError, match=r"the object store .* does not take the pipeline \(.*1 GB"
+    ):
+        run(lambda: None, [1])
+
+
+@pytest.mark.slow
+def test_an_object_store_that_is_nearly_full_will_do():
+    done = python(NEARLY_FULL)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_module_that_nodes_lack_is_named(cluster, tmp_path, monkeypatch):
@@ -302,6 +365,26 @@ nodes.shutdown()
 )
 
 
+NEARLY_FULL = """
+import numpy as np
+import ray
+from trainpipes.on_ray import RayCluster
+
+ray.init(
+    "local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
+)
+held = [ray.put(np.zeros(9 << 20, np.uint8)) for _ in range(8)]
+rows = np.arange(4 << 20)
+
+def open_work():
+    return lambda task, tell: int(rows[task])
+
+with RayCluster(asker="test()") as cluster:
+    done = list(cluster.run(lambda: open_work(), range(8), name_of=str))
+assert sorted(done) == [(n, n) for n in range(8)], done
+"""
+
+
 def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", program],
@@ -332,3 +415,22 @@ def test_an_address_where_nobody_answers_is_told_at_once(address, monkeypatch):
         RayCluster(address, asker="test()"),
     ):
         pass
+
+
+def test_a_cluster_with_another_python_is_told_in_one_line(monkeypatch):
+    def init(*_, **__):
+        raise RuntimeError(
+            "Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.12.1\n"
+            "This process was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"
+        )
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    with (
+        pytest.raises(
+            UnreachableError, match=r"Ray: 2\.60\.0 Python: 3\.12\.1 This process"
+        ) as caught,
+        RayCluster(asker="test()"),
+    ):
+        pass
+    assert "\n" not in str(caught.value)

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,78 +140,6 @@ def test_a_file_that_cannot_be_read_fails_once_with_its_name(files: str, tmp_pat
     assert not list(out.glob(".part-of-*"))  # of it, too
     for part in out.glob("part-*"):
         pq.read_table(part)
-
-
-class Kills:
-    """Does what ``late`` does, and kills its process once on the way."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        if row["x"] == 1500 and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return late(row)
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_worker_that_is_killed_changes_nothing(files: str, tmp_path: Path):
-    rows = tp.read_parquet(files)
-    rows.map(late).write_parquet(tmp_path / "here", files=6)
-    mark = tmp_path / "killed"
-    rows.map(Kills(mark), version=1).write_parquet(tmp_path / "there", files=6, engine="ray")
-    assert mark.exists()
-    here, there = hashes(tmp_path / "here"), hashes(tmp_path / "there")
-    assert {k: v for k, v in here.items() if k[0] == "p"} == {
-        k: v for k, v in there.items() if k[0] == "p"
-    }
-    assert here.keys() == there.keys()
-
-
-PROGRAM = """
-import sys, time
-import ray
-import trainpipes as tp
-
-def slow(row):
-    time.sleep(0.001)
-    return {"y": 2 * row["x"]}
-
-if __name__ == "__main__":
-    files, folder, workers = sys.argv[1:4]
-    pipe = tp.read_parquet(files).map(slow).shuffle(400, seed=2)
-    if workers == "0":
-        pipe.write_parquet(folder, files=8)
-    else:
-        ray.init("local", num_cpus=int(workers), include_dashboard=False, log_to_driver=False)
-        pipe.write_parquet(folder, files=8, engine="ray")
-"""
-
-
-def start(tmp_path: Path, *arguments: object) -> subprocess.Popen[bytes]:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    return subprocess.Popen(
-        [sys.executable, str(program), *map(str, arguments)], env=dict(os.environ)
-    )
-
-
-@pytest.mark.slow  # it starts two clusters
-def test_a_driver_that_is_killed_goes_on_with_any_number_of_workers(files: str, tmp_path: Path):
-    assert start(tmp_path, files, tmp_path / "here", 0).wait(120) == 0
-    out = tmp_path / "there"
-    first = start(tmp_path, files, out, 1)
-    while not list(out.glob("part-*")):
-        assert first.poll() is None
-        time.sleep(0.05)
-    first.kill()
-    first.wait()
-    made = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
-    assert made
-    assert not (out / "_manifest.json").exists()
-    assert start(tmp_path, files, out, 2).wait(200) == 0
-    assert hashes(out) == hashes(tmp_path / "here")
 
 
 @pytest.mark.usefixtures("cluster")

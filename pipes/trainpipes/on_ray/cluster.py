@@ -18,17 +18,17 @@ import signal
 import socket
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
 from trainpipes.extra import need
-from trainpipes.on_ray.messages import Failed, Finished, Job, Rows, Tell, Work, do_task
+from trainpipes.on_ray.messages import Failed, Finished, Job, Tell, Work, do_task
+from trainpipes.on_ray.running import TICK, MostInFlight, RowCounts, end_tasks
 from trainpipes.shown import shown
 
 __all__ = ["RayCluster"]
@@ -37,21 +37,12 @@ T = TypeVar("T")
 
 #: Packages that the driver ships to the nodes.
 SHIPPED = ("trainpipes", "trainpipes_recipes")
-#: Tasks in flight for each that the cluster has room for: more than one, so that a worker need not wait for
-#: the driver, and an autoscaler sees that more nodes are wanted.
-IN_FLIGHT = 2
-#: Tasks in flight at least: a cluster may have no nodes for work before there is some.
-LEAST_IN_FLIGHT = 8
 #: How often Ray runs a task again whose process or node has died.
 RETRIES = 3
-#: Seconds between two looks at how far the tasks are.
-TICK = 0.5
 #: Calls a second that the actor which counts rows gets from all tasks together, about.
 CALLS = 500
 #: Seconds that the machine of an address has to take a connection.
 KNOCK = 10.0
-#: Seconds that a task which is cancelled is waited for before its process is killed.
-PATIENCE = 5.0
 
 
 class RayCluster:
@@ -109,7 +100,7 @@ class RayCluster:
         env: dict[str, Any] = {}
         # A job that was submitted with modules of its own may give no others.
         if '"py_modules"' not in os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""):
-            env["py_modules"] = [import_module(name) for name in SHIPPED if find_spec(name)]
+            env["py_modules"] = [_folder_of(name) for name in SHIPPED if find_spec(name)]
         options: dict[str, Any] = {"log_to_driver": False, "runtime_env": env}
         if given is None or "://" not in given:
             options |= {"include_dashboard": False, "configure_logging": False}
@@ -120,10 +111,11 @@ class RayCluster:
                 warnings.simplefilter("ignore")  # Ray's, of its own future
                 ray.init(self._address, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            said = " ".join(str(error).split())
             raise UnreachableError(
-                f"{self._asker}: no Ray cluster can be used at "
-                f"{given or 'this machine'} ({_first_line(error)}); give the address of one that runs, which "
-                "`ray start --head` prints, or leave address and RAY_ADDRESS out to use this machine alone"
+                f"{self._asker}: no Ray cluster can be used at {given or 'this machine'} ({said}); give the "
+                "address of one that runs, which `ray start --head` prints, or leave address and "
+                "RAY_ADDRESS out to use this machine alone"
             ) from error
 
     @property
@@ -180,7 +172,7 @@ class RayCluster:
         options: Mapping[str, Any] | None = None,
     ) -> Generator[tuple[T, Any], None, None]:
         """Run tasks; gives each with its result as they end, in whatever order. Closed early, by Ctrl-C or an
-        error, it cancels the others and waits for their end.
+        error, it ends the others and waits for that.
 
         Args:
             open_work: called once in each worker process; gives the function that does a task, which is
@@ -193,7 +185,8 @@ class RayCluster:
 
         Raises:
             Exception: what a task has raised: as it was, and once.
-            WorkerError: the process of a task has died, time and again; says which task.
+            WorkerError: the process of a task has died, time and again; says which task. Or the object store
+                is full.
             ConfigError: what is sent does not pickle.
         """
         import ray
@@ -205,8 +198,8 @@ class RayCluster:
             here = ray.get_runtime_context().get_node_id()
             given["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
         run = ray.remote(**given, retry_exceptions=False)(do_task)
-        most = _InFlight(self, float(given["num_cpus"] or 1))
-        counts = None if tell is None else _Counts(tell)
+        most = MostInFlight(lambda: self.cpus, float(given["num_cpus"] or 1))
+        counts = None if tell is None else RowCounts(tell)
         job = Job(
             secrets.token_hex(8), [self._put(open_work)], counts and counts.actor,
             max(1.0, most() / CALLS), max(1, int(given["num_cpus"])), self._asker,
@@ -229,15 +222,22 @@ class RayCluster:
                         counts.end(number, done.rows)
                     yield task, done.result
         finally:
-            _cancel([*running])
+            end_tasks(job, [*running])
             if counts is not None:
                 counts.close()
 
     def _put(self, open_work: Callable[[], Work]) -> Any:
         import ray
+        from ray.exceptions import RayError
 
         try:
             return ray.put(open_work)
+        except RayError as error:
+            raise WorkerError(
+                f"{self._asker}: the object store of the Ray cluster does not take the pipeline "
+                f"({_first_line(error)}): let other programs on the cluster end, or start it with a larger "
+                "--object-store-memory; rows in memory are better read from files by the tasks"
+            ) from error
         except Exception as error:  # of whatever the pipeline holds
             raise ConfigError(
                 f"{self._asker}: the pipeline must pickle to reach the nodes of the Ray cluster, and does "
@@ -276,79 +276,9 @@ class RayCluster:
         return done
 
 
-class _InFlight:
-    """How many tasks may be in flight; asks the cluster now and then, which may grow."""
-
-    def __init__(self, cluster: RayCluster, cpus: float) -> None:
-        self._cluster, self._each = cluster, cpus
-        self._most, self._next = 0, 0.0
-
-    def __call__(self) -> int:
-        now = time.monotonic()
-        if now >= self._next:
-            room = int(self._cluster.cpus / self._each)
-            self._most = max(LEAST_IN_FLIGHT, IN_FLIGHT * room)
-            self._next = now + 10 * TICK
-        return self._most
-
-
-class _Counts:
-    """Rows that running tasks have done, as the actor knows them, and those of tasks that have ended."""
-
-    def __init__(self, tell: Tell) -> None:
-        import ray
-
-        self._tell = tell
-        self.actor = ray.remote(num_cpus=0)(Rows).remote()
-        self._told: dict[int, int] = {}  # of tasks that run
-        self._ended: set[int] = set()
-        self._asked: Any = None
-
-    def look(self) -> None:
-        """Tell what has come since, without waiting."""
-        import ray
-
-        with suppress(ray.exceptions.RayError):  # the actor's node is gone: rows count as tasks end
-            if self._asked is None:
-                self._asked = self.actor.get.remote(list(self._ended))
-            elif ray.wait([self._asked], timeout=0)[0]:
-                asked, self._asked = self._asked, None
-                found = ray.get(asked)
-                for number in found.keys() - self._ended:
-                    self._set(number, found[number])
-
-    def close(self) -> None:
-        """End the actor, whose process else stays as long as a worker keeps the job."""
-        import ray
-
-        if ray.is_initialized():
-            with suppress(Exception):
-                ray.kill(self.actor)
-
-    def end(self, number: int, rows: int) -> None:
-        """A task has ended."""
-        self._set(number, rows)
-        del self._told[number]
-        self._ended.add(number)
-
-    def _set(self, number: int, rows: int) -> None:
-        before = self._told.get(number, 0)
-        self._told[number] = rows
-        if rows != before:
-            self._tell(rows - before)
-
-
-def _cancel(references: list[Any]) -> None:
-    """End tasks, and wait until they have ended."""
-    import ray
-
-    for force in (False, True):
-        if not references or not ray.is_initialized():
-            return
-        for reference in references:
-            with suppress(Exception):
-                ray.cancel(reference, force=force)
-        _, references = ray.wait(references, num_returns=len(references), timeout=PATIENCE)
+def _folder_of(package: str) -> str:
+    """Where a package lies. (Ray takes modules, too, but not through Ray Client.)"""
+    return os.path.dirname(str(import_module(package).__file__))
 
 
 def _known_as() -> list[str]:

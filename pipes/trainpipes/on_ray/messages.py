@@ -3,7 +3,8 @@
 What all tasks of a job share (plan, options, tokenizer) lies in the object store once. A worker process opens
 it for its first task and keeps it for the following ones. An error of ours or the user's is the task's
 *result*, not an exception: Ray would log it, wrap it, and might run the task again. How many rows a task has
-done goes to one small actor, at most once in some seconds, and the driver asks that actor.
+done goes to one small actor, at most once in some seconds, and the driver asks that actor. As often the task
+looks whether the driver has asked all tasks to end, which an actor with the job's name says.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, TypeAlias
 from trainpipes.errors import ConfigError, WorkerError
 from trainpipes.version import __version__
 
-__all__ = ["Failed", "Finished", "Job", "Rows", "Tell", "Work", "do_task"]
+__all__ = ["Failed", "Finished", "Job", "Rows", "StopFlag", "Tell", "Work", "do_task", "flag_of"]
 
 #: Is called with rows done since the last call.
 Tell: TypeAlias = Callable[[int], None]
@@ -39,7 +40,7 @@ class Job:
         shared: a list of one Ray reference, to the function that opens the work. In a list Ray leaves it as
             it is.
         rows: the actor that counts rows; None where nobody asks.
-        every: seconds between two calls of it by a task.
+        every: seconds between two calls of it by a task, and between two looks whether it is to end.
         threads: that a task may use.
         asker: for messages.
         version: of trainpipes in the driver.
@@ -94,17 +95,33 @@ class Rows:
         return self._done
 
 
+class StopFlag:
+    """That it is there asks the tasks of a job to end. An actor of Ray; needs no CPU."""
+
+
+class _Stopped(BaseException):
+    """Raised in a task that is asked to end."""
+
+
+def flag_of(job: Job) -> str:
+    """The name of a job's ``StopFlag``."""
+    return f"trainpipes-stop-{job.token}"
+
+
 def do_task(number: int, task: Any, job: Job) -> Finished | Failed:
     """Do one task. Ray calls it in a worker process."""
     meter = _Meter(number, job)
     try:
+        meter.look()
         return Finished(_opened(job)(task, meter.tell), meter.rows)
-    except Exception as error:
+    except _Stopped:
+        return Failed(WorkerError(f"{job.asker}: the task was asked to end"))
+    except (Exception, SystemExit) as error:  # by sys.exit() Ray would run it again
         return Failed(_portable(error, job.asker))
 
 
 class _Meter:
-    """Tells the actor how far a task is."""
+    """Tells the actor how far a task is, and ends it where it is asked to."""
 
     def __init__(self, number: int, job: Job) -> None:
         self._number, self._job = number, job
@@ -114,10 +131,20 @@ class _Meter:
     def tell(self, rows: int) -> None:
         self.rows += rows
         now = time.monotonic()
-        if self._job.rows is not None and now >= self._next:
+        if now >= self._next:
             self._next = now + self._job.every
-            with suppress(Exception):  # the actor's node is gone: work goes on uncounted
-                self._job.rows.put.remote(self._number, self.rows)
+            self.look()
+            if self._job.rows is not None:
+                with suppress(Exception):  # the actor's node is gone: work goes on uncounted
+                    self._job.rows.put.remote(self._number, self.rows)
+
+    def look(self) -> None:
+        """Raise if the driver has asked the tasks to end."""
+        import ray
+
+        with suppress(Exception):  # there is no such actor
+            ray.get_actor(flag_of(self._job))
+            raise _Stopped
 
 
 #: The job that this process works for, and its work.
@@ -165,7 +192,12 @@ def _use_threads(threads: int) -> None:
 def _portable(error: BaseException, asker: str) -> BaseException:
     """An error that reaches the driver."""
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return WorkerError(f"{asker}: {type(error).__qualname__}: {error}")
-    return error
+        if isinstance(pickle.loads(pickle.dumps(error)), Exception):
+            return error
+    except Exception:  # whatever its own methods raise
+        pass
+    try:
+        said = str(error)
+    except Exception as of_it:
+        said = f"(its text cannot be had: {type(of_it).__qualname__})"
+    return WorkerError(f"{asker}: {type(error).__qualname__}: {said}")

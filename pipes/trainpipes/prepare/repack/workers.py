@@ -113,9 +113,15 @@ class RayTasks:
 def _counting(task: Task) -> Callable[[Any, Tell], tuple[Any, int]]:
     """A task, in a process of Ray, that gives its rows besides what came of it."""
 
-    def do(item: Any, _: Tell) -> tuple[Any, int]:
-        told: list[int] = []
-        return task(item, told.append), sum(told)
+    def do(item: Any, tell: Tell) -> tuple[Any, int]:
+        rows = 0
+
+        def count(more: int) -> None:
+            nonlocal rows
+            rows += more
+            tell(more)  # which ends the task where it is asked to
+
+        return task(item, count), rows
 
     return do
 

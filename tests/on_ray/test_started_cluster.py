@@ -1,0 +1,154 @@
+"""The commands on a cluster of two nodes that ``ray start`` has started, found by ``--address``, by
+``RAY_ADDRESS`` and by Ray Client."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+import trainpipes as tp
+from trainpipes.prepare import repack, tokenize
+
+pytestmark = pytest.mark.timeout(580)
+
+
+class Started(NamedTuple):
+    address: str
+    client: str
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    while True:
+        assert process.poll() is None, log.read_text()
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        time.sleep(0.1)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a node, and what it has started."""
+    children = (
+        psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    )
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    for left in [*alive, process]:
+        with suppress(psutil.NoSuchProcess):
+            left.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Started]:
+    port, client = free_port(), free_port()
+    address = f"127.0.0.1:{port}"
+    with TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        log = Path(folder) / "log"
+        head = ["--head", "--port", str(port), "--ray-client-server-port", str(client)]
+        head += ["--include-dashboard", "false", "--temp-dir", f"{folder}/ray"]
+        head += ["--node-ip-address", "127.0.0.1"]
+        nodes: list[subprocess.Popen[bytes]] = []
+        try:
+            for more in (head, ["--address", address]):
+                command = [sys.executable, "-m", "ray.scripts.scripts", "start", *more]
+                command += ["--num-cpus", "1", "--block"]
+                with open(log, "ab") as file:
+                    nodes.append(
+                        subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+                    )
+                wait_for(port, nodes[-1], log)
+            wait_for(client, nodes[0], log)
+            yield Started(address, f"ray://127.0.0.1:{client}")
+        finally:
+            for node in reversed(nodes):
+                end(node)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for name in "abc":
+        (folder / f"{name}.txt").write_text(f"text of {name}\n" * 3000)
+    return folder
+
+
+def pipeline(texts: Path) -> tp.Pipeline:
+    return tp.list_files(texts).read_text().tokenize("bytes")
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def command(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainpipes", *map(str, words)],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_the_commands_write_on_several_nodes_what_they_write_alone(
+    started: Started, texts: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "it.yaml"
+    config.write_text(pipeline(texts).to_yaml())
+    words = ["tokenize", tmp_path / "ids", "--config", config, "--engine", "ray", "--json"]
+    at = ["--address", started.address]
+    for _ in range(100):  # until the second node has joined
+        done = command(*words, *at)
+        assert done.returncode == 1
+        if "Ray cluster has 2 nodes" in done.stderr:
+            break
+    assert "give a URL of shared storage" in done.stderr
+    assert not (tmp_path / "ids").exists()
+    done = command(*words, *at, "--shared-filesystem")
+    assert (done.returncode, done.stderr) == (0, "")
+    tokenize(pipeline(texts), tmp_path / "alone", processes=1)
+    assert hashes(tmp_path / "ids") == hashes(tmp_path / "alone")
+
+    words = [
+        "repack",
+        texts,
+        tmp_path / "packed",
+        "--shuffle",
+        "--files",
+        3,
+        "--engine",
+        "ray",
+        "--json",
+    ]
+    done = command(*words, "--shared-filesystem", RAY_ADDRESS=started.address)
+    assert (done.returncode, done.stderr) == (0, "")
+    repack(texts, tmp_path / "packed alone", shuffle=True, files=3)
+    assert hashes(tmp_path / "packed") == hashes(tmp_path / "packed alone")
+
+
+def test_ray_client_does_too(started: Started, texts: Path, tmp_path: Path) -> None:
+    config = tmp_path / "it.yaml"
+    config.write_text(pipeline(texts).to_yaml())
+    words = ["tokenize", tmp_path / "ids", "--config", config, "--engine", "ray", "--json"]
+    done = command(*words, "--address", started.client, "--shared-filesystem")
+    assert done.returncode == 0, done.stderr
+    tokenize(pipeline(texts), tmp_path / "alone", processes=1)
+    assert hashes(tmp_path / "ids") == hashes(tmp_path / "alone")
