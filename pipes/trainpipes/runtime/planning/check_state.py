@@ -146,7 +146,7 @@ def _rows_lead(plan: Plan, shard: int, number: int, place: dict[str, Any]) -> bo
     layout = plan.layouts.of(epoch)
     if not isinstance(layout, Layout):
         return bool(row < 2 * layout.window_rows)  # the last one may be longer
-    slot = plan.counts.slot(shard, first if plan.chain.rolling else epoch, first)
+    slot = plan.counts.slot(shard, epoch, first)
     span = slot % layout.num_spans
     windows = layout.num_windows(span)
     if window >= windows:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +17,7 @@ import pyarrow as pa
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.kinds.source import RowMixture, RowSource, RowStream, read_full, read_rows
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import OpenBelow, RunStage, open_stage
+from trainpipes.kinds.stage_kinds import RunStage, open_chain
 from trainpipes.order import IntArray
 from trainpipes.rows.block import Block
 from trainpipes.rows.payload import Payload, payload_bytes
@@ -147,12 +146,9 @@ def _add(
 
 def _runs(source: RunSource, below: Sequence[Stage]) -> Iterator[Run]:
     """What the first rows become."""
-    opened: OpenBelow = lambda _: source  # noqa: E731
-    for stage in below:
-        # Batches are made of rows as they are, in an order that says nothing of their columns.
-        if stage.role != "batch":
-            opened = partial(open_stage, stage, opened)
-    chain = opened(dict(START))
+    # Batches are made of rows as they are, in an order that says nothing of their columns.
+    stages = [stage for stage in below if stage.role != "batch"]
+    chain = open_chain(stages, lambda _: source, dict(START))
     while True:
         try:
             yield chain.next_run()

@@ -10,8 +10,7 @@ Owned by one consumer and called by the thread that iterates; windows and groups
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, MutableSequence, Sequence
-from dataclasses import dataclass
+from collections.abc import MutableSequence, Sequence
 from functools import cached_property, partial
 from typing import Any
 from weakref import ref
@@ -19,15 +18,15 @@ from weakref import ref
 import numpy as np
 
 from trainpipes.left_out_batches import LeftOutBatches
-from trainpipes.order import IntArray, Layout
-from trainpipes.rows.block import Block
+from trainpipes.order import IntArray, Layout, WindowKey
 from trainpipes.rows.lazy_batches import LazyBatches
 from trainpipes.rows.run import Run, Unroll
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, Ticket, Urgency
 from trainpipes.runtime.reading.windows import Window, Windows
-from trainpipes.runtime.shards.finishing import Finishing, is_about_a_row, raise_placed, unplaced
+from trainpipes.runtime.shards.groups import Group, GroupMaker, fail
 from trainpipes.runtime.shards.opener import RUN_ROWS, rows_at_a_time
+from trainpipes.runtime.shards.row_errors import is_about_a_row, raise_placed
 from trainpipes.runtime.shards.turns import Turns
 
 __all__ = ["CountedItems"]
@@ -41,27 +40,6 @@ MADE_AHEAD, LEAST_AHEAD = 16, 8
 #: Seconds up to which a group is made by whoever takes it, if nobody is at work in between: to have it made
 #: by another thread, and to wait for that, takes longer.
 LIGHT = 1e-3
-
-
-@dataclass(frozen=True)
-class Group:
-    """Micro-batches that are made together.
-
-    Args:
-        ms: their numbers, in order.
-        places: where each of them stands among the group's items.
-        parts: windows, and positions in their order, of all rows, item after item.
-        bounds: first row of each item, and the end.
-    """
-
-    ms: IntArray
-    places: list[int]
-    parts: list[tuple[Window, IntArray]]
-    bounds: IntArray
-
-    def is_ready(self) -> bool:
-        """Whether its rows are there."""
-        return all(window.is_read for window, _ in self.parts)
 
 
 class CountedItems:
@@ -94,13 +72,10 @@ class CountedItems:
         self._first_epoch = plan.chain.first_epoch(number)
         self._turns = turns
         self._windows = windows
-        self._unroll = unroll
         self._left_out = left_out
         self._readers = None if plan.reads_user_code else pool
         self._pool = None if alone else pool
-        self._batched = batched = plan.chain.batch is not None
-        on_rows = plan.chain.after_on_rows
-        self._finish = Finishing(on_rows, plan.chain.after[len(on_rows) + batched :])
+        self._maker = GroupMaker(plan.chain, unroll)
         #: Whether any thread may make a group.
         self._shares = not plan.runs_user_code
         self._count = FIRST  # micro-batches of the next group
@@ -120,7 +95,7 @@ class CountedItems:
 
     @cached_property
     def _has_workers(self) -> bool:
-        return self._finish.has_workers
+        return self._maker.has_workers
 
     @cached_property
     def _in_work(self) -> int:
@@ -132,15 +107,15 @@ class CountedItems:
     @cached_property
     def _when_taken(self) -> bool:
         """Whether each micro-batch is made by itself, when it is taken: where Python is called for rows."""
-        calls_rows = self._batched and any(stage.per_row for stage in self._plan.chain.after)
+        chain = self._plan.chain
+        calls_rows = chain.batch is not None and any(stage.per_row for stage in chain.after)
         return calls_rows and self._pool is None and not self._has_workers
 
     @cached_property
     def _most(self) -> int:
         """Micro-batches in a group."""
-        plan = self._plan
-        rows = RUN_ROWS if self._when_taken else rows_at_a_time(plan)
-        return max(1, rows // (1 if plan.chain.batch is None else plan.chain.batch_size))
+        rows = RUN_ROWS if self._when_taken else rows_at_a_time(self._plan)
+        return max(1, rows // self._plan.chain.batch_size)
 
     # One item after the other
 
@@ -256,22 +231,18 @@ class CountedItems:
             group = self._group(self._turns.after(m, count))
         except Exception as error:  # raised when it is due
             self._upcoming = m + self._turns.stride
-            return None, Ticket(partial(_fail, error))
+            return None, Ticket(partial(fail, error))
         self._upcoming = int(group.ms[-1]) + self._turns.stride
         if not self._singly:
             self._count = min(2 * count, self._most)
-        # Not methods: what waits in a ticket would hold these items, which hold the ticket.
-        make = partial(_made, self._finish, group, self._batched, self._unroll)
-        if self._when_taken:
-            make = partial(_made_when_taken, self._finish, group, self._unroll)
-        light = self._shares and not self._was_at_work and self._finish.seconds < LIGHT
+        # The maker's methods: what waits in a ticket must not hold these items, which hold the ticket.
+        make = partial(self._maker.lazy_items if self._when_taken else self._maker.items, group)
+        light = self._shares and not self._was_at_work and self._maker.seconds < LIGHT
         if self._pool is not None and not light:
             # Where windows are not read by the pool, they are read with the group.
             is_ready = None if self._readers is None else group.is_ready
             return group, self._pool.submit(make, is_ready=is_ready)
-        if self._has_workers:
-            return group, Ticket(_submitted(self._finish, group, self._batched, self._unroll))
-        return group, Ticket(make)
+        return group, Ticket(self._maker.submit(group) if self._has_workers else make)
 
     # Where rows stand
 
@@ -284,7 +255,7 @@ class CountedItems:
         if plan.chain.repeat is not None and not plan.chain.rolling:
             epoch = plan.counts.epoch_of(int(numbers[0]), first)
             shift -= plan.counts.epoch_start(epoch, first)
-            if plan.chain.times is None or epoch + 1 < first + plan.chain.times:
+            if plan.chain.goes_on(epoch, first):
                 numbers = numbers[numbers < plan.counts.epoch_start(epoch + 1, first)]
                 ms = ms[: len(numbers)]
         layout = plan.layouts.of(epoch)
@@ -330,7 +301,8 @@ class CountedItems:
             low, high = layout.window(span, number)
             count = int(np.searchsorted(rows, base + high))
             needed = int(rows[0]) - base - low
-            window = self._windows.get(user, epoch + passed, span, number, {}, needed)
+            key = WindowKey(epoch + passed, span, number)
+            window = self._windows.get(user, key, {}, needed)
             assert window is not None
             if self._readers is not None:
                 window.read_in(self._readers)
@@ -347,50 +319,7 @@ def _begin_of(items: ref[CountedItems], m: int) -> tuple[Group | None, Ticket]:
     return found._begin(m)
 
 
-def _made(finish: Finishing, group: Group, batched: bool, unroll: Unroll) -> MutableSequence[Any]:
-    """A group's items."""
-    return unroll(finish(_run(group, batched)))
-
-
-def _made_when_taken(finish: Finishing, group: Group, unroll: Unroll) -> MutableSequence[Any]:
-    """A group's items, each of which is made when it is taken."""
-    return LazyBatches(partial(_made_alone, finish, group, unroll), len(group.ms))
-
-
-def _made_alone(finish: Finishing, group: Group, unroll: Unroll, place: int) -> Any:
-    """One of a group's items."""
-    start, stop = group.bounds[place : place + 2].tolist()
-    bounds = np.array([0, stop - start], dtype=np.int64)
-    blocks: list[Block] = []
-    for window, positions in group.parts:
-        if start < len(positions) and stop > 0:
-            blocks.append(window.take(positions[max(0, start) : stop]))
-        start, stop = start - len(positions), stop - len(positions)
-    return unroll(finish(unplaced(Block.join(blocks), bounds)))[0]
-
-
-def _submitted(
-    finish: Finishing, group: Group, batched: bool, unroll: Unroll
-) -> Callable[[], MutableSequence[Any]]:
-    """Have workers of a stage begin with a group; what is returned waits for them, and gives its items."""
-    try:
-        rest = finish.submit_run(_run(group, batched))
-    except Exception as error:
-        return partial(_fail, error)
-    return lambda: unroll(rest())
-
-
-def _run(group: Group, batched: bool) -> Run:
-    block = Block.join([window.take(positions) for window, positions in group.parts])
-    return unplaced(block, group.bounds if batched else None)
-
-
 def _make_items(items: MutableSequence[Any], places: Sequence[int]) -> None:
     """Make items that wait for that; those that have been taken are passed over."""
     for place in places:
         items[place]
-
-
-def _fail(error: BaseException) -> Any:
-    """Raise what was raised before its turn."""
-    raise error

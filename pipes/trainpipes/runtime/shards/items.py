@@ -10,6 +10,7 @@ from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.reading.open_windows import open_windows
 from trainpipes.runtime.shards.counted_items import CountedItems
 from trainpipes.runtime.shards.known_items import known_items
 from trainpipes.runtime.shards.shard_iterator import ShardItems
@@ -65,7 +66,7 @@ def items_of(
     """
     if with_rows:
         _keep_pieces(plan)
-    windows = plan.windows(pool, position.epoch)
+    windows = open_windows(plan, pool, position.epoch)
     unroll = known_items if with_rows else Run.unroll
     left_out = LeftOutBatches.of(position)
     if plan.counted and not isinstance(windows, MixedWindows):

@@ -17,8 +17,8 @@ from trainpipes.rows.run import Run, Unroll
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, Ticket
 from trainpipes.runtime.reading.windows import Windows
-from trainpipes.runtime.shards.finishing import is_about_a_row, raise_placed
 from trainpipes.runtime.shards.opener import ShardOpener
+from trainpipes.runtime.shards.row_errors import is_about_a_row, raise_placed
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.state import Position
 
@@ -63,15 +63,16 @@ class ShardIterator:
         below = dict(cursor or {})
         self.delivered = int(below.pop("delivered", 0))
         self.ended = bool(below.pop("ended", False))
-        self._runs = ShardRuns(opener, shard, number, None if cursor is None else below)
-        self._run = PlacedRun(None, 0, 0, self._runs.at, self._runs.state)
+        self._runs = ShardRuns(opener, shard, number, below or None)
+        self._start = self._runs.cursor()  # where it stands while it has no run
+        self._run: PlacedRun | None = None
         self._items: MutableSequence[Any] = []
         self._k = 0
         self._ticket: Ticket | None = None
 
     def next(self) -> Any:
         """The next item, or ENDED, and then ever after."""
-        while self._k >= self._run.last:
+        while self._run is None or self._k >= self._run.last:
             if self.ended:
                 return ENDED
             self._next_run()
@@ -96,43 +97,44 @@ class ShardIterator:
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
         try:
-            run, items = ticket.result() if self._pool is None else self._pool.result(ticket)
+            found = ticket.result() if self._pool is None else self._pool.result(ticket)
         except BaseException as error:
             self._start_again(error)
             return
-        self._run, self._items, self._k = run, items, run.first
-        self.ended = run.run is None
+        if found is None:
+            self._start, self._run, self.ended = self._runs.cursor(), None, True
+            return
+        self._run, self._items = found
+        self._k = self._run.first
         if self._pool is not None:
             self.work_ahead()
 
     def work_ahead(self) -> None:
         """Have the next run in work, or ready, beside the one at hand."""
         if self._ticket is None and not self.ended:
-            make = partial(
-                _next_run, self._runs, self._unroll
-            )  # not a method, which would make a cycle
+            make = partial(_next_run, self._runs, self._unroll)  # a method would make a cycle
             self._ticket = Ticket(make) if self._pool is None else self._pool.submit(make)
 
     def _start_again(self, error: BaseException) -> None:
         """Go back to where the items that were given end, and raise, unless smaller runs may put the error
         where it is due. Asked again, it fails again, and no row is lost."""
-        place = {**self._place(), "at": self._at()}
         ours = is_about_a_row(error) and not self._opener.plan.runs_user_code
         again = ours and not self._runs.singly and self._opener.divisible
-        self._runs = ShardRuns(self._opener, self._shard, self._number, place, singly=again)
+        self._runs = ShardRuns(
+            self._opener, self._shard, self._number, self._position(), singly=again
+        )
         if again:
             return
         raise_placed(error, self._opener.plan)
 
-    def _place(self) -> dict[str, Any]:
-        return self._run.place(self._k)
-
-    def _at(self) -> int:
-        return self._run.at + self._k - self._run.first
+    def _position(self) -> dict[str, Any]:
+        return dict(self._start) if self._run is None else self._run.cursor(self._k)
 
     def cursor(self) -> dict[str, Any]:
         """Where the next item starts, as plain JSON types."""
-        cursor = {**self._place(), "delivered": self.delivered, "at": self._at()}
+        position = self._position()
+        at = position.pop("at")
+        cursor = {**position, "delivered": self.delivered, "at": at}
         if self.ended:
             cursor["ended"] = True
         return cursor
@@ -147,10 +149,10 @@ class ShardIterator:
             ) from error
 
 
-def _next_run(runs: ShardRuns, unroll: Unroll) -> tuple[PlacedRun, MutableSequence[Any]]:
-    """The next run and its items; its rows are let go."""
+def _next_run(runs: ShardRuns, unroll: Unroll) -> tuple[PlacedRun, MutableSequence[Any]] | None:
+    """The next run's items, and where they stand; its rows are let go. None at the end."""
     found = runs.next()
-    return found.without_rows(), [] if found.run is None else unroll(found.run)
+    return None if found is None else (found[0], unroll(found[1]))
 
 
 class ShardItems:

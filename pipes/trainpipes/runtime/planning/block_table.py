@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -58,6 +58,14 @@ class BlockTable:
                 while len(self._orders) > 3:
                     self._orders.popitem(last=False)
         return found
+
+    def numbers(self, stretches: Sequence[tuple[int, int, int]]) -> IntArray:
+        """The numbers in file order, int64, of the rows of some blocks: for each of them the first one and
+        the one after the last."""
+        found = [
+            np.arange(self.firsts[b] + low, self.firsts[b] + high) for b, low, high in stretches
+        ]
+        return np.concatenate(found or [np.empty(0, dtype=np.int64)])
 
     def where(self, row: int) -> tuple[int, int]:
         """The block of a row, numbered in file order, and which of its rows that is."""
