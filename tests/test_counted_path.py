@@ -38,7 +38,7 @@ def both_ways(pipe: tp.Pipeline, topology: Topology, m: int, number: int = 0) ->
     stride = topology.world_size * topology.num_workers
     turns = Turns(stride, plan.counts.end(topology.world_size, m))
     ms = turns.after(topology.next_slot(m, m), MOST).tolist()
-    short = CountedItems(plan, number, turns, open_windows(plan, None, number), None, alone=False)
+    short = CountedItems(plan, position, turns, open_windows(plan, None, number), None, alone=False)
     long = ShardItems(plan, position, shards, open_windows(plan, None, number), None)
     return [short.take(m) for m in ms], [long.take(m) for m in ms]
 

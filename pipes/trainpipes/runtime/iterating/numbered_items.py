@@ -64,7 +64,7 @@ class NumberedItems:
         found = self._items.take(m)
         if found is ENDED:
             return ENDED
-        number = m if self._left_out is None else self._left_out.number(m)
+        number = self._left_out.number(m)
         return NumberedItem(found.item, found.rows, self._epoch, number)
 
 

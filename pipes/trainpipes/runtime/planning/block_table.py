@@ -9,7 +9,6 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes.kinds.source import Place, RowSource
 from trainpipes.order import IntArray
 
 __all__ = ["BlockTable"]
@@ -71,7 +70,3 @@ class BlockTable:
         """The block of a row, numbered in file order, and which of its rows that is."""
         block = int(np.searchsorted(self.firsts, row, side="right")) - 1
         return block, row - int(self.firsts[block])
-
-    def locate(self, source: RowSource, row: int) -> Place:
-        """Where a row, numbered in file order, stands."""
-        return source.place(*self.where(row))

@@ -119,7 +119,7 @@ class Inputs:
     def place_of(self, row: int) -> Place:
         """Where a row, numbered in file order, stands."""
         if isinstance(self.source, RowSource):
-            return self.blocks.locate(self.source, row)
+            return self.source.place(*self.blocks.where(row))
         if isinstance(self.source, RowMixture):
             inputs, own, name = self.source.where(self, row)
             return replace(inputs.place_of(own), source=name)

@@ -6,6 +6,7 @@ windows are read by one thread at a time.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,17 +22,19 @@ from trainpipes.runtime.reading.windows import Window, WindowLoader
 __all__ = ["ListedLoader"]
 
 
+@dataclass
 class _Place:
     """Where a span is read.
 
     Attributes:
-        at: the block and the row that its reader would read next.
+        lock: held by who reads.
+        reader: of the span's blocks, once there is one.
+        at: the block and the row that it would read next.
     """
 
-    def __init__(self) -> None:
-        self.lock = InterruptibleLock()
-        self.reader: Reader | None = None
-        self.at = -1, 0
+    lock: InterruptibleLock = field(default_factory=InterruptibleLock)
+    reader: Reader | None = None
+    at: tuple[int, int] = (-1, 0)
 
 
 class ListedLoader(WindowLoader):

@@ -10,6 +10,7 @@ Memory: 8 bytes a row of a window. All threads of a process may ask.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,13 +18,14 @@ import numpy as np
 
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.order import IntArray, WindowKey
-from trainpipes.rows.block import Block, Each
+from trainpipes.rows.block import Block
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.windows import Content, Window, WindowLoader
 
 __all__ = ["NumberedLoader"]
 
 
+@dataclass(frozen=True)
 class NumberedRows:
     """Rows of a window that are read when they are taken.
 
@@ -34,29 +36,25 @@ class NumberedRows:
         first: the window's place in the epoch's order, where that may have a row twice.
     """
 
-    def __init__(
-        self, source: RandomAccessSource, numbers: IntArray, epoch: int, first: int | None
-    ) -> None:
-        self._source = source
-        self._numbers = numbers
-        self._epoch = epoch
-        self._first = first
-        self.nbytes = numbers.nbytes
+    source: RandomAccessSource
+    numbers: IntArray
+    epoch: int
+    first: int | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.numbers)
 
     def take(self, index: IntArray) -> Block:
-        part = 0 if self._first is None else self._first + index
-        return self._read(self._numbers[index], part)
+        numbers = self.numbers[index]
+        part = 0 if self.first is None else self.first + index
+        return Block(self.source.take(numbers), numbers, epoch=self.epoch, part=part)
 
     def slice(self, start: int, stop: int) -> Block:
-        first = self._first
-        part = 0 if first is None else np.arange(first + start, first + stop, dtype=np.int64)
-        return self._read(self._numbers[start:stop], part)
-
-    def _read(self, numbers: IntArray, part: Each) -> Block:
-        return Block(self._source.take(numbers), numbers, epoch=self._epoch, part=part)
+        return self.take(np.arange(start, stop, dtype=np.int64))
 
 
 class NumberedLoader(WindowLoader):

@@ -52,5 +52,4 @@ def _following(plan: Plan, first_epoch: int, shard: int, epoch: int) -> int | No
     """The span that a shard comes to after an epoch; None where the pass ends with it."""
     if not plan.chain.goes_on(epoch, first_epoch):
         return None
-    slot = plan.counts.slot(shard, epoch + 1, first_epoch)
-    return slot % plan.layouts.of(epoch + 1).num_spans
+    return plan.counts.span(shard, epoch + 1, first_epoch)

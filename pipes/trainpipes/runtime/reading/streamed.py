@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,22 +23,25 @@ from trainpipes.runtime.reading.windows import Window, WindowLoader
 __all__ = ["StreamLoader"]
 
 
+@dataclass
 class _Pass:
     """One pass over a stream.
 
-    Args:
+    Attributes:
         reader: of the stream.
         window: that is cut next.
         row: number of the next row.
+        start: the state of the epoch's start, where known.
+        ahead: rows read, and the state after.
+        ended: whether all is read.
     """
 
-    def __init__(self, reader: StreamReader, window: int, row: int) -> None:
-        self.reader = reader
-        self.window = window
-        self.row = row
-        self.start: dict[str, Any] | None = None  # the state of the epoch's start, where known
-        self.ahead: deque[tuple[Block, dict[str, Any]]] = deque()  # rows read, and the state after
-        self.ended = False
+    reader: StreamReader
+    window: int
+    row: int
+    start: dict[str, Any] | None = None
+    ahead: deque[tuple[Block, dict[str, Any]]] = field(default_factory=deque)
+    ended: bool = False
 
 
 class StreamLoader(WindowLoader):

@@ -24,10 +24,7 @@ from trainpipes.rows.block import Block
 from trainpipes.runtime.interrupts import InterruptibleLock
 from trainpipes.runtime.pool import Pool, Urgency
 
-__all__ = ["Following", "Window", "WindowLoader", "WindowRows", "Windows"]
-
-#: Of a user and an epoch, the span that the user comes to in the next epoch; None if there is none.
-Following = Callable[[int, int], int | None]
+__all__ = ["Window", "WindowLoader", "WindowRows", "Windows"]
 
 
 class WindowRows(Protocol):
@@ -179,7 +176,8 @@ class Windows:
         loader: makes them.
         pool: threads that read ahead; None for no reading ahead.
         ahead_bytes: bytes that all windows may take for one more to be read ahead.
-        following: tells the span that a user comes to in the next epoch, which is then read ahead too.
+        following: of a user and an epoch, the span that the user comes to in the next one, which is then read
+            ahead too; None if there is none.
         last: no window after this one is read ahead; None for no such end.
     """
 
@@ -188,7 +186,7 @@ class Windows:
         loader: WindowLoader,
         pool: Pool | None = None,
         ahead_bytes: int = 0,
-        following: Following | None = None,
+        following: Callable[[int, int], int | None] | None = None,
         last: WindowKey | None = None,
     ) -> None:
         self._loader = loader

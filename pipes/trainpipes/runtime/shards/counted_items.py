@@ -28,6 +28,7 @@ from trainpipes.runtime.shards.groups import Group, GroupMaker, fail
 from trainpipes.runtime.shards.opener import RUN_ROWS, rows_at_a_time
 from trainpipes.runtime.shards.row_errors import is_about_a_row, raise_placed
 from trainpipes.runtime.shards.turns import Turns
+from trainpipes.state import Position
 
 __all__ = ["CountedItems"]
 
@@ -47,32 +48,31 @@ class CountedItems:
 
     Args:
         plan: the pipeline's.
-        number: of the pass.
+        position: where they start. What its notes leave out is passed over: those that are asked for are
+            numbered without it.
         turns: which micro-batches they are.
         windows: where rows are.
         pool: reads windows and makes groups; None for none but the thread that iterates.
         alone: whether the thread that iterates makes the groups, since functions are called that are not
             ours.
         unroll: gives the items of a run.
-        left_out: micro-batches that are passed over; those that are asked for are numbered without them.
     """
 
     def __init__(
         self,
         plan: Plan,
-        number: int,
+        position: Position,
         turns: Turns,
         windows: Windows,
         pool: Pool | None,
         alone: bool,
         unroll: Unroll = Run.unroll,
-        left_out: LeftOutBatches | None = None,
     ) -> None:
         self._plan = plan
-        self._first_epoch = plan.chain.first_epoch(number)
+        self._first_epoch = plan.chain.first_epoch(position.epoch)
         self._turns = turns
         self._windows = windows
-        self._left_out = left_out
+        self._left_out = LeftOutBatches.of(position)
         self._readers = None if plan.reads_user_code else pool
         self._pool = None if alone else pool
         self._maker = GroupMaker(plan.chain, unroll)
@@ -81,7 +81,7 @@ class CountedItems:
         self._count = FIRST  # micro-batches of the next group
         self._singly = 0  # micro-batches that are made one by one, to find the one that fails
         self._failed: Exception | None = None  # what they failed with together
-        self._tickets: deque[tuple[Group | None, Ticket]] = deque()
+        self._tickets: deque[tuple[Group, Ticket]] = deque()
         self._beginning: Ticket | None = None  # the pool's work on the group after those
         self._upcoming: int | None = None  # the micro-batch after the last group in work
         self._items: MutableSequence[Any] = []
@@ -94,22 +94,18 @@ class CountedItems:
     # What depends on workers of stages is asked first when these are settled.
 
     @cached_property
-    def _has_workers(self) -> bool:
-        return self._maker.has_workers
-
-    @cached_property
     def _in_work(self) -> int:
         """Groups that are in work at a time."""
         if self._pool is not None:
             return self._pool.threads + 1
-        return SUBMITTED if self._has_workers else 0
+        return SUBMITTED if self._maker.has_workers else 0
 
     @cached_property
     def _when_taken(self) -> bool:
         """Whether each micro-batch is made by itself, when it is taken: where Python is called for rows."""
         chain = self._plan.chain
         calls_rows = chain.batch is not None and any(stage.per_row for stage in chain.after)
-        return calls_rows and self._pool is None and not self._has_workers
+        return calls_rows and self._pool is None and not self._maker.has_workers
 
     @cached_property
     def _most(self) -> int:
@@ -147,13 +143,12 @@ class CountedItems:
         self._make(self._items, self._places[first : self._ahead_to])
         count = len(self._places)
         if self._ahead_to > count:  # on into the next group, if it is there
-            group, ticket = self._tickets[0] if self._tickets else (None, None)
-            if group is None or ticket is None or ticket.value is None:
+            if not self._tickets or self._tickets[0][1].value is None:
                 self._ahead_to = count
-            else:
-                self._make(
-                    ticket.value, group.places[max(0, first - count) : self._ahead_to - count]
-                )
+                return
+            group, ticket = self._tickets[0]
+            places = group.places[max(0, first - count) : self._ahead_to - count]
+            self._make(ticket.value, places)
 
     def _make(self, items: MutableSequence[Any], places: Sequence[int]) -> None:
         """Have the pool make items that wait for that."""
@@ -173,13 +168,12 @@ class CountedItems:
             items = ticket.result() if self._pool is None else self._pool.result(ticket)
         except BaseException as error:
             self._start_again()
-            if group is not None and len(group.ms) > 1 and is_about_a_row(error):
+            if len(group.ms) > 1 and is_about_a_row(error):
                 # Made one by one, the one that fails is raised when it is due.
                 self._singly, self._failed = len(group.ms), error
                 return
             self._failed = None
             raise_placed(error, self._plan)
-        assert group is not None
         if self._singly == 1 and self._failed is not None:
             # It did not come again, and is raised all the same.
             failed, self._failed = self._failed, None
@@ -224,14 +218,14 @@ class CountedItems:
             ticket, self._beginning = self._beginning, None
             self._tickets.append(self._pool.result(ticket))
 
-    def _begin(self, m: int) -> tuple[Group | None, Ticket]:
+    def _begin(self, m: int) -> tuple[Group, Ticket]:
         """The next group, and what makes its items."""
         count = 1 if self._singly else self._count
         try:
             group = self._group(self._turns.after(m, count))
         except Exception as error:  # raised when it is due
             self._upcoming = m + self._turns.stride
-            return None, Ticket(partial(fail, error))
+            return Group(np.array([m]), [], [], np.array([0])), Ticket(partial(fail, error))
         self._upcoming = int(group.ms[-1]) + self._turns.stride
         if not self._singly:
             self._count = min(2 * count, self._most)
@@ -242,7 +236,7 @@ class CountedItems:
             # Where windows are not read by the pool, they are read with the group.
             is_ready = None if self._readers is None else group.is_ready
             return group, self._pool.submit(make, is_ready=is_ready)
-        return group, Ticket(self._maker.submit(group) if self._has_workers else make)
+        return group, Ticket(self._maker.submit(group) if self._maker.has_workers else make)
 
     # Where rows stand
 
@@ -250,14 +244,12 @@ class CountedItems:
         """The rows of some micro-batches, those of the first one's epoch."""
         plan = self._plan
         first = self._first_epoch
-        epoch, shift = first, plan.chain.skip_batches
-        numbers = ms if self._left_out is None else self._left_out.numbers(ms)
-        if plan.chain.repeat is not None and not plan.chain.rolling:
-            epoch = plan.counts.epoch_of(int(numbers[0]), first)
-            shift -= plan.counts.epoch_start(epoch, first)
-            if plan.chain.goes_on(epoch, first):
-                numbers = numbers[numbers < plan.counts.epoch_start(epoch + 1, first)]
-                ms = ms[: len(numbers)]
+        numbers = self._left_out.numbers(ms)
+        epoch = plan.counts.epoch_of(int(numbers[0]), first)
+        shift = plan.counts.shift(epoch, first)
+        if plan.chain.goes_on(epoch, first) and not plan.chain.rolling:
+            numbers = numbers[numbers < plan.counts.epoch_start(epoch + 1, first)]
+            ms = ms[: len(numbers)]
         layout = plan.layouts.of(epoch)
         assert isinstance(layout, Layout)
         numbers = numbers + shift
@@ -311,7 +303,7 @@ class CountedItems:
         return parts
 
 
-def _begin_of(items: ref[CountedItems], m: int) -> tuple[Group | None, Ticket]:
+def _begin_of(items: ref[CountedItems], m: int) -> tuple[Group, Ticket]:
     """Begin with a group, in the pool."""
     found = items()
     if found is None:

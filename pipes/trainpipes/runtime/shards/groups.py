@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
 
@@ -75,9 +75,9 @@ class GroupMaker:
         self._unroll = unroll
         self.seconds = math.inf
 
-    @property
+    @cached_property
     def has_workers(self) -> bool:
-        """Whether workers of a stage can be given a group before its turn."""
+        """Whether workers of a stage can be given a group before its turn; asked when these are settled."""
         return any(stage.has_workers for stage in self._stages if stage is not self._batch)
 
     def items(self, group: Group) -> MutableSequence[Any]:

@@ -75,11 +75,11 @@ class ShardOpener:
 
     def expect(self, shard: int, first_epoch: int, cursor: dict[str, Any]) -> None:
         """Keep what a shard will need from a cursor on, in the pass that starts with ``first_epoch``."""
-        place, plan = innermost(cursor), self.plan
+        place = innermost(cursor)
         if isinstance(self.windows, MixedWindows):
             self.windows.expect(shard, place, self._shards)
             return
-        span = plan.counts.slot(shard, place["epoch"], first_epoch) % plan.layouts.usual.num_spans
+        span = self.plan.counts.span(shard, place["epoch"], first_epoch)
         self.windows.expect(shard, WindowKey(place["epoch"], span, place["window"]))
 
     def open(

@@ -40,8 +40,8 @@ class ShardIterator:
     Args:
         opener: of the process.
         shard: which shard.
-        number: of the pass.
-        cursor: where to start, as ``cursor`` gave it; None for the pass's start.
+        position: where the shards start. What its notes leave out is passed over: the micro-batches that are
+            asked for are numbered without it.
         pool: makes the next run ahead of its use; None to make it when it is asked for.
         unroll: gives the items of a run.
     """
@@ -50,30 +50,41 @@ class ShardIterator:
         self,
         opener: ShardOpener,
         shard: int,
-        number: int,
-        cursor: dict[str, Any] | None,
-        pool: Pool | None = None,
-        unroll: Unroll = Run.unroll,
+        position: Position,
+        pool: Pool | None,
+        unroll: Unroll,
     ) -> None:
         self._opener = opener
         self._shard = shard
-        self._number = number
+        self._number = position.epoch
         self._pool = pool
         self._unroll = unroll
-        below = dict(cursor or {})
-        self.delivered = int(below.pop("delivered", 0))
-        self.ended = bool(below.pop("ended", False))
-        self._runs = ShardRuns(opener, shard, number, below or None)
+        below = dict(opener.plan.counts.cursor(position, shard) or {})
+        self._delivered = int(below.pop("delivered", 0))
+        self._ended = bool(below.pop("ended", False))
+        self._left_out = LeftOutBatches.of(position)
+        self._passed_over = self._left_out.of_shard(shard, self._delivered)
+        self._runs = ShardRuns(opener, shard, position.epoch, below or None)
         self._start = self._runs.cursor()  # where it stands while it has no run
         self._run: PlacedRun | None = None
         self._items: MutableSequence[Any] = []
         self._k = 0
         self._ticket: Ticket | None = None
 
-    def next(self) -> Any:
-        """The next item, or ENDED, and then ever after."""
+    def take(self, m: int) -> Any:
+        """The shard's next item, which is micro-batch ``m``; ENDED if there is none, and then ever after."""
+        while self._passed_over < self._left_out.times(m):
+            if self._next() is ENDED:
+                return ENDED
+            self._passed_over += 1
+        item = self._next()
+        if item is not ENDED:
+            self._delivered += 1
+        return item
+
+    def _next(self) -> Any:
         while self._run is None or self._k >= self._run.last:
-            if self.ended:
+            if self._ended:
                 return ENDED
             self._next_run()
         try:
@@ -82,15 +93,7 @@ class ShardIterator:
             raise_placed(error, self._opener.plan)
         self._items[self._k] = None  # the run does not keep what was handed over
         self._k += 1
-        self.delivered += 1
         return item
-
-    def pass_over(self) -> bool:
-        """Leave the next item out: it does not count as delivered. False if there is none."""
-        if self.next() is ENDED:
-            return False
-        self.delivered -= 1
-        return True
 
     def _next_run(self) -> None:
         self.work_ahead()
@@ -102,7 +105,7 @@ class ShardIterator:
             self._start_again(error)
             return
         if found is None:
-            self._start, self._run, self.ended = self._runs.cursor(), None, True
+            self._start, self._run, self._ended = self._runs.cursor(), None, True
             return
         self._run, self._items = found
         self._k = self._run.first
@@ -111,7 +114,7 @@ class ShardIterator:
 
     def work_ahead(self) -> None:
         """Have the next run in work, or ready, beside the one at hand."""
-        if self._ticket is None and not self.ended:
+        if self._ticket is None and not self._ended:
             make = partial(_next_run, self._runs, self._unroll)  # a method would make a cycle
             self._ticket = Ticket(make) if self._pool is None else self._pool.submit(make)
 
@@ -134,8 +137,8 @@ class ShardIterator:
         """Where the next item starts, as plain JSON types."""
         position = self._position()
         at = position.pop("at")
-        cursor = {**position, "delivered": self.delivered, "at": at}
-        if self.ended:
+        cursor = {**position, "delivered": self._delivered, "at": at}
+        if self._ended:
             cursor["ended"] = True
         return cursor
 
@@ -165,7 +168,6 @@ class ShardItems:
         windows: shared by them.
         pool: makes runs ahead of their use; None to make them when they are asked for.
         unroll: gives the items of a run.
-        left_out: micro-batches that are passed over; those that are asked for are numbered without them.
     """
 
     def __init__(
@@ -176,34 +178,17 @@ class ShardItems:
         windows: Windows | MixedWindows,
         pool: Pool | None,
         unroll: Unroll = Run.unroll,
-        left_out: LeftOutBatches | None = None,
     ) -> None:
         self._plan = plan
         self._position = position
         self._opener = ShardOpener(plan, windows, len(shards))
         self._pool = pool
         self._unroll = unroll
-        self._left_out = left_out
-        self._passed_over: dict[int, int] = {}  # micro-batches of each shard
         self._iterators: dict[int, ShardIterator] = {}
 
     def take(self, m: int) -> Any:
         """Micro-batch ``m``, or ENDED if its shard has no more."""
-        found = self._of(m % self._plan.chain.num_shards)
-        if self._left_out is not None and not self._pass_over(found, m, self._left_out):
-            return ENDED
-        return found.next()
-
-    def _pass_over(self, found: ShardIterator, m: int, left_out: LeftOutBatches) -> bool:
-        """Leave out what is to be left out of a shard before ``m``. False where it ends before that."""
-        shard = m % self._plan.chain.num_shards
-        if shard not in self._passed_over:
-            self._passed_over[shard] = left_out.of_shard(shard, found.delivered)
-        while self._passed_over[shard] < left_out.times(m):
-            if not found.pass_over():
-                return False
-            self._passed_over[shard] += 1
-        return True
+        return self._of(m % self._plan.chain.num_shards).take(m)
 
     def work_ahead(self, m: int) -> None:
         """Have a shard's next run in work: that of micro-batch ``m``."""
@@ -225,8 +210,7 @@ class ShardItems:
     def _of(self, shard: int) -> ShardIterator:
         found = self._iterators.get(shard)
         if found is None:
-            cursor = self._plan.counts.cursor(self._position, shard)
             found = self._iterators[shard] = ShardIterator(
-                self._opener, shard, self._position.epoch, cursor, self._pool, self._unroll
+                self._opener, shard, self._position, self._pool, self._unroll
             )
         return found
