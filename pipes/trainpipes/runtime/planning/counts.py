@@ -90,6 +90,12 @@ class Counts:
         first_epoch = 0 if sizes is None else sizes.epoch // chain.times * chain.times
         return self.epoch_start(first_epoch + chain.times, first_epoch)
 
+    @cached_property
+    def _by_epoch(self) -> bool:
+        """Whether a pass has several epochs, which are batched one by one."""
+        chain = self.chain
+        return chain.repeat is not None and not chain.rolling and self.known
+
     def epoch_start(self, epoch: int, first_epoch: int) -> int:
         """Number of an epoch's first micro-batch in its pass, where epochs are batched one by one."""
         known, start, after = self._known_epoch(first_epoch)
@@ -97,8 +103,8 @@ class Counts:
 
     def epoch_of(self, m: int, first_epoch: int) -> int:
         """The epoch in which micro-batch ``m`` of a pass lies; the last one for those after it, and the first
-        where rows roll on, or counts are not known."""
-        if self.chain.rolling or not self.known:
+        where epochs are not batched one by one."""
+        if not self._by_epoch:
             return first_epoch
         times, (epoch, _, after) = self.chain.times, self._known_epoch(first_epoch)
         if m >= after and self.batches_in_epoch:
@@ -154,10 +160,8 @@ class Counts:
 
     def shift(self, epoch: int, first_epoch: int) -> int:
         """By how much the number of a micro-batch in its epoch is larger than that in its pass."""
-        chain = self.chain
-        if chain.repeat is None or chain.rolling or not self.known:
-            return chain.skip_batches
-        return chain.skip_batches - self.epoch_start(epoch, first_epoch)
+        start = self.epoch_start(epoch, first_epoch) if self._by_epoch else 0
+        return self.chain.skip_batches - start
 
     def slot(self, shard: int, epoch: int, first_epoch: int) -> int:
         """Which of the epoch's own S sequences a shard takes: epochs of K micro-batches follow
