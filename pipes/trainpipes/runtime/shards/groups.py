@@ -72,6 +72,8 @@ class GroupMaker:
     def __init__(self, chain: Chain, unroll: Unroll) -> None:
         self._stages: Sequence[Any] = chain.after
         self._batch = chain.batch
+        #: Whether rows go through no stage before they are cut.
+        self._cuts_first = chain.batch is not None and chain.after[0] is chain.batch
         self._unroll = unroll
         self.seconds = math.inf
 
@@ -82,7 +84,7 @@ class GroupMaker:
 
     def items(self, group: Group) -> MutableSequence[Any]:
         """A group's items."""
-        run = unplaced(group.rows())
+        run = self._run(group.rows(), group.bounds)
         start = perf_counter()
         run = self._through(self._stages, run, group.bounds)
         self.seconds = perf_counter() - start
@@ -93,15 +95,16 @@ class GroupMaker:
         return LazyBatches(partial(self._item, group), len(group.ms))
 
     def _item(self, group: Group, place: int) -> Any:
-        run = unplaced(group.rows_of(place))
-        bounds = np.array([0, len(run)], dtype=np.int64)
+        block = group.rows_of(place)
+        bounds = np.array([0, len(block)], dtype=np.int64)
+        run = self._run(block, bounds)
         return self._unroll(self._through(self._stages, run, bounds))[0]
 
     def submit(self, group: Group) -> Callable[[], MutableSequence[Any]]:
         """Put a group through the stages up to the first with workers, and have these begin; what is returned
         waits for them, does the rest and gives the items. It raises what went wrong before, too."""
         try:
-            run = unplaced(group.rows())
+            run = self._run(group.rows(), group.bounds)
             for number, stage in enumerate(self._stages):
                 if stage is not self._batch:
                     with naming_bad_text(run.block, stage):
@@ -114,11 +117,15 @@ class GroupMaker:
             return partial(fail, error)
         return lambda: self._unroll(run)
 
+    def _run(self, block: Block, bounds: IntArray) -> Run:
+        """Rows as the first stage is given them."""
+        return unplaced(block, bounds if self._cuts_first else None)
+
     def _through(self, stages: Sequence[Any], run: Run, bounds: IntArray) -> Run:
         """What becomes of a run in some stages, one of which may cut it at ``bounds``."""
         for stage in stages:
             if stage is self._batch:
-                run = unplaced(run.block, bounds)
+                run = run if self._cuts_first else unplaced(run.block, bounds)
             else:
                 with naming_bad_text(run.block, stage):
                     run = stage.process(run)
