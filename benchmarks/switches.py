@@ -117,9 +117,9 @@ def no_making_ahead() -> None:
 
 def no_reading_ahead() -> None:
     """A window is read when its first row is asked for."""
-    from trainpipes.runtime.planning import plan
+    from trainpipes.runtime.reading import open_windows
 
-    plan.AHEAD_BYTES, plan.AHEAD_SHARE = 0, 0.0
+    open_windows.AHEAD_BYTES, open_windows.AHEAD_SHARE = 0, 0.0
 
 
 def no_growing() -> None:

@@ -17,6 +17,7 @@ import trainpipes as tp
 from drawn import examples
 from golden_pipelines import COUNTED
 from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
+from trainpipes.runtime.reading.open_windows import open_windows
 from trainpipes.runtime.shards.counted_items import CountedItems
 from trainpipes.runtime.shards.shard_iterator import ShardItems
 from trainpipes.runtime.shards.turns import Turns
@@ -37,8 +38,8 @@ def both_ways(pipe: tp.Pipeline, topology: Topology, m: int, number: int = 0) ->
     stride = topology.world_size * topology.num_workers
     turns = Turns(stride, plan.counts.end(topology.world_size, m))
     ms = turns.after(topology.next_slot(m, m), MOST).tolist()
-    short = CountedItems(plan, number, turns, plan.windows(None, number), None, alone=False)
-    long = ShardItems(plan, position, shards, plan.windows(None, number), None)
+    short = CountedItems(plan, position, turns, open_windows(plan, None, number), None, alone=False)
+    long = ShardItems(plan, position, shards, open_windows(plan, None, number), None)
     return [short.take(m) for m in ms], [long.take(m) for m in ms]
 
 

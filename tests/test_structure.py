@@ -94,8 +94,8 @@ FLOORS = {
 ROOMS = {
     "interrupts": 0,
     "pool": 0,
-    "reading": 1,
-    "planning": 2,
+    "planning": 1,
+    "reading": 2,
     "shards": 3,
     "iterating": 4,
 }

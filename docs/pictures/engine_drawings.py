@@ -15,7 +15,7 @@ ROW = (
     (("window", "a window: rows, and their order", "Window.content"),),
     (("rows", "rows of a few micro-batches", "Window.take"),),
     (
-        ("group", "counted: all stages at once", "Finishing.__call__"),
+        ("group", "counted: all stages at once", "GroupMaker.items"),
         ("run", "else: stage by stage, one shard", "ShardRuns.next"),
     ),
     (("lazy", "a batch, padded when it is taken", "LazyBatches.__getitem__"),),

@@ -9,10 +9,10 @@ from trainpipes.amount import amount
 from trainpipes.checks import whole_number
 from trainpipes.forecast.estimate import cuts_by_length
 from trainpipes.forecast.shares import Share, reads_per_block, shares
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import RowSource
 from trainpipes.order import Layout, divisors, slots_before
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.secret_text import hidden
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.tokenizing import Tokenizes

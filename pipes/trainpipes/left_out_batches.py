@@ -56,20 +56,18 @@ class LeftOutBatches:
     [0, 1, 2, 3, 4, 9, 10]
     """
 
-    starts: tuple[int, ...]
-    length: int
+    starts: tuple[int, ...] = ()
+    length: int = 0
 
     @staticmethod
-    def of(position: Position) -> LeftOutBatches | None:
-        """Those of a position's pass; None where there are none."""
-        if KEY not in position.notes:
-            return None
+    def of(position: Position) -> LeftOutBatches:
+        """Those of a position's pass."""
         starts: list[int] = []
         for epoch, m in kept_batches(position.notes):
             within = starts and m < starts[-1] + position.num_shards
             if epoch == position.epoch and not within:
                 starts.append(m)
-        return LeftOutBatches(tuple(starts), position.num_shards) if starts else None
+        return LeftOutBatches(tuple(starts), position.num_shards)
 
     def times(self, m: int) -> int:
         """How many of each shard are left out before the delivered micro-batch ``m``."""
@@ -133,7 +131,7 @@ def kept_batches(notes: dict[str, Any]) -> Batches:
 def reached(position: Position) -> tuple[int, int]:
     """Epoch and number of the first batch of the whole sequence that is not behind a position."""
     left_out, m = LeftOutBatches.of(position), position.m
-    return position.epoch, m if left_out is None or not m else left_out.number(m - 1) + 1
+    return position.epoch, left_out.number(m - 1) + 1 if m else 0
 
 
 def merged_batches(position: Position, own: Batches) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class Loader:
         length = len(self.pipeline)
         start = self._session.start_of_epoch_at_hand()
         left_out = LeftOutBatches.of(start)
-        if left_out is None:
+        if not left_out.starts:
             return length
         rank, world = self._session.ranks()
         return slots_before(int(self._session.plan.counts.end(world, 0, left_out)), rank, world)

@@ -25,8 +25,9 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.rows.columns import table_of
 from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.shards.finishing import say_where
+from trainpipes.runtime.reading.open_windows import open_windows
 from trainpipes.runtime.shards.opener import ShardOpener
+from trainpipes.runtime.shards.row_errors import say_where
 from trainpipes.values.fixed_lists import python_rows
 from trainpipes.writers.epoch_rows import AsColumns, decoded
 
@@ -234,10 +235,10 @@ def _unwritten(target: Path, error: OSError) -> ConfigError:
 
 def runs_of(plan: Plan) -> Iterator[Run]:
     """The rows of one epoch, run by run, shard after shard."""
-    opener = ShardOpener(plan, plan.windows())
+    opener = ShardOpener(plan, open_windows(plan))
     for shard in range(plan.chain.num_shards):
         slot = plan.counts.slot(shard, 0, 0)
-        chain = opener.open(shard, slot, plan.counts.start(slot, 0, 0), 0)
+        chain = opener.open(shard, plan.counts.start(slot, 0, 0), 0)
         while True:
             try:
                 run: Run = chain.next_run()

@@ -23,6 +23,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ __all__ = [
     "IntArray",
     "Layout",
     "StreamLayout",
+    "WindowKey",
     "count_batches",
     "divisors",
     "even_cuts",
@@ -44,6 +46,14 @@ IntArray = npt.NDArray[np.int64]
 
 #: Rows that a shard gets at a time where row counts are not known in advance.
 MAX_CHUNK = 256
+
+
+class WindowKey(NamedTuple):
+    """Which window: of those of one span, earlier ones compare as less."""
+
+    epoch: int
+    span: int
+    window: int
 
 
 def random_key(seed: int, *path: int | str) -> npt.NDArray[np.uint64]:

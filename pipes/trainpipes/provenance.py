@@ -16,8 +16,8 @@ from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.rows.block import Block
 from trainpipes.rows.payload import payload_rows
 from trainpipes.rows.pieces import WHOLE, Pieces
+from trainpipes.rows.run import unplaced
 from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.shards.finishing import unplaced
 from trainpipes.runtime.shards.known_items import ItemRows
 from trainpipes.shown import cut
 

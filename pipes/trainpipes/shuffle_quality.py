@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Reader, RowSource
 from trainpipes.order import IntArray
 from trainpipes.pipeline import Pipeline
 from trainpipes.progress import Progress
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.reading.random_access import RandomAccessSource
+from trainpipes.runtime.reading.open_windows import open_windows
 from trainpipes.runtime.shards.opener import ShardOpener
 
 if TYPE_CHECKING:
@@ -213,13 +214,13 @@ def _of_pipeline(pipe: Pipeline, epoch: int) -> tuple[IntArray, IntArray, int]:
 
 def _numbers(plan: Plan, epoch: int) -> IntArray:
     """The row numbers of an epoch, in the order of the global sequence."""
-    opener = ShardOpener(plan, plan.windows())
+    opener = ShardOpener(plan, open_windows(plan))
     ids, keys = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     with Progress("measuring the shuffle", plan.inputs.epoch_rows, "rows") as progress:
         for shard in range(plan.chain.num_shards):
             slot = plan.counts.slot(shard, epoch, epoch)
             first, stop = plan.counts.chunks(slot, epoch)
-            opened = opener.open(shard, slot, plan.counts.start(slot, epoch, 0), epoch)
+            opened = opener.open(shard, plan.counts.start(slot, epoch, 0), epoch)
             k = 0
             while stop is None or k < stop:
                 try:

@@ -5,6 +5,7 @@ own_class          what a class of stages of the user's own must not be
 options            options of stages: compared, shown, known by a state
 stage              what a stage is: a record of its options
 source             what is needed of the place rows come from
+random_access      what a source is whose rows can be had by number
 blame              which row an error is about
 empty_epoch_guard  epochs under repeat() that give nothing
 stage_kinds        the kinds of stages, and what is asked of each

@@ -282,8 +282,7 @@ class MixedWindows(ABC):
         state: dict[str, Any],
         rows: tuple[int, int],
         shards: int,
-        last_epoch: int | None,
-        rolling: bool,
+        first_epoch: int,
     ) -> RunSource:
         """The mixed rows of one shard.
 
@@ -292,8 +291,7 @@ class MixedWindows(ABC):
             state: as a run gave it, or of an epoch's start.
             rows: most rows in a run, and in the first one.
             shards: how many there are in this process.
-            last_epoch: for rows that roll on, the last epoch; None for no end. Else the one at hand.
-            rolling: whether rows roll on into the next epoch.
+            first_epoch: of the pass.
         """
 
     @abstractmethod
@@ -310,7 +308,7 @@ class RowMixture(RowStream):
 
     @abstractmethod
     def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixedWindows:
-        """The windows of all pipelines, for the shards of one process; see ``Plan.windows``."""
+        """The windows of all pipelines, for the shards of one process; see ``open_windows``."""
 
     @abstractmethod
     def naming(self, name: str) -> RunStage:

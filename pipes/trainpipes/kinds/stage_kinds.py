@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +23,9 @@ from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Role, Stage
 from trainpipes.order import IntArray
 from trainpipes.rows.bad_text import naming_bad_text
+from trainpipes.rows.block import Block
 from trainpipes.rows.columns import table_of
-from trainpipes.rows.run import Run, RunSource, round_of
+from trainpipes.rows.run import Run, RunSource, round_of, unplaced
 
 if TYPE_CHECKING:
     from trainpipes.runtime.planning.inputs import Inputs
@@ -40,12 +42,14 @@ __all__ = [
     "OrderStage",
     "PlaceStage",
     "RepeatStage",
+    "RowOrder",
     "RowStage",
     "Rows",
     "RunStage",
     "Source",
     "TableStage",
-    "open_stage",
+    "open_chain",
+    "put_through",
 ]
 
 #: Opens the rows below a stage at a state of theirs.
@@ -282,6 +286,22 @@ class CacheStage(RunStage):
 # Those that the plan of the whole chain carries out
 
 
+class RowOrder(Protocol):
+    """Which rows an epoch has, and in which order: a pure function."""
+
+    def check(self, rows: int) -> None:
+        """Raise unless ``rows`` rows are what it was made for."""
+        ...
+
+    def length(self, rows: int) -> int:
+        """Positions in an epoch over ``rows`` rows."""
+        ...
+
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
+        """The rows at positions ``start`` to ``stop``, int64."""
+        ...
+
+
 class OrderStage(Stage):
     """A stage that orders rows.
 
@@ -297,7 +317,7 @@ class OrderStage(Stage):
     max_bytes = 0
 
     @property
-    def order(self) -> Any:
+    def order(self) -> RowOrder | None:
         """What says which rows an epoch has, row by row; None where they are shuffled within a buffer."""
         return None
 
@@ -409,8 +429,23 @@ class MixingSource(Source):
         """
 
 
-def open_stage(stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-    """The runs of one shard from a stage, opened at a cursor."""
+def put_through(stages: Sequence[Any], block: Block) -> Block:
+    """What becomes of rows in stages without a position of their own, first one first."""
+    for stage in stages:
+        with naming_bad_text(block, stage):
+            block = stage.process(unplaced(block)).block
+    return block
+
+
+def open_chain(stages: Sequence[Stage], rows: OpenBelow, at: dict[str, Any]) -> RunSource:
+    """The runs of one shard from stages, first one first, opened at a cursor; ``rows`` opens what is below
+    them."""
+    for stage in stages:
+        rows = partial(_open_stage, stage, rows)
+    return rows(at)
+
+
+def _open_stage(stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:
     if isinstance(stage, CutStage):
         return stage.open(below, at)
     assert isinstance(stage, RunStage)

@@ -18,7 +18,17 @@ from trainpipes.order import IntArray
 from trainpipes.rows.bad_text import naming_bad_text
 from trainpipes.rows.block import Block
 
-__all__ = ["Cursors", "Positions", "Run", "RunSource", "Unroll", "innermost", "levels", "round_of"]
+__all__ = [
+    "Cursors",
+    "Positions",
+    "Run",
+    "RunSource",
+    "Unroll",
+    "innermost",
+    "levels",
+    "round_of",
+    "unplaced",
+]
 
 
 class Positions(Protocol):
@@ -134,6 +144,13 @@ class Run:
 
 #: Gives the items of a run.
 Unroll: TypeAlias = Callable[[Run], MutableSequence[Any]]
+
+
+def unplaced(block: Block, bounds: IntArray | None = None) -> Run:
+    """A run whose positions nobody asks for."""
+    items = len(block) if bounds is None else len(bounds) - 1
+    none = np.zeros(items + 1, dtype=np.int64)
+    return Run(block, Cursors(({},), none, none), bounds)
 
 
 class RunSource(Protocol):

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator, MutableSequence
 from time import perf_counter
 from typing import Any
 
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow, PlaceStage, RunStage
 from trainpipes.rows.lazy_batches import LazyBatches
 from trainpipes.rows.run import Run, RunSource
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 
 __all__ = ["StageClock", "labels_of"]
 

@@ -20,13 +20,14 @@ from trainpipes.kinds.own_class import is_ours
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.order import WindowKey
 from trainpipes.rows.columns import table_of
 from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, default_threads
-from trainpipes.runtime.reading.windows import WindowKey
-from trainpipes.runtime.shards.finishing import say_where
+from trainpipes.runtime.reading.open_windows import open_windows
 from trainpipes.runtime.shards.opener import ShardOpener
+from trainpipes.runtime.shards.row_errors import say_where
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class EpochRows:
     ) -> None:
         threads = default_threads()
         self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
-        opener = ShardOpener(self.plan, self.plan.windows(self._pool, epoch, last))
+        opener = ShardOpener(self.plan, open_windows(self.plan, self._pool, epoch, last))
         self._runs = ShardRuns(opener, shard, epoch, cursor)
 
     def close(self) -> None:
@@ -169,8 +170,7 @@ class EpochRows:
         """The position after the rows taken so far, of JSON types."""
         placed = self._placed
         assert placed is not None
-        passed = placed.first + self._used
-        return {**placed.place(passed), "at": placed.at + self._used}
+        return placed.cursor(placed.first + self._used)
 
     def cursor_at(self, row: int) -> dict[str, Any]:
         """The position before a row, where positions follow by arithmetic (``plan.counted``)."""
@@ -246,20 +246,21 @@ class EpochRows:
         """Go on to the next run, if there is one."""
         assert self._runs is not None
         try:
-            placed = self._runs.next()
-            if placed.run is None:
+            found = self._runs.next()
+            if found is None:
                 return False
-            table = decoded(table_of(placed.run.block.data, self.asker))
+            placed, run = found
+            table = decoded(table_of(run.block.data, self.asker))
         except Exception as error:
             say_where(error, self.plan)
             raise
         table = table.slice(placed.first, placed.last - placed.first)
-        found = table.schema.remove_metadata()
+        schema = table.schema.remove_metadata()
         if self._schema is None:
-            self._schema = found
-        elif not found.equals(self._schema):
+            self._schema = schema
+        elif not schema.equals(self._schema):
             raise SchemaError(
-                f"{self.asker}(): rows must all have the same columns, got {_said(found)} after "
+                f"{self.asker}(): rows must all have the same columns, got {_said(schema)} after "
                 f"{_said(self._schema)}; bring them in line by map(), select() or map_batches()",
                 stage=self.asker,
             )

@@ -21,7 +21,7 @@ from trainpipes.prepare.repack.row_groups import check_schema
 from trainpipes.prepare.repack.sorted_runs import taken
 from trainpipes.prepare.repack.work import Work
 from trainpipes.prepare.repack.workers import InTurn, Tell
-from trainpipes.runtime.reading.block_table import BlockTable
+from trainpipes.runtime.planning.block_table import BlockTable
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.writers.epoch_rows import EpochRows
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ import pyarrow as pa
 from trainpipes.arrays import one_chunk
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
+from trainpipes.kinds.stage_kinds import put_through
 from trainpipes.prepare.tokenize.cut import ASKER, files_of
 from trainpipes.prepare.tokenize.formats import Form
 from trainpipes.prepare.tokenize.tasks import Task
 from trainpipes.rows.block import Block
 from trainpipes.rows.columns import table_of
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.reading.listed import chain_before
-from trainpipes.runtime.shards.finishing import say_where
+from trainpipes.runtime.shards.row_errors import say_where
 from trainpipes.writers.epoch_rows import compact, decoded
 from trainpipes.writers.output_file import OutputFile
 
@@ -73,7 +74,7 @@ class Maker:
         self._form = form
         self._schema = schema
         self._ids = ids
-        self._before = chain_before(plan.chain.steps)
+        self._before = partial(put_through, plan.chain.steps)
         source = files_of(plan)
         self._source = source
         total = max(1, int(source.lengths.sum()))
@@ -186,7 +187,7 @@ def first_rows(plan: Plan) -> pa.Table:
     reader = source.reader()
     try:
         end = begin + min(FIRST_ROWS, int(blocks.lengths[block]))
-        return rows_of(plan, chain_before(plan.chain.steps), reader, block, begin, end)
+        return rows_of(plan, partial(put_through, plan.chain.steps), reader, block, begin, end)
     finally:
         reader.close()
 

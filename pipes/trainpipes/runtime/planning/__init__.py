@@ -2,13 +2,14 @@
 
 schemas         of rows that are Python objects: given, kept in a state, or found
 chain           which stage stands where
+block_table     a source's blocks as arrays, in an epoch's order
 inputs          what is read: the source, and what is known of its rows
 first_rows      finds a schema
 as_columns      the stage that turns Python objects into columns
 arrange         makes a chain of stages as they are written
 layouts         how each epoch is cut into spans, windows, micro-batches
 counts          how many micro-batches there are, and where each begins
-plan            the four parts together, what reads the windows, and what a state must agree with
+plan            the four parts together, and what a state must agree with
 check_state     whether a state can be one of a plan's
 migrate         a state of a pipeline that differed in what may change, made one of the plan at hand
 """

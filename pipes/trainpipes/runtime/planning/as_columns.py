@@ -13,12 +13,11 @@ from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.own_class import is_ours
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage, Source, TableStage
+from trainpipes.kinds.stage_kinds import RunStage, Source, TableStage, put_through
 from trainpipes.rows.block import Block
 from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema
 from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.reading.listed import chain_before
 from trainpipes.values.row_schema import UnfitRow, table_of_rows
 from trainpipes.values.row_types import written
 
@@ -130,7 +129,7 @@ def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
     if schema is None or not all(stage.names_only for stage in rest):
         return None
     empty = Block(pa.Table.from_batches([], schema), np.empty(0, dtype=np.int64))
-    found = chain_before(rest)(empty).data
+    found = put_through(rest, empty).data
     assert isinstance(found, pa.Table)
     return found.schema.remove_metadata()
 

@@ -17,9 +17,9 @@ from trainpipes.kinds.stage_kinds import (
     OrderStage,
     PlaceStage,
     RepeatStage,
+    RowOrder,
     Source,
 )
-from trainpipes.runtime.reading.numbered import RowOrder
 
 __all__ = ["Chain"]
 
@@ -155,6 +155,12 @@ class Chain:
     @property
     def endless(self) -> bool:
         return self.times is None
+
+    def goes_on(self, epoch: int, first_epoch: int) -> bool:
+        """Whether another epoch follows one, in the pass that starts with ``first_epoch``."""
+        if self.repeat is None:
+            return False
+        return self.times is None or epoch + 1 < first_epoch + self.times
 
     def first_epoch(self, number: int) -> int:
         """The epoch with which pass ``number`` starts."""

@@ -17,7 +17,6 @@ from trainpipes.kinds.source import RowMixture, RowStream
 from trainpipes.kinds.stage_kinds import CutStage
 from trainpipes.left_out_batches import LeftOutBatches, kept_batches
 from trainpipes.order import Layout
-from trainpipes.rows.run import innermost
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.shown import shown
 from trainpipes.state import Position, parse
@@ -90,14 +89,12 @@ def _delivered(plan: Plan, shard: int, position: Position, cursor: dict[str, Any
     """Whether the micro-batches of the epoch are among those of the pass."""
     number = position.epoch
     delivered, at, first = cursor["delivered"], cursor["at"], plan.chain.first_epoch(number)
-    one_epoch = plan.chain.times == 1
-    epoch = int(innermost(cursor)["epoch"]) if one_epoch else first
-    skipped, _ = plan.counts.chunks(plan.counts.slot(shard, epoch, first), epoch)
+    skipped, _ = plan.counts.chunks(plan.counts.slot(shard, first, first), first)
     left_out = LeftOutBatches.of(position)
-    if left_out is not None:  # a shard may end among those that are left out
+    if left_out.starts:  # a shard may end among those that are left out
         most = left_out.of_shard(shard, delivered + 1)
         return bool(at <= delivered + skipped + most)
-    if one_epoch and delivered:
+    if plan.chain.times == 1 and delivered:
         return bool(at == delivered + skipped)
     return bool(at <= delivered + skipped)
 
@@ -146,8 +143,7 @@ def _rows_lead(plan: Plan, shard: int, number: int, place: dict[str, Any]) -> bo
     layout = plan.layouts.of(epoch)
     if not isinstance(layout, Layout):
         return bool(row < 2 * layout.window_rows)  # the last one may be longer
-    slot = plan.counts.slot(shard, first if plan.chain.rolling else epoch, first)
-    span = slot % layout.num_spans
+    span = plan.counts.span(shard, epoch, first)
     windows = layout.num_windows(span)
     if window >= windows:
         return bool(window <= max(windows, 1) and row == 0)

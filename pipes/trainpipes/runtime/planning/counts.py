@@ -18,6 +18,9 @@ from trainpipes.state import Position
 
 __all__ = ["Counts"]
 
+#: That are left out.
+NO_BATCHES = LeftOutBatches()
+
 
 class Counts:
     """Counts and places of micro-batches.
@@ -87,16 +90,25 @@ class Counts:
         first_epoch = 0 if sizes is None else sizes.epoch // chain.times * chain.times
         return self.epoch_start(first_epoch + chain.times, first_epoch)
 
+    @cached_property
+    def _by_epoch(self) -> bool:
+        """Whether a pass has several epochs, which are batched one by one."""
+        chain = self.chain
+        return chain.repeat is not None and not chain.rolling and self.known
+
     def epoch_start(self, epoch: int, first_epoch: int) -> int:
         """Number of an epoch's first micro-batch in its pass, where epochs are batched one by one."""
         known, start, after = self._known_epoch(first_epoch)
         return start if epoch <= known else after + (epoch - known - 1) * self.batches_in_epoch
 
     def epoch_of(self, m: int, first_epoch: int) -> int:
-        """The epoch in which micro-batch ``m`` of a pass lies; the last one for those after it."""
+        """The epoch in which micro-batch ``m`` of a pass lies; the last one for those after it, and the first
+        where epochs are not batched one by one."""
+        if not self._by_epoch:
+            return first_epoch
         times, (epoch, _, after) = self.chain.times, self._known_epoch(first_epoch)
-        if m >= after:
-            epoch += 1 + (m - after) // max(1, self.batches_in_epoch)
+        if m >= after and self.batches_in_epoch:
+            epoch += 1 + (m - after) // self.batches_in_epoch
         return epoch if times is None else min(epoch, first_epoch + times - 1)
 
     def _known_epoch(self, first_epoch: int) -> tuple[int, int, int]:
@@ -116,9 +128,7 @@ class Counts:
             layout = Layout(self._epoch_rows, size, 1, layout.window_rows, changes=changes)
         return layout.count(self.chain.drop_last)
 
-    def end(
-        self, world_size: int, origin: int = 0, left_out: LeftOutBatches | None = None
-    ) -> float:
+    def end(self, world_size: int, origin: int = 0, left_out: LeftOutBatches = NO_BATCHES) -> float:
         """The micro-batch after the last one of a pass; inf where that is not known. From ``origin``
         on, where they (re)started, several ranks deliver the same number each, so that the last few
         may be left out.
@@ -131,7 +141,7 @@ class Counts:
         chain = self.chain
         if self.known:
             total = self.batches_in_pass
-            if left_out is not None and not math.isinf(total):
+            if not math.isinf(total):
                 total -= left_out.below(int(total))
             if chain.endless and not total:
                 raise DataError(
@@ -143,19 +153,24 @@ class Counts:
             return origin + max(0, int(total) - origin) // world_size * world_size
         if chain.stop_batches is not None and chain.repeat is None:
             most = max(0, chain.stop_batches - chain.skip_batches)
-            return most if left_out is None else most - left_out.below(most)
+            return most - left_out.below(most)
         return math.inf
 
     # One shard
 
+    def shift(self, epoch: int, first_epoch: int) -> int:
+        """By how much the number of a micro-batch in its epoch is larger than that in its pass."""
+        start = self.epoch_start(epoch, first_epoch) if self._by_epoch else 0
+        return self.chain.skip_batches - start
+
     def slot(self, shard: int, epoch: int, first_epoch: int) -> int:
         """Which of the epoch's own S sequences a shard takes: epochs of K micro-batches follow
         each other in m, and K need not be a multiple of S."""
-        chain = self.chain
-        shift = chain.skip_batches
-        if chain.repeat is not None and not chain.rolling and self.known:
-            shift -= self.epoch_start(epoch, first_epoch)
-        return (shard + shift) % chain.num_shards
+        return (shard + self.shift(epoch, first_epoch)) % self.chain.num_shards
+
+    def span(self, shard: int, epoch: int, first_epoch: int) -> int:
+        """Which of the epoch's spans a shard's rows are in."""
+        return self.slot(shard, epoch, first_epoch) % self.layouts.of(epoch).num_spans
 
     def chunks(self, slot: int, epoch: int) -> tuple[int, int | None]:
         """First of a slot's micro-batches that an epoch delivers, and the one after its last."""
@@ -190,15 +205,11 @@ class Counts:
     def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
         """The cursor of a shard after ``m`` micro-batches of pass ``number`` over all ranks, where the
         pipeline is counted: in the epoch of ``m``."""
-        chain = self.chain
-        first = epoch = chain.first_epoch(number)
-        passed = m + chain.skip_batches
-        if chain.repeat is not None and not chain.rolling and self.batches_in_epoch:
-            epoch = self.epoch_of(m, first)
-            passed -= self.epoch_start(epoch, first)
+        first, shards = self.chain.first_epoch(number), self.chain.num_shards
+        epoch = self.epoch_of(m, first)
         slot = self.slot(shard, epoch, first)
-        at = slots_before(passed, slot, chain.num_shards)
-        delivered = slots_before(m, shard, chain.num_shards)
+        at = slots_before(m + self.shift(epoch, first), slot, shards)
+        delivered = slots_before(m, shard, shards)
         return {**self.start(slot, epoch, at), "delivered": delivered, "at": at}
 
     def cursor(self, position: Position, shard: int) -> dict[str, Any] | None:

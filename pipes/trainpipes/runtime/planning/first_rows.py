@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes.errors import SchemaError, TrainpipesError
-from trainpipes.kinds.source import RowMixture, RowSource, RowStream, read_full, read_rows
+from trainpipes.kinds.source import RowMixture, RowStream, read_full, read_rows
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import OpenBelow, RunStage, open_stage
+from trainpipes.kinds.stage_kinds import RunStage, open_chain
 from trainpipes.order import IntArray
 from trainpipes.rows.block import Block
 from trainpipes.rows.payload import Payload, payload_bytes
-from trainpipes.rows.run import Cursors, Run, RunSource
+from trainpipes.rows.run import Cursors, Run
 from trainpipes.runtime.planning.inputs import SAMPLE_ROWS, Inputs
 from trainpipes.values.row_schema import SchemaFinder, UnfitRow
 from trainpipes.values.row_types import is_open, written
@@ -75,8 +75,9 @@ def find_schema(
         }
         return inputs.source.united(found, asker)
     finder, source, typed = SchemaFinder(), _FirstRows(inputs, asker), set(typed)
+    runs = source.runs()
     try:
-        for run in _runs(source, below):
+        for run in _runs(runs, below):
             if rows_of is Block.rows and isinstance(run.block.data, pa.Table):
                 return run.block.data.schema.remove_metadata()
             rows = rows_of(run.block)
@@ -90,7 +91,7 @@ def find_schema(
         if not finder.rows or finder.open:
             raise
     finally:
-        source.close()
+        runs.close()
     if source.cut and (not typed >= set(finder.open) or not finder.rows):
         raise _no_type(finder.schema, source.rows, asker, cure)
     return finder.schema
@@ -110,14 +111,12 @@ def first_rows(inputs: Inputs, below: Sequence[Stage], asker: str) -> Payload | 
             steps = (*part.chain.steps, inputs.source.naming(name))
             data = first_rows(part, steps, asker)
             if data is not None:
-                return next((run.block.data for run in _runs(_Given(data), below)), None)
+                given = iter([_run_of(data, 0)])
+                return next((run.block.data for run in _runs(given, below)), None)
         return None
     keeps = all(isinstance(stage, RunStage) and stage.keeps_rows for stage in below)
-    source = _FirstRows(inputs, asker, 1 if keeps else STEP)
-    try:
-        return next((run.block.data for run in _runs(source, below)), None)
-    finally:
-        source.close()
+    with closing(_FirstRows(inputs, asker, 1 if keeps else STEP).runs()) as rows:
+        return next((run.block.data for run in _runs(rows, below)), None)
 
 
 def _no_type(schema: pa.Schema, rows: int, asker: str, cure: str) -> SchemaError:
@@ -145,14 +144,11 @@ def _add(
         ) from None  # fmt: skip
 
 
-def _runs(source: RunSource, below: Sequence[Stage]) -> Iterator[Run]:
+def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
     """What the first rows become."""
-    opened: OpenBelow = lambda _: source  # noqa: E731
-    for stage in below:
-        # Batches are made of rows as they are, in an order that says nothing of their columns.
-        if stage.role != "batch":
-            opened = partial(open_stage, stage, opened)
-    chain = opened(dict(START))
+    # Batches are made of rows as they are, in an order that says nothing of their columns.
+    stages = [stage for stage in below if stage.role != "batch"]
+    chain = open_chain(stages, lambda _: _Runs(rows), dict(START))
     while True:
         try:
             yield chain.next_run()
@@ -160,21 +156,19 @@ def _runs(source: RunSource, below: Sequence[Stage]) -> Iterator[Run]:
             return
 
 
-class _Given:
-    """One run of rows, which were read already."""
-
-    def __init__(self, data: Payload) -> None:
-        self._left = [_run_of(data, 0)]
-
-    def next_run(self) -> Run:
-        if not self._left:
-            raise StopIteration
-        return self._left.pop()
-
-
 def _run_of(data: Payload, first: int) -> Run:
     ids = np.arange(first, first + len(data), dtype=np.int64)
     return Run(Block(data, ids), Cursors.counting(dict(START), np.arange(len(data) + 1)))
+
+
+@dataclass
+class _Runs:
+    """Runs of rows, one after the other."""
+
+    runs: Iterator[Run]
+
+    def next_run(self) -> Run:
+        return next(self.runs)
 
 
 class _FirstRows:
@@ -193,30 +187,27 @@ class _FirstRows:
                 "find them: give them by schema= of a map() in between, schema=pa.schema([...])",
                 stage=asker,
             )
-        self.rows = self._bytes = 0
+        self.rows = 0
         self.cut = False
-        source = inputs.source
-        if isinstance(source, RowStream):
-            self._parts = _of_stream(inputs, source, step)
-        else:
-            self._parts = _of_blocks(inputs, source, step)
+        of_source = _of_stream if isinstance(inputs.source, RowStream) else _of_blocks
+        self._parts = of_source(inputs, step)
 
-    def next_run(self) -> Run:
-        if self.rows >= SAMPLE_ROWS or self._bytes >= MOST_BYTES:
-            self.cut = True
-            raise StopIteration
-        data, first = next(self._parts)
-        self.rows += len(data)
-        self._bytes += _bytes_of(data) if isinstance(data, list) else payload_bytes(data)
-        return _run_of(data, first)
-
-    def close(self) -> None:
-        self._parts.close()
+    def runs(self) -> Generator[Run, None, None]:
+        """A few rows at a time."""
+        size = 0
+        with closing(self._parts) as parts:
+            for data, first in parts:
+                self.rows += len(data)
+                size += _bytes_of(data) if isinstance(data, list) else payload_bytes(data)
+                yield _run_of(data, first)
+                if self.rows >= SAMPLE_ROWS or size >= MOST_BYTES:
+                    self.cut = True
+                    return
 
 
-def _of_blocks(inputs: Inputs, source: RowSource, step: int) -> Parts:
+def _of_blocks(inputs: Inputs, step: int) -> Parts:
     """The first rows, a few at a time."""
-    blocks, left = inputs.blocks, SAMPLE_ROWS
+    source, blocks, left = inputs.listed, inputs.blocks, SAMPLE_ROWS
     with closing(source.reader()) as reader:
         for block, rows in enumerate(blocks.lengths.tolist()):
             begin = int(blocks.begins[block])
@@ -227,11 +218,12 @@ def _of_blocks(inputs: Inputs, source: RowSource, step: int) -> Parts:
                 yield read_rows(source, reader, block, start, stop), first
 
 
-def _of_stream(inputs: Inputs, source: RowStream, step: int) -> Parts:
+def _of_stream(inputs: Inputs, step: int) -> Parts:
     """The same, of a stream."""
     skip, stop = inputs.chain.skip_rows, inputs.chain.stop_rows
     row = 0
-    with closing(source.open(0, None)) as reader:
+    assert isinstance(inputs.source, RowStream)
+    with closing(inputs.source.open(0, None)) as reader:
         while stop is None or row < stop:
             wanted = step if row >= skip else min(STEP, skip - row)
             data = read_full(reader, wanted if stop is None else min(wanted, stop - row))

@@ -7,20 +7,19 @@ stage can ask of the plan that it is part of. Any thread may ask it.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from trainpipes.caching.block_cache import BlockCache
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place, RowMixture, RowSource, RowStream, checked_source
-from trainpipes.kinds.stage_kinds import MixingSource
+from trainpipes.kinds.stage_kinds import MixingSource, put_through
+from trainpipes.runtime.planning.block_table import BlockTable
 from trainpipes.runtime.planning.chain import Chain
 from trainpipes.runtime.planning.schemas import Schemas
-from trainpipes.runtime.reading.block_table import BlockTable
-from trainpipes.runtime.reading.listed import chain_before
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 
 __all__ = ["SAMPLE_ROWS", "Inputs"]
 
@@ -120,7 +119,7 @@ class Inputs:
     def place_of(self, row: int) -> Place:
         """Where a row, numbered in file order, stands."""
         if isinstance(self.source, RowSource):
-            return self.blocks.locate(self.source, row)
+            return self.source.place(*self.blocks.where(row))
         if isinstance(self.source, RowMixture):
             inputs, own, name = self.source.where(self, row)
             return replace(inputs.place_of(own), source=name)
@@ -145,7 +144,7 @@ class Inputs:
             return None
         below = chain.before[: chain.cached]
         return BlockCache(
-            self.listed, self.blocks.firsts, [chain.opener, *below], chain.cache, chain_before(below),
+            self.listed, self.blocks.firsts, [chain.opener, *below], chain.cache, partial(put_through, below),
             holes=chain.shuffle is None and not all(s.keeps_rows for s in below),
             listed=chain.urls, first=self.first_keys,
         )  # fmt: skip

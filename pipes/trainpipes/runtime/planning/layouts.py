@@ -12,13 +12,20 @@ from functools import cached_property
 
 import numpy as np
 
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import OrderStage
-from trainpipes.order import IntArray, Layout, StreamLayout, even_cuts, permutation
+from trainpipes.order import (
+    IntArray,
+    Layout,
+    StreamLayout,
+    WindowKey,
+    even_cuts,
+    permutation,
+    segments,
+)
 from trainpipes.runtime.planning.chain import Chain
 from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.reading.numbered import DRAWN_ROWS
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.state import BatchSizes
 
 __all__ = ["Layouts"]
@@ -26,6 +33,8 @@ __all__ = ["Layouts"]
 #: What a pipeline that does not shuffle reads at a time, in rows and in bytes.
 READ_ROWS = 8192
 READ_BYTES = 8 << 20
+#: Positions in a window of a sampler's order: 512 KiB of row numbers.
+DRAWN_ROWS = 1 << 16
 #: And what one that packs or batches by length reads of a stream.
 STREAM_ROWS = 32
 #: Of the memory that a shuffle may take, the windows' part; the rest is for files that are open and
@@ -139,6 +148,31 @@ class Layouts:
         if by_number and not self.chain.before:
             return 8.0
         return source.row_bytes if isinstance(source, RowSource) else None
+
+    # The rows of a window
+
+    def places(self, key: WindowKey) -> range:
+        """Places of a window's rows in its epoch's order; none past the last window of a span."""
+        layout = self.of(key.epoch)
+        assert isinstance(layout, Layout)
+        if key.window >= layout.num_windows(key.span):
+            return range(0)
+        first, (start, stop) = layout.span(key.span)[0], layout.window(key.span, key.window)
+        return range(first + start, first + stop)
+
+    def stretches(self, key: WindowKey, first: int = 0) -> list[tuple[int, int, int]]:
+        """The blocks that a window's rows from ``first`` on are in, and for each of them the first row and
+        the row after the last."""
+        blocks, places = self.inputs.blocks, self.places(key)
+        starts, order = blocks.order(key.epoch, self.block_order)
+        parts = segments(starts, order, places.start + first, places.stop)
+        begins = blocks.begins
+        return [(b, int(begins[b]) + low, int(begins[b]) + high) for b, low, high in parts]
+
+    def row_order(self, key: WindowKey, rows: int) -> IntArray | None:
+        """The order in which the rows that a window came to come out; None for as they are."""
+        seed = self.chain.seed
+        return None if seed is None else permutation(rows, seed, "window", *key)
 
     # The order of blocks
 

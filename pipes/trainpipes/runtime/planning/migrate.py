@@ -126,10 +126,8 @@ def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -
     if not place.get("window"):
         return True
     epoch, layout = place["epoch"], plan.layouts.of(place["epoch"])
-    slot = plan.counts.slot(shard, epoch, plan.chain.first_epoch(number))
-    return isinstance(layout, Layout) and bool(
-        place["window"] >= layout.num_windows(slot % layout.num_spans)
-    )
+    span = plan.counts.span(shard, epoch, plan.chain.first_epoch(number))
+    return isinstance(layout, Layout) and bool(place["window"] >= layout.num_windows(span))
 
 
 # The size of micro-batches
@@ -188,12 +186,10 @@ def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
     chain, m = plan.chain, position.m
     first, was, size = chain.first_epoch(position.epoch), old.batch_size, chain.batch_size
     sizes = position.sizes or BatchSizes(first, 0, ((0, was),))
-    if not chain.rolling and chain.repeat is not None and plan.counts.known:
-        # Epochs follow each other in one pass: that of m may be a later one.
-        counts = Counts(Layouts(plan.inputs, old, sizes))
-        epoch = counts.epoch_of(m, first)
-        if epoch != sizes.epoch:
-            sizes = BatchSizes(epoch, counts.epoch_start(epoch, first), ((0, was),))
+    counts = Counts(Layouts(plan.inputs, old, sizes))
+    epoch = counts.epoch_of(m, first)
+    if epoch > sizes.epoch:  # where epochs follow each other in one pass
+        sizes = BatchSizes(epoch, counts.epoch_start(epoch, first), ((0, was),))
     if m == sizes.start:
         return BatchSizes(sizes.epoch, m, ((0, size),)) if m else None
     passed = m - sizes.start + (0 if chain.rolling else chain.skip_batches)

@@ -10,31 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from trainpipes.checksum import checksum, unsealed
-from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
+from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.counts import Counts
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.planning.layouts import Layouts
 from trainpipes.runtime.planning.schemas import Schemas
-from trainpipes.runtime.pool import Pool
-from trainpipes.runtime.reading.listed import ListedLoader, chain_before
-from trainpipes.runtime.reading.numbered import NumberedLoader, buffered_numbers, drawn_numbers
-from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.reading.streamed import StreamLoader
-from trainpipes.runtime.reading.window_cuts import WindowCuts
-from trainpipes.runtime.reading.windows import WindowKey, Windows
 from trainpipes.state import BatchSizes
 
 __all__ = ["Plan"]
-
-#: The part of windows and those read ahead together, and that of what is not shuffled, in bytes.
-AHEAD_SHARE = 5 / 6
-AHEAD_BYTES = 256 << 20
 
 
 class Plan:
@@ -97,52 +86,6 @@ class Plan:
     def mixed(self) -> dict[str, Plan]:
         """The plans of the pipelines whose rows are mixed; none where rows are of one source."""
         return {name: Plan(part) for name, part in self.inputs.mixed.items()}
-
-    # Windows
-
-    def windows(
-        self, pool: Pool | None = None, number: int = 0, last: WindowKey | None = None
-    ) -> Windows | MixedWindows:
-        """The windows of this plan, for the shards of one process.
-
-        Args:
-            pool: reads ahead.
-            number: of the pass.
-            last: the last window that is needed, of a part of an epoch in one span; None for all.
-        """
-        chain, inputs, layouts = self.chain, self.inputs, self.layouts
-        source = inputs.source
-        if isinstance(source, RowMixture):
-            return source.windows(self, pool, number)
-        before = chain_before(chain.before[chain.cached or 0 :])
-        if isinstance(source, RowStream):
-            cut = (chain.skip_rows, chain.stop_rows)
-            return Windows(StreamLoader(source, layouts.usual.window_rows, cut, chain.seed, before))
-        cuts = WindowCuts(inputs.blocks, layouts.of, layouts.block_order, chain.seed)
-        if isinstance(source, RandomAccessSource) and chain.drawn is not None:
-            numbers = drawn_numbers(chain.drawn, cuts, chain.skip_rows)
-            return Windows(NumberedLoader(source, cuts, numbers, chain.may_repeat))
-        if isinstance(source, RandomAccessSource) and source.by_number and not chain.before:
-            return Windows(NumberedLoader(source, cuts, buffered_numbers(source, cuts)))
-        cached = inputs.cached_blocks
-        keeps = all(s.keeps_rows for s in chain.before) or (cached is not None and cached.holes)
-        shuffle = chain.shuffle
-        ahead = AHEAD_BYTES if shuffle is None else int(shuffle.max_bytes * AHEAD_SHARE)
-        return Windows(
-            ListedLoader(source, cuts, before, keeps, cached),
-            None if self.reads_user_code else pool,
-            ahead,
-            partial(self._following, chain.first_epoch(number)),
-            last,
-        )
-
-    def _following(self, first_epoch: int, shard: int, epoch: int) -> int | None:
-        """The span that a shard comes to after an epoch; None where the pass ends with it."""
-        times = self.chain.times
-        if self.chain.repeat is None or (times is not None and epoch + 1 >= first_epoch + times):
-            return None
-        slot = self.counts.slot(shard, epoch + 1, first_epoch)
-        return slot % self.layouts.of(epoch + 1).num_spans
 
     # Who may call what
 

@@ -1,4 +1,4 @@
-"""Windows of a source that lists its blocks: read whole, and put through what stands before the shuffle.
+"""Windows of a source that lists its blocks: read whole, and put through the stages before the shuffle.
 
 Owns a reader for each span, which reads on where the span's last window ended, or the span before; a span's
 windows are read by one thread at a time.
@@ -6,77 +6,63 @@ windows are read by one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from trainpipes.caching.block_cache import BlockCache
-from trainpipes.kinds.source import LooksAhead, Reader, RowSource, read_rows
-from trainpipes.order import IntArray
-from trainpipes.rows.bad_text import naming_bad_text
+from trainpipes.kinds.source import LooksAhead, Reader, read_rows
+from trainpipes.kinds.stage_kinds import put_through
+from trainpipes.order import IntArray, WindowKey
 from trainpipes.rows.block import Block
 from trainpipes.rows.payload import join_payloads
-from trainpipes.rows.run import Cursors, Run
 from trainpipes.runtime.interrupts import InterruptibleLock
-from trainpipes.runtime.reading.window_cuts import WindowCuts
-from trainpipes.runtime.reading.windows import Window, WindowKey, WindowLoader
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.reading.windows import Window, WindowLoader
 
-__all__ = ["Before", "ListedLoader", "chain_before"]
-
-#: What stands before the shuffle: rows in, rows out.
-Before = Callable[[Block], Block]
+__all__ = ["ListedLoader"]
 
 
+@dataclass
 class _Place:
     """Where a span is read.
 
     Attributes:
-        at: the block and the row that its reader would read next.
+        lock: held by who reads.
+        reader: of the span's blocks, once there is one.
+        at: the block and the row that it would read next.
     """
 
-    def __init__(self) -> None:
-        self.lock = InterruptibleLock()
-        self.reader: Reader | None = None
-        self.at = -1, 0
+    lock: InterruptibleLock = field(default_factory=InterruptibleLock)
+    reader: Reader | None = None
+    at: tuple[int, int] = (-1, 0)
 
 
 class ListedLoader(WindowLoader):
     """Reads windows of listed blocks.
 
     Args:
-        source: where rows are read.
-        cuts: which ones a window has.
-        before: the stages before the shuffle.
-        keeps_rows: whether those keep all rows.
-        cached: the source's blocks as a cache keeps them; None to read the source.
+        plan: whose source lists its blocks.
     """
 
-    def __init__(
-        self,
-        source: RowSource,
-        cuts: WindowCuts,
-        before: Before,
-        keeps_rows: bool,
-        cached: BlockCache | None = None,
-    ) -> None:
-        self._source = source
-        self._cuts = cuts
-        self._before = before
-        self._keeps_rows = keeps_rows
-        self._cached = cached
+    def __init__(self, plan: Plan) -> None:
+        self._layouts = plan.layouts
+        self._source = plan.inputs.listed
+        self._cached = plan.inputs.cached_blocks
+        before = plan.chain.before
+        has_holes = self._cached is not None and self._cached.holes
+        self._keeps_rows = has_holes or all(stage.keeps_rows for stage in before)
+        self._before = before[plan.chain.cached or 0 :]
         self._places: dict[int, _Place] = {}  # of each span
 
     def planned(self, key: WindowKey) -> int | None:
-        rows = len(self._cuts.places(key))
+        rows = len(self._layouts.places(key))
         return rows if self._keeps_rows or not rows else None
 
     def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
-        if not self._cuts.places(key):
+        if not self._layouts.places(key):
             return None
         place = self._places.setdefault(key.span, _Place())
-        if self._cuts.seed is not None or not self._keeps_rows:
+        if self._layouts.chain.seed is not None or not self._keeps_rows:
             first = 0  # which row comes out where is known when all are read
         return Window(self.planned(key), partial(self._read, key, place, first), first=first)
 
@@ -87,7 +73,7 @@ class ListedLoader(WindowLoader):
                     place.reader.close()
 
     def _read(self, key: WindowKey, place: _Place, first: int) -> tuple[Block, IntArray | None]:
-        wanted = self._cuts.stretches(key, first)
+        wanted = self._layouts.stretches(key, first)
         with place.lock:
             reader = self._reader(place, wanted[0][:2])
             if self._cached is not None:
@@ -96,11 +82,12 @@ class ListedLoader(WindowLoader):
                 if isinstance(reader, LooksAhead):
                     reader.expect([block for block, _, _ in wanted])
                 parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)
-                data = join_payloads(parts, len(self._cuts.places(key)) - first)
-                rows = Block(data, self._cuts.ids(wanted), epoch=key.epoch)
+                data = join_payloads(parts, len(self._layouts.places(key)) - first)
+                ids = self._layouts.inputs.blocks.numbers(wanted)
+                rows = Block(data, ids, epoch=key.epoch)
             place.at = wanted[-1][0], wanted[-1][2]
-            rows = self._before(rows)
-        return rows, self._cuts.order(key, len(rows))
+            rows = put_through(self._before, rows)
+        return rows, self._layouts.row_order(key, len(rows))
 
     def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
         """What reads a window that begins at a row of a block. Where another span has just been read up to
@@ -115,16 +102,3 @@ class ListedLoader(WindowLoader):
         if place.reader is None:
             place.reader = self._source.reader()
         return place.reader
-
-
-def chain_before(stages: Sequence[Any]) -> Before:
-    """The stages before the shuffle as one function on a window's rows."""
-
-    def apply(block: Block) -> Block:
-        for stage in stages:
-            run = Run(block, Cursors.counting({}, np.arange(len(block) + 1, dtype=np.int64)))
-            with naming_bad_text(block, stage):
-                block = stage.process(run).block
-        return block
-
-    return apply

@@ -10,50 +10,22 @@ Memory: 8 bytes a row of a window. All threads of a process may ask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from trainpipes.order import IntArray
-from trainpipes.rows.block import Block, Each
-from trainpipes.runtime.reading.random_access import RandomAccessSource
-from trainpipes.runtime.reading.window_cuts import WindowCuts
-from trainpipes.runtime.reading.windows import Content, Window, WindowKey, WindowLoader
+from trainpipes.kinds.random_access import RandomAccessSource
+from trainpipes.order import IntArray, WindowKey
+from trainpipes.rows.block import Block
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.reading.windows import Content, Window, WindowLoader
 
-__all__ = [
-    "DRAWN_ROWS",
-    "Numbers",
-    "NumberedLoader",
-    "RowOrder",
-    "buffered_numbers",
-    "drawn_numbers",
-]
-
-#: Positions in a window of a sampler's order: 512 KiB of row numbers.
-DRAWN_ROWS = 1 << 16
-
-#: The numbers of a window's rows, in the order in which they come out, int64.
-Numbers = Callable[[WindowKey], IntArray]
+__all__ = ["NumberedLoader"]
 
 
-class RowOrder(Protocol):
-    """Which rows an epoch has, and in which order: a pure function."""
-
-    def check(self, rows: int) -> None:
-        """Raise unless ``rows`` rows are what it was made for."""
-        ...
-
-    def length(self, rows: int) -> int:
-        """Positions in an epoch over ``rows`` rows."""
-        ...
-
-    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
-        """The rows at positions ``start`` to ``stop``, int64."""
-        ...
-
-
+@dataclass(frozen=True)
 class NumberedRows:
     """Rows of a window that are read when they are taken.
 
@@ -64,51 +36,42 @@ class NumberedRows:
         first: the window's place in the epoch's order, where that may have a row twice.
     """
 
-    def __init__(
-        self, source: RandomAccessSource, numbers: IntArray, epoch: int, first: int | None
-    ) -> None:
-        self._source = source
-        self._numbers = numbers
-        self._epoch = epoch
-        self._first = first
-        self.nbytes = numbers.nbytes
+    source: RandomAccessSource
+    numbers: IntArray
+    epoch: int
+    first: int | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.numbers)
 
     def take(self, index: IntArray) -> Block:
-        part = 0 if self._first is None else self._first + index
-        return self._read(self._numbers[index], part)
+        numbers = self.numbers[index]
+        part = 0 if self.first is None else self.first + index
+        return Block(self.source.take(numbers), numbers, epoch=self.epoch, part=part)
 
     def slice(self, start: int, stop: int) -> Block:
-        first = self._first
-        part = 0 if first is None else np.arange(first + start, first + stop, dtype=np.int64)
-        return self._read(self._numbers[start:stop], part)
-
-    def _read(self, numbers: IntArray, part: Each) -> Block:
-        return Block(self._source.take(numbers), numbers, epoch=self._epoch, part=part)
+        return self.take(np.arange(start, stop, dtype=np.int64))
 
 
 class NumberedLoader(WindowLoader):
     """Makes windows of row numbers.
 
     Args:
-        source: where rows are read.
-        cuts: how many a window has.
-        numbers: which ones.
-        repeats: whether an epoch may have a row twice.
+        plan: of the rows.
+        source: where they are read.
     """
 
-    def __init__(
-        self, source: RandomAccessSource, cuts: WindowCuts, numbers: Numbers, repeats: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan, source: RandomAccessSource) -> None:
+        self._chain = plan.chain
+        self._layouts = plan.layouts
         self._source = source
-        self._cuts = cuts
-        self._numbers = numbers
-        self._repeats = repeats
 
     def planned(self, key: WindowKey) -> int:
-        return len(self._cuts.places(key))
+        return len(self._layouts.places(key))
 
     def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
         rows = self.planned(key)
@@ -118,32 +81,23 @@ class NumberedLoader(WindowLoader):
         """Nothing is open."""
 
     def _read(self, key: WindowKey) -> Content:
-        first = self._cuts.places(key).start if self._repeats else None
-        return NumberedRows(self._source, self._numbers(key), key.epoch, first), None
+        chain, places = self._chain, self._layouts.places(key)
+        if chain.drawn is None:
+            return NumberedRows(self._source, self._buffered(key), key.epoch, None), None
+        rows = self._layouts.inputs.blocks.rows
+        drawn = chain.drawn.index(key.epoch, places.start, places.stop, rows)
+        first = places.start if chain.may_repeat else None
+        return NumberedRows(self._source, chain.skip_rows + drawn, key.epoch, first), None
 
-
-def drawn_numbers(order: RowOrder, cuts: WindowCuts, first: int) -> Numbers:
-    """The numbers of a sampler's order over the rows from ``first`` on."""
-
-    def numbers(key: WindowKey) -> IntArray:
-        places = cuts.places(key)
-        return first + order.index(key.epoch, places.start, places.stop, cuts.blocks.rows)
-
-    return numbers
-
-
-def buffered_numbers(source: RandomAccessSource, cuts: WindowCuts) -> Numbers:
-    """The numbers of a shuffle within a buffer, or of file order: just the rows, in just the order, that
-    ``ListedLoader`` would read whole. The source is told which ones will be asked for."""
-
-    def numbers(key: WindowKey) -> IntArray:
-        rows = cuts.ids(cuts.stretches(key))
-        order = cuts.order(key, len(rows))
+    def _buffered(self, key: WindowKey) -> IntArray:
+        """The numbers of a shuffle within a buffer, or of file order: just the rows, in just the order, that
+        ``ListedLoader`` would read whole. The source is told which ones will be asked for."""
+        blocks, stretches = self._layouts.inputs.blocks, self._layouts.stretches(key)
+        numbers = blocks.numbers(stretches)
+        order = self._layouts.row_order(key, len(numbers))
         if order is None:  # in file order the system reads ahead by itself
-            return rows
-        for block, low, high in cuts.stretches(key):
-            first = int(cuts.blocks.firsts[block])
-            source.will_need(first + low, first + high)
-        return rows[order]
-
-    return numbers
+            return numbers
+        for block, low, high in stretches:
+            first = int(blocks.firsts[block])
+            self._source.will_need(first + low, first + high)
+        return numbers[order]

@@ -7,36 +7,41 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from trainpipes.kinds.source import RowStream, StreamReader, read_full
-from trainpipes.order import permutation
+from trainpipes.kinds.stage_kinds import put_through
+from trainpipes.order import WindowKey
 from trainpipes.progress import Progress
 from trainpipes.rows.block import Block
-from trainpipes.runtime.reading.listed import Before
-from trainpipes.runtime.reading.windows import Window, WindowKey, WindowLoader
+from trainpipes.runtime.planning.plan import Plan
+from trainpipes.runtime.reading.windows import Window, WindowLoader
 
 __all__ = ["StreamLoader"]
 
 
+@dataclass
 class _Pass:
     """One pass over a stream.
 
-    Args:
+    Attributes:
         reader: of the stream.
         window: that is cut next.
         row: number of the next row.
+        start: the state of the epoch's start, where known.
+        ahead: rows read, and the state after.
+        ended: whether all is read.
     """
 
-    def __init__(self, reader: StreamReader, window: int, row: int) -> None:
-        self.reader = reader
-        self.window = window
-        self.row = row
-        self.start: dict[str, Any] | None = None  # the state of the epoch's start, where known
-        self.ahead: deque[tuple[Block, dict[str, Any]]] = deque()  # rows read, and the state after
-        self.ended = False
+    reader: StreamReader
+    window: int
+    row: int
+    start: dict[str, Any] | None = None
+    ahead: deque[tuple[Block, dict[str, Any]]] = field(default_factory=deque)
+    ended: bool = False
 
 
 class StreamLoader(WindowLoader):
@@ -45,28 +50,17 @@ class StreamLoader(WindowLoader):
     A shuffled stream is read one window ahead, so that a short end joins the window before it.
 
     Args:
+        plan: whose source is the stream.
         stream: where rows are read.
-        window_rows: rows in a window.
-        cut: rows to pass over at the start, and the row to stop before (None for no end).
-        seed: of the shuffle; None where nothing is shuffled.
-        before: the stages before the shuffle.
     """
 
     most_held = None  # to make one again, the stream would be read from its start
 
-    def __init__(
-        self,
-        stream: RowStream,
-        window_rows: int,
-        cut: tuple[int, int | None],
-        seed: int | None,
-        before: Before,
-    ) -> None:
+    def __init__(self, plan: Plan, stream: RowStream) -> None:
+        self._layouts = plan.layouts
+        self._chain = plan.chain
         self._stream = stream
-        self._rows = window_rows
-        self._skip, self._stop = cut
-        self._seed = seed
-        self._before = before
+        self._rows = plan.layouts.usual.window_rows
         self._passes: dict[int, _Pass] = {}
 
     def planned(self, key: WindowKey) -> None:
@@ -98,13 +92,11 @@ class StreamLoader(WindowLoader):
                     if current.window > key.window:
                         break
                     told.advance(len(found[0]))
-            rows, after = self._before(found[0]), found[1]
+            rows, after = put_through(self._chain.before, found[0]), found[1]
         except BaseException:  # asked again, it reads again, and no row is lost
             self._close(key.epoch)
             raise
-        order = None
-        if self._seed is not None:
-            order = permutation(len(rows), self._seed, "window", *key)
+        order = self._layouts.row_order(key, len(rows))
         return Window(len(rows), lambda: (rows, order), after)
 
     def let_go(self, epoch: int) -> None:
@@ -122,16 +114,16 @@ class StreamLoader(WindowLoader):
         """Begin a pass: where ``state`` says that a window begins, or at the epoch's start."""
         if epoch in self._passes:
             self._close(epoch)
-        at = state if self._stream.seekable else {}
+        at, skip = state if self._stream.seekable else {}, self._chain.skip_rows
         reader = self._stream.open(epoch, at or None)
         if at and window:
-            current = _Pass(reader, window, self._skip + window * self._rows)
+            current = _Pass(reader, window, skip + window * self._rows)
         else:
             current = _Pass(reader, 0, 0)
             current.start = self._state(current)  # from before the rows to pass over
         self._passes[epoch] = current
-        while current.row < self._skip and not current.ended:
-            data = read_full(reader, min(self._rows, self._skip - current.row))
+        while current.row < skip and not current.ended:
+            data = read_full(reader, min(self._rows, skip - current.row))
             current.ended = data is None
             current.row += 0 if data is None else len(data)
         return current
@@ -141,10 +133,10 @@ class StreamLoader(WindowLoader):
 
     def _cut(self, epoch: int, current: _Pass) -> tuple[Block, dict[str, Any]] | None:
         """The rows of the next window, and the state after them; None past the last."""
-        wanted = 1 if self._seed is None else 2
-        ahead = current.ahead
+        wanted = 1 if self._chain.seed is None else 2
+        ahead, stop = current.ahead, self._chain.stop_rows
         while not current.ended and len(ahead) < wanted:
-            left = math.inf if self._stop is None else max(0, self._stop - current.row)
+            left = math.inf if stop is None else max(0, stop - current.row)
             data = read_full(current.reader, int(min(self._rows, left))) if left else None
             current.ended = data is None or len(data) < self._rows
             if data is not None and len(data):

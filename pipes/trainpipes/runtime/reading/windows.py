@@ -16,26 +16,15 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import ref
 
-from trainpipes.order import IntArray
+from trainpipes.order import IntArray, WindowKey
 from trainpipes.rows.block import Block
 from trainpipes.runtime.interrupts import InterruptibleLock
 from trainpipes.runtime.pool import Pool, Urgency
 
-__all__ = ["Following", "Window", "WindowKey", "WindowLoader", "WindowRows", "Windows"]
-
-#: Of a user and an epoch, the span that the user comes to in the next epoch; None if there is none.
-Following = Callable[[int, int], int | None]
-
-
-class WindowKey(NamedTuple):
-    """Which window: of those of one span, earlier ones compare as less."""
-
-    epoch: int
-    span: int
-    window: int
+__all__ = ["Window", "WindowLoader", "WindowRows", "Windows"]
 
 
 class WindowRows(Protocol):
@@ -187,7 +176,8 @@ class Windows:
         loader: makes them.
         pool: threads that read ahead; None for no reading ahead.
         ahead_bytes: bytes that all windows may take for one more to be read ahead.
-        following: tells the span that a user comes to in the next epoch, which is then read ahead too.
+        following: of a user and an epoch, the span that the user comes to in the next one, which is then read
+            ahead too; None if there is none.
         last: no window after this one is read ahead; None for no such end.
     """
 
@@ -196,7 +186,7 @@ class Windows:
         loader: WindowLoader,
         pool: Pool | None = None,
         ahead_bytes: int = 0,
-        following: Following | None = None,
+        following: Callable[[int, int], int | None] | None = None,
         last: WindowKey | None = None,
     ) -> None:
         self._loader = loader
@@ -208,34 +198,33 @@ class Windows:
         self._needs: dict[int, WindowKey] = {}  # where each user is
         self._lock = threading.Lock()
 
-    def planned(self, epoch: int, span: int, window: int) -> int | None:
+    def planned(self, key: WindowKey) -> int | None:
         """Rows in a window before it is read: 0 past the last; None where it must be read to know."""
-        return self._loader.planned(WindowKey(epoch, span, window))
+        return self._loader.planned(key)
 
     def start(self, epoch: int) -> dict[str, Any]:
         """The state that leads back to an epoch's start; empty where the epoch's number does."""
         with self._lock:
             return self._loader.start(epoch)
 
-    def expect(self, user: int, epoch: int, span: int, window: int) -> None:
+    def expect(self, user: int, key: WindowKey) -> None:
         """Say that ``user`` will ask for this window and later ones of the span."""
         with self._lock:
-            self._move(user, WindowKey(epoch, span, window))
+            self._move(user, key)
 
     def get(
-        self, user: int, epoch: int, span: int, window: int, state: dict[str, Any], first: int = 0
+        self, user: int, key: WindowKey, state: dict[str, Any], first: int = 0
     ) -> Window | None:
         """A window, to be read if no other user has; None past the last one.
 
         ``user`` has no more need of earlier ones. ``state`` is where to read from, as an earlier window's
         ``after`` said, and ``first`` the first position in it that ``user`` needs.
         """
-        key = WindowKey(epoch, span, window)
         with self._lock:
             self._move(user, key)
             found = self._held.get(key)
             if found is None or found.failed is not None or first < found.first:
-                self._limit(span)
+                self._limit(key.span)
                 found = self._loader.window(key, state, first)
                 if found is None:
                     return None

@@ -10,8 +10,7 @@ Owned by one consumer and called by the thread that iterates; windows and groups
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, MutableSequence, Sequence
-from dataclasses import dataclass
+from collections.abc import MutableSequence, Sequence
 from functools import cached_property, partial
 from typing import Any
 from weakref import ref
@@ -19,16 +18,17 @@ from weakref import ref
 import numpy as np
 
 from trainpipes.left_out_batches import LeftOutBatches
-from trainpipes.order import IntArray, Layout
-from trainpipes.rows.block import Block
+from trainpipes.order import IntArray, Layout, WindowKey
 from trainpipes.rows.lazy_batches import LazyBatches
 from trainpipes.rows.run import Run, Unroll
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, Ticket, Urgency
 from trainpipes.runtime.reading.windows import Window, Windows
-from trainpipes.runtime.shards.finishing import Finishing, is_about_a_row, raise_placed, unplaced
+from trainpipes.runtime.shards.groups import Group, GroupMaker, fail
 from trainpipes.runtime.shards.opener import RUN_ROWS, rows_at_a_time
+from trainpipes.runtime.shards.row_errors import is_about_a_row, raise_placed
 from trainpipes.runtime.shards.turns import Turns
+from trainpipes.state import Position
 
 __all__ = ["CountedItems"]
 
@@ -43,70 +43,45 @@ MADE_AHEAD, LEAST_AHEAD = 16, 8
 LIGHT = 1e-3
 
 
-@dataclass(frozen=True)
-class Group:
-    """Micro-batches that are made together.
-
-    Args:
-        ms: their numbers, in order.
-        places: where each of them stands among the group's items.
-        parts: windows, and positions in their order, of all rows, item after item.
-        bounds: first row of each item, and the end.
-    """
-
-    ms: IntArray
-    places: list[int]
-    parts: list[tuple[Window, IntArray]]
-    bounds: IntArray
-
-    def is_ready(self) -> bool:
-        """Whether its rows are there."""
-        return all(window.is_read for window, _ in self.parts)
-
-
 class CountedItems:
     """The items of one consumer of a counted pipeline.
 
     Args:
         plan: the pipeline's.
-        number: of the pass.
+        position: where they start. What its notes leave out is passed over: those that are asked for are
+            numbered without it.
         turns: which micro-batches they are.
         windows: where rows are.
         pool: reads windows and makes groups; None for none but the thread that iterates.
         alone: whether the thread that iterates makes the groups, since functions are called that are not
             ours.
         unroll: gives the items of a run.
-        left_out: micro-batches that are passed over; those that are asked for are numbered without them.
     """
 
     def __init__(
         self,
         plan: Plan,
-        number: int,
+        position: Position,
         turns: Turns,
         windows: Windows,
         pool: Pool | None,
         alone: bool,
         unroll: Unroll = Run.unroll,
-        left_out: LeftOutBatches | None = None,
     ) -> None:
         self._plan = plan
-        self._first_epoch = plan.chain.first_epoch(number)
+        self._first_epoch = plan.chain.first_epoch(position.epoch)
         self._turns = turns
         self._windows = windows
-        self._unroll = unroll
-        self._left_out = left_out
+        self._left_out = LeftOutBatches.of(position)
         self._readers = None if plan.reads_user_code else pool
         self._pool = None if alone else pool
-        self._batched = batched = plan.chain.batch is not None
-        on_rows = plan.chain.after_on_rows
-        self._finish = Finishing(on_rows, plan.chain.after[len(on_rows) + batched :])
+        self._maker = GroupMaker(plan.chain, unroll)
         #: Whether any thread may make a group.
         self._shares = not plan.runs_user_code
         self._count = FIRST  # micro-batches of the next group
         self._singly = 0  # micro-batches that are made one by one, to find the one that fails
         self._failed: Exception | None = None  # what they failed with together
-        self._tickets: deque[tuple[Group | None, Ticket]] = deque()
+        self._tickets: deque[tuple[Group, Ticket]] = deque()
         self._beginning: Ticket | None = None  # the pool's work on the group after those
         self._upcoming: int | None = None  # the micro-batch after the last group in work
         self._items: MutableSequence[Any] = []
@@ -119,28 +94,24 @@ class CountedItems:
     # What depends on workers of stages is asked first when these are settled.
 
     @cached_property
-    def _has_workers(self) -> bool:
-        return self._finish.has_workers
-
-    @cached_property
     def _in_work(self) -> int:
         """Groups that are in work at a time."""
         if self._pool is not None:
             return self._pool.threads + 1
-        return SUBMITTED if self._has_workers else 0
+        return SUBMITTED if self._maker.has_workers else 0
 
     @cached_property
     def _when_taken(self) -> bool:
         """Whether each micro-batch is made by itself, when it is taken: where Python is called for rows."""
-        calls_rows = self._batched and any(stage.per_row for stage in self._plan.chain.after)
-        return calls_rows and self._pool is None and not self._has_workers
+        chain = self._plan.chain
+        calls_rows = chain.batch is not None and any(stage.per_row for stage in chain.after)
+        return calls_rows and self._pool is None and not self._maker.has_workers
 
     @cached_property
     def _most(self) -> int:
         """Micro-batches in a group."""
-        plan = self._plan
-        rows = RUN_ROWS if self._when_taken else rows_at_a_time(plan)
-        return max(1, rows // (1 if plan.chain.batch is None else plan.chain.batch_size))
+        rows = RUN_ROWS if self._when_taken else rows_at_a_time(self._plan)
+        return max(1, rows // self._plan.chain.batch_size)
 
     # One item after the other
 
@@ -172,13 +143,12 @@ class CountedItems:
         self._make(self._items, self._places[first : self._ahead_to])
         count = len(self._places)
         if self._ahead_to > count:  # on into the next group, if it is there
-            group, ticket = self._tickets[0] if self._tickets else (None, None)
-            if group is None or ticket is None or ticket.value is None:
+            if not self._tickets or self._tickets[0][1].value is None:
                 self._ahead_to = count
-            else:
-                self._make(
-                    ticket.value, group.places[max(0, first - count) : self._ahead_to - count]
-                )
+                return
+            group, ticket = self._tickets[0]
+            places = group.places[max(0, first - count) : self._ahead_to - count]
+            self._make(ticket.value, places)
 
     def _make(self, items: MutableSequence[Any], places: Sequence[int]) -> None:
         """Have the pool make items that wait for that."""
@@ -198,13 +168,12 @@ class CountedItems:
             items = ticket.result() if self._pool is None else self._pool.result(ticket)
         except BaseException as error:
             self._start_again()
-            if group is not None and len(group.ms) > 1 and is_about_a_row(error):
+            if len(group.ms) > 1 and is_about_a_row(error):
                 # Made one by one, the one that fails is raised when it is due.
                 self._singly, self._failed = len(group.ms), error
                 return
             self._failed = None
             raise_placed(error, self._plan)
-        assert group is not None
         if self._singly == 1 and self._failed is not None:
             # It did not come again, and is raised all the same.
             failed, self._failed = self._failed, None
@@ -249,29 +218,25 @@ class CountedItems:
             ticket, self._beginning = self._beginning, None
             self._tickets.append(self._pool.result(ticket))
 
-    def _begin(self, m: int) -> tuple[Group | None, Ticket]:
+    def _begin(self, m: int) -> tuple[Group, Ticket]:
         """The next group, and what makes its items."""
         count = 1 if self._singly else self._count
         try:
             group = self._group(self._turns.after(m, count))
         except Exception as error:  # raised when it is due
             self._upcoming = m + self._turns.stride
-            return None, Ticket(partial(_fail, error))
+            return Group(np.array([m]), [], [], np.array([0])), Ticket(partial(fail, error))
         self._upcoming = int(group.ms[-1]) + self._turns.stride
         if not self._singly:
             self._count = min(2 * count, self._most)
-        # Not methods: what waits in a ticket would hold these items, which hold the ticket.
-        make = partial(_made, self._finish, group, self._batched, self._unroll)
-        if self._when_taken:
-            make = partial(_made_when_taken, self._finish, group, self._unroll)
-        light = self._shares and not self._was_at_work and self._finish.seconds < LIGHT
+        # The maker's methods: what waits in a ticket must not hold these items, which hold the ticket.
+        make = partial(self._maker.lazy_items if self._when_taken else self._maker.items, group)
+        light = self._shares and not self._was_at_work and self._maker.seconds < LIGHT
         if self._pool is not None and not light:
             # Where windows are not read by the pool, they are read with the group.
             is_ready = None if self._readers is None else group.is_ready
             return group, self._pool.submit(make, is_ready=is_ready)
-        if self._has_workers:
-            return group, Ticket(_submitted(self._finish, group, self._batched, self._unroll))
-        return group, Ticket(make)
+        return group, Ticket(self._maker.submit(group) if self._maker.has_workers else make)
 
     # Where rows stand
 
@@ -279,14 +244,12 @@ class CountedItems:
         """The rows of some micro-batches, those of the first one's epoch."""
         plan = self._plan
         first = self._first_epoch
-        epoch, shift = first, plan.chain.skip_batches
-        numbers = ms if self._left_out is None else self._left_out.numbers(ms)
-        if plan.chain.repeat is not None and not plan.chain.rolling:
-            epoch = plan.counts.epoch_of(int(numbers[0]), first)
-            shift -= plan.counts.epoch_start(epoch, first)
-            if plan.chain.times is None or epoch + 1 < first + plan.chain.times:
-                numbers = numbers[numbers < plan.counts.epoch_start(epoch + 1, first)]
-                ms = ms[: len(numbers)]
+        numbers = self._left_out.numbers(ms)
+        epoch = plan.counts.epoch_of(int(numbers[0]), first)
+        shift = plan.counts.shift(epoch, first)
+        if plan.chain.goes_on(epoch, first) and not plan.chain.rolling:
+            numbers = numbers[numbers < plan.counts.epoch_start(epoch + 1, first)]
+            ms = ms[: len(numbers)]
         layout = plan.layouts.of(epoch)
         assert isinstance(layout, Layout)
         numbers = numbers + shift
@@ -330,7 +293,8 @@ class CountedItems:
             low, high = layout.window(span, number)
             count = int(np.searchsorted(rows, base + high))
             needed = int(rows[0]) - base - low
-            window = self._windows.get(user, epoch + passed, span, number, {}, needed)
+            key = WindowKey(epoch + passed, span, number)
+            window = self._windows.get(user, key, {}, needed)
             assert window is not None
             if self._readers is not None:
                 window.read_in(self._readers)
@@ -339,7 +303,7 @@ class CountedItems:
         return parts
 
 
-def _begin_of(items: ref[CountedItems], m: int) -> tuple[Group | None, Ticket]:
+def _begin_of(items: ref[CountedItems], m: int) -> tuple[Group, Ticket]:
     """Begin with a group, in the pool."""
     found = items()
     if found is None:
@@ -347,50 +311,7 @@ def _begin_of(items: ref[CountedItems], m: int) -> tuple[Group | None, Ticket]:
     return found._begin(m)
 
 
-def _made(finish: Finishing, group: Group, batched: bool, unroll: Unroll) -> MutableSequence[Any]:
-    """A group's items."""
-    return unroll(finish(_run(group, batched)))
-
-
-def _made_when_taken(finish: Finishing, group: Group, unroll: Unroll) -> MutableSequence[Any]:
-    """A group's items, each of which is made when it is taken."""
-    return LazyBatches(partial(_made_alone, finish, group, unroll), len(group.ms))
-
-
-def _made_alone(finish: Finishing, group: Group, unroll: Unroll, place: int) -> Any:
-    """One of a group's items."""
-    start, stop = group.bounds[place : place + 2].tolist()
-    bounds = np.array([0, stop - start], dtype=np.int64)
-    blocks: list[Block] = []
-    for window, positions in group.parts:
-        if start < len(positions) and stop > 0:
-            blocks.append(window.take(positions[max(0, start) : stop]))
-        start, stop = start - len(positions), stop - len(positions)
-    return unroll(finish(unplaced(Block.join(blocks), bounds)))[0]
-
-
-def _submitted(
-    finish: Finishing, group: Group, batched: bool, unroll: Unroll
-) -> Callable[[], MutableSequence[Any]]:
-    """Have workers of a stage begin with a group; what is returned waits for them, and gives its items."""
-    try:
-        rest = finish.submit_run(_run(group, batched))
-    except Exception as error:
-        return partial(_fail, error)
-    return lambda: unroll(rest())
-
-
-def _run(group: Group, batched: bool) -> Run:
-    block = Block.join([window.take(positions) for window, positions in group.parts])
-    return unplaced(block, group.bounds if batched else None)
-
-
 def _make_items(items: MutableSequence[Any], places: Sequence[int]) -> None:
     """Make items that wait for that; those that have been taken are passed over."""
     for place in places:
         items[place]
-
-
-def _fail(error: BaseException) -> Any:
-    """Raise what was raised before its turn."""
-    raise error

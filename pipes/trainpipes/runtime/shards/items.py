@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 from trainpipes.kinds.source import MixedWindows
-from trainpipes.left_out_batches import LeftOutBatches
 from trainpipes.rows.run import Run
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.reading.open_windows import open_windows
 from trainpipes.runtime.shards.counted_items import CountedItems
 from trainpipes.runtime.shards.known_items import known_items
 from trainpipes.runtime.shards.shard_iterator import ShardItems
@@ -65,13 +65,12 @@ def items_of(
     """
     if with_rows:
         _keep_pieces(plan)
-    windows = plan.windows(pool, position.epoch)
+    windows = open_windows(plan, pool, position.epoch)
     unroll = known_items if with_rows else Run.unroll
-    left_out = LeftOutBatches.of(position)
     if plan.counted and not isinstance(windows, MixedWindows):
-        return CountedItems(plan, position.epoch, turns, windows, pool, alone, unroll, left_out)
+        return CountedItems(plan, position, turns, windows, pool, alone, unroll)
     own = None if alone else pool
-    return ShardItems(plan, position, shards, windows, own, unroll, left_out)
+    return ShardItems(plan, position, shards, windows, own, unroll)
 
 
 def _keep_pieces(plan: Plan) -> None:

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 from trainpipes.kinds.source import MixedWindows, RowSource
-from trainpipes.kinds.stage_kinds import open_stage
+from trainpipes.kinds.stage_kinds import open_chain
+from trainpipes.order import WindowKey
 from trainpipes.rows.run import RunSource, innermost
 from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.reading.shard_rows import ShardRows
 from trainpipes.runtime.reading.windows import Windows
+from trainpipes.runtime.shards.shard_rows import ShardRows
 
 __all__ = ["RUN_BYTES", "RUN_ROWS", "ShardOpener", "rows_at_a_time"]
 
@@ -72,55 +73,38 @@ class ShardOpener:
         """Whether there can be smaller runs."""
         return self.run_rows > self.plan.chain.batch_size
 
-    def expect(self, shard: int, slot: int, state: dict[str, Any]) -> None:
-        """Keep what a shard will need from ``state`` on."""
-        place = innermost(state)
+    def expect(self, shard: int, first_epoch: int, cursor: dict[str, Any]) -> None:
+        """Keep what a shard will need from a cursor on, in the pass that starts with ``first_epoch``."""
+        place = innermost(cursor)
         if isinstance(self.windows, MixedWindows):
             self.windows.expect(shard, place, self._shards)
             return
-        span = slot % self.plan.layouts.usual.num_spans
-        self.windows.expect(shard, place["epoch"], span, place["window"])
+        span = self.plan.counts.span(shard, place["epoch"], first_epoch)
+        self.windows.expect(shard, WindowKey(place["epoch"], span, place["window"]))
 
     def open(
-        self, shard: int, slot: int, state: dict[str, Any], first_epoch: int, singly: bool = False
+        self, shard: int, state: dict[str, Any], first_epoch: int, singly: bool = False
     ) -> RunSource:
         """The runs of one shard.
 
         Args:
             shard: which shard.
-            slot: the shard, as the epoch at hand numbers them.
             state: where to start.
             first_epoch: of the pass.
             singly: whether runs are as small as can be.
         """
-        rows = self.run_rows, self._first_rows(shard)
+        chain = self.plan.chain
+        # One micro-batch in the first run of the first shard, and on from there.
+        first = chain.batch_size * (1 + shard % max(1, self.run_rows // chain.batch_size))
+        rows = self.run_rows, first
         if singly:
-            rows = (min(self.plan.chain.batch_size, self.run_rows),) * 2
-        return self._open(len(self.plan.chain.after), shard, slot, first_epoch, rows, state)
+            rows = (min(chain.batch_size, self.run_rows),) * 2
+        return open_chain(chain.after, partial(self._rows, shard, rows, first_epoch), state)
 
-    def _open(
-        self,
-        level: int,
-        shard: int,
-        slot: int,
-        first_epoch: int,
-        rows: tuple[int, int],
-        state: dict[str, Any],
+    def _rows(
+        self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]
     ) -> RunSource:
-        if level:
-            below = partial(self._open, level - 1, shard, slot, first_epoch, rows)
-            return open_stage(self.plan.chain.after[level - 1], below, state)
-        plan = self.plan
-        last_epoch = None if plan.chain.times is None else first_epoch + plan.chain.times - 1
+        """The rows of a shard, below all stages."""
         if isinstance(self.windows, MixedWindows):
-            rolling = plan.chain.rolling
-            return self.windows.open(shard, state, rows, self._shards, last_epoch, rolling)
-        return ShardRows(
-            self.windows, plan.layouts.of, slot, *rows, state, shard, first_epoch, last_epoch,
-            plan.chain.rolling,
-        )  # fmt: skip
-
-    def _first_rows(self, shard: int) -> int:
-        """Rows in a shard's first run: one micro-batch for the first shard, and on from there."""
-        size = self.plan.chain.batch_size
-        return size * (1 + shard % max(1, self.run_rows // size))
+            return self.windows.open(shard, state, rows, self._shards, first_epoch)
+        return ShardRows(self.plan, self.windows, shard, rows, first_epoch, state)

@@ -17,8 +17,8 @@ from trainpipes.rows.run import Run, Unroll
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool, Ticket
 from trainpipes.runtime.reading.windows import Windows
-from trainpipes.runtime.shards.finishing import is_about_a_row, raise_placed
 from trainpipes.runtime.shards.opener import ShardOpener
+from trainpipes.runtime.shards.row_errors import is_about_a_row, raise_placed
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.state import Position
 
@@ -40,8 +40,8 @@ class ShardIterator:
     Args:
         opener: of the process.
         shard: which shard.
-        number: of the pass.
-        cursor: where to start, as ``cursor`` gave it; None for the pass's start.
+        position: where the shards start. What its notes leave out is passed over: the micro-batches that are
+            asked for are numbered without it.
         pool: makes the next run ahead of its use; None to make it when it is asked for.
         unroll: gives the items of a run.
     """
@@ -50,29 +50,41 @@ class ShardIterator:
         self,
         opener: ShardOpener,
         shard: int,
-        number: int,
-        cursor: dict[str, Any] | None,
-        pool: Pool | None = None,
-        unroll: Unroll = Run.unroll,
+        position: Position,
+        pool: Pool | None,
+        unroll: Unroll,
     ) -> None:
         self._opener = opener
         self._shard = shard
-        self._number = number
+        self._number = position.epoch
         self._pool = pool
         self._unroll = unroll
-        below = dict(cursor or {})
-        self.delivered = int(below.pop("delivered", 0))
-        self.ended = bool(below.pop("ended", False))
-        self._runs = ShardRuns(opener, shard, number, None if cursor is None else below)
-        self._run = PlacedRun(None, 0, 0, self._runs.at, self._runs.state)
+        below = dict(opener.plan.counts.cursor(position, shard) or {})
+        self._delivered = int(below.pop("delivered", 0))
+        self._ended = bool(below.pop("ended", False))
+        self._left_out = LeftOutBatches.of(position)
+        self._passed_over = self._left_out.of_shard(shard, self._delivered)
+        self._runs = ShardRuns(opener, shard, position.epoch, below or None)
+        self._start = self._runs.cursor()  # where it stands while it has no run
+        self._run: PlacedRun | None = None
         self._items: MutableSequence[Any] = []
         self._k = 0
         self._ticket: Ticket | None = None
 
-    def next(self) -> Any:
-        """The next item, or ENDED, and then ever after."""
-        while self._k >= self._run.last:
-            if self.ended:
+    def take(self, m: int) -> Any:
+        """The shard's next item, which is micro-batch ``m``; ENDED if there is none, and then ever after."""
+        while self._passed_over < self._left_out.times(m):
+            if self._next() is ENDED:
+                return ENDED
+            self._passed_over += 1
+        item = self._next()
+        if item is not ENDED:
+            self._delivered += 1
+        return item
+
+    def _next(self) -> Any:
+        while self._run is None or self._k >= self._run.last:
+            if self._ended:
                 return ENDED
             self._next_run()
         try:
@@ -81,59 +93,52 @@ class ShardIterator:
             raise_placed(error, self._opener.plan)
         self._items[self._k] = None  # the run does not keep what was handed over
         self._k += 1
-        self.delivered += 1
         return item
-
-    def pass_over(self) -> bool:
-        """Leave the next item out: it does not count as delivered. False if there is none."""
-        if self.next() is ENDED:
-            return False
-        self.delivered -= 1
-        return True
 
     def _next_run(self) -> None:
         self.work_ahead()
         ticket, self._ticket = self._ticket, None
         assert ticket is not None
         try:
-            run, items = ticket.result() if self._pool is None else self._pool.result(ticket)
+            found = ticket.result() if self._pool is None else self._pool.result(ticket)
         except BaseException as error:
             self._start_again(error)
             return
-        self._run, self._items, self._k = run, items, run.first
-        self.ended = run.run is None
+        if found is None:
+            self._start, self._run, self._ended = self._runs.cursor(), None, True
+            return
+        self._run, self._items = found
+        self._k = self._run.first
         if self._pool is not None:
             self.work_ahead()
 
     def work_ahead(self) -> None:
         """Have the next run in work, or ready, beside the one at hand."""
-        if self._ticket is None and not self.ended:
-            make = partial(
-                _next_run, self._runs, self._unroll
-            )  # not a method, which would make a cycle
+        if self._ticket is None and not self._ended:
+            make = partial(_next_run, self._runs, self._unroll)  # a method would make a cycle
             self._ticket = Ticket(make) if self._pool is None else self._pool.submit(make)
 
     def _start_again(self, error: BaseException) -> None:
         """Go back to where the items that were given end, and raise, unless smaller runs may put the error
         where it is due. Asked again, it fails again, and no row is lost."""
-        place = {**self._place(), "at": self._at()}
         ours = is_about_a_row(error) and not self._opener.plan.runs_user_code
         again = ours and not self._runs.singly and self._opener.divisible
-        self._runs = ShardRuns(self._opener, self._shard, self._number, place, singly=again)
+        self._runs = ShardRuns(
+            self._opener, self._shard, self._number, self._position(), singly=again
+        )
         if again:
             return
         raise_placed(error, self._opener.plan)
 
-    def _place(self) -> dict[str, Any]:
-        return self._run.place(self._k)
-
-    def _at(self) -> int:
-        return self._run.at + self._k - self._run.first
+    def _position(self) -> dict[str, Any]:
+        return dict(self._start) if self._run is None else self._run.cursor(self._k)
 
     def cursor(self) -> dict[str, Any]:
         """Where the next item starts, as plain JSON types."""
-        cursor = {**self._place(), "delivered": self.delivered, "at": self._at()}
-        if self.ended:
+        position = self._position()
+        at = position.pop("at")
+        cursor = {**position, "delivered": self._delivered, "at": at}
+        if self._ended:
             cursor["ended"] = True
         return cursor
 
@@ -147,10 +152,10 @@ class ShardIterator:
             ) from error
 
 
-def _next_run(runs: ShardRuns, unroll: Unroll) -> tuple[PlacedRun, MutableSequence[Any]]:
-    """The next run and its items; its rows are let go."""
+def _next_run(runs: ShardRuns, unroll: Unroll) -> tuple[PlacedRun, MutableSequence[Any]] | None:
+    """The next run's items, and where they stand; its rows are let go. None at the end."""
     found = runs.next()
-    return found.without_rows(), [] if found.run is None else unroll(found.run)
+    return None if found is None else (found[0], unroll(found[1]))
 
 
 class ShardItems:
@@ -163,7 +168,6 @@ class ShardItems:
         windows: shared by them.
         pool: makes runs ahead of their use; None to make them when they are asked for.
         unroll: gives the items of a run.
-        left_out: micro-batches that are passed over; those that are asked for are numbered without them.
     """
 
     def __init__(
@@ -174,34 +178,17 @@ class ShardItems:
         windows: Windows | MixedWindows,
         pool: Pool | None,
         unroll: Unroll = Run.unroll,
-        left_out: LeftOutBatches | None = None,
     ) -> None:
         self._plan = plan
         self._position = position
         self._opener = ShardOpener(plan, windows, len(shards))
         self._pool = pool
         self._unroll = unroll
-        self._left_out = left_out
-        self._passed_over: dict[int, int] = {}  # micro-batches of each shard
         self._iterators: dict[int, ShardIterator] = {}
 
     def take(self, m: int) -> Any:
         """Micro-batch ``m``, or ENDED if its shard has no more."""
-        found = self._of(m % self._plan.chain.num_shards)
-        if self._left_out is not None and not self._pass_over(found, m, self._left_out):
-            return ENDED
-        return found.next()
-
-    def _pass_over(self, found: ShardIterator, m: int, left_out: LeftOutBatches) -> bool:
-        """Leave out what is to be left out of a shard before ``m``. False where it ends before that."""
-        shard = m % self._plan.chain.num_shards
-        if shard not in self._passed_over:
-            self._passed_over[shard] = left_out.of_shard(shard, found.delivered)
-        while self._passed_over[shard] < left_out.times(m):
-            if not found.pass_over():
-                return False
-            self._passed_over[shard] += 1
-        return True
+        return self._of(m % self._plan.chain.num_shards).take(m)
 
     def work_ahead(self, m: int) -> None:
         """Have a shard's next run in work: that of micro-batch ``m``."""
@@ -223,8 +210,7 @@ class ShardItems:
     def _of(self, shard: int) -> ShardIterator:
         found = self._iterators.get(shard)
         if found is None:
-            cursor = self._plan.counts.cursor(self._position, shard)
             found = self._iterators[shard] = ShardIterator(
-                self._opener, shard, self._position.epoch, cursor, self._pool, self._unroll
+                self._opener, shard, self._position, self._pool, self._unroll
             )
         return found

@@ -11,10 +11,10 @@ import pyarrow as pa
 from trainpipes.amount import amount
 from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.order import IntArray
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.shown import shown
 from trainpipes.sources.arrow.take import take_rows
 from trainpipes.values.content import table_digest

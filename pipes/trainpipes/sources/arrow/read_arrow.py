@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage import Stage
 from trainpipes.order import IntArray
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
 from trainpipes.sources.arrow.reader import ArrowReader
 from trainpipes.sources.arrow.saved_dataset import saved_files

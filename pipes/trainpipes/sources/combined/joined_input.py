@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from trainpipes.caching.cache_key import cache_key
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place, Reader, RowSource, read_rows
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage, Source
+from trainpipes.kinds.stage_kinds import RunStage, Source, put_through
 from trainpipes.order import IntArray
 from trainpipes.rows.block import Block
 from trainpipes.rows.payload import Payload
 from trainpipes.runtime.planning.arrange import arrange
 from trainpipes.runtime.planning.as_columns import gives_objects
 from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.reading.listed import chain_before
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.sources.combined.common_columns import CommonColumns, Joined
 
 __all__ = ["JoinedInput", "JoinedRows", "JoiningSource"]
@@ -209,7 +208,7 @@ class JoinedInput:
         self.edges: IntArray = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
         used = np.flatnonzero(self.lengths)
         self.skipped = int(self._starts[used[0]]) if len(used) else 0
-        self._apply = chain_before(self.inputs.chain.steps)
+        self._apply = partial(put_through, self.inputs.chain.steps)
         self._key: list[Any] | None = None
 
     def read(self, reader: Reader, block: int, start: int, stop: int, first: int) -> Payload:

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from trainpipes.amount import amount
 from trainpipes.arrays import one_chunk, to_arrow, to_numpy
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.order import IntArray
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.sources.arrow.take import take_rows
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.schema import plain

@@ -15,6 +15,7 @@ import torch
 from trainpipes.amount import amount
 from trainpipes.arrays import one_chunk, to_arrow
 from trainpipes.kinds.blame import each
+from trainpipes.kinds.random_access import RandomAccessSource, even_blocks
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage_kinds import RunStage, Source
 from trainpipes.order import IntArray
@@ -22,7 +23,6 @@ from trainpipes.rows.columns import from_columns
 from trainpipes.rows.payload import Payload
 from trainpipes.rows.run import Run
 from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.runtime.reading.random_access import RandomAccessSource, even_blocks
 from trainpipes.sources.files.list_files import digests
 from trainpipes.sources.memmap.dataset import MemmapDataset, check_options, tensor_rows
 from trainpipes.sources.memmap.manifest import Array

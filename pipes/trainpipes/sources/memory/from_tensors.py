@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.order import IntArray
 from trainpipes.rows.lone_copy import gathered
 from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.shown import shown
 from trainpipes.values.content import tensor_digest
 

@@ -19,6 +19,7 @@ from trainpipes.fair_queue import by_rows, by_tokens, phases_of, whole_weights
 from trainpipes.order import IntArray, slots_before
 from trainpipes.rows.block import Block
 from trainpipes.rows.run import Cursors, Run
+from trainpipes.runtime.planning.chain import Chain
 from trainpipes.sources.mixed.mix_cursor import MixCursors, Stretch, moved_on
 from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mix_source import MixSource, SourceRows
@@ -36,37 +37,35 @@ class MixRuns:
     Args:
         rules: of the mix.
         sources: in the order of the rules.
+        chain: of the mix.
         shard: which shard.
-        num_shards: of the mix.
         state: as a run gave it, or of an epoch's start.
         rows: most rows in a run, and in the first one.
-        last_epoch: for rows that roll on, the last epoch; None for no end. Else the one at hand.
-        rolling: whether rows roll on into the next epoch.
+        first_epoch: of the pass.
     """
 
     def __init__(
         self,
         rules: MixRules,
         sources: Sequence[MixSource],
+        chain: Chain,
         shard: int,
-        num_shards: int,
         state: dict[str, Any],
         rows: tuple[int, int],
-        last_epoch: int | None,
-        rolling: bool,
+        first_epoch: int,
     ) -> None:
         self._rules = rules
         self._sources = sources
         self._shard = shard
         self._run_rows, self._next_rows = rows
-        self._last_epoch = last_epoch
-        self._rolling = rolling
+        self._chain = chain
+        self._first_epoch = first_epoch
         self._phases = phases_of(shard, len(rules.names))
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
         if rules.lengths is None:
-            self._starts = [slots_before(start, shard, num_shards) for start in rules.starts]
+            self._starts = [slots_before(start, shard, chain.num_shards) for start in rules.starts]
         else:
-            self._starts = [-(-start // num_shards) for start in rules.starts]
+            self._starts = [-(-start // chain.num_shards) for start in rules.starts]
         self._enter(int(state["epoch"]), state)
 
     def _enter(self, epoch: int, state: dict[str, Any]) -> None:
@@ -87,11 +86,12 @@ class MixRuns:
         ]
 
     def next_run(self) -> Run:
+        chain = self._chain
         while True:
             run = self._draw()
             if run is not None:
                 return run
-            if not self._rolling or self._epoch == self._last_epoch:
+            if not chain.rolling or not chain.goes_on(self._epoch, self._first_epoch):
                 raise StopIteration
             if not self._row:
                 raise DataError(

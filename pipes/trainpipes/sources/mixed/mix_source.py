@@ -19,6 +19,7 @@ from trainpipes.rows.block import Block
 from trainpipes.runtime.planning.check_state import leads
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.pool import Pool
+from trainpipes.runtime.reading.open_windows import open_windows
 from trainpipes.runtime.shards.opener import RUN_ROWS, ShardOpener
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
 
@@ -56,7 +57,7 @@ class MixSource:
     ) -> None:
         self.name = name
         self._mixture = mixture
-        windows = plan.windows(pool, epoch)
+        windows = open_windows(plan, pool, epoch)
         sharing = max(1, round(shards / max(2 * share, 0.01)))
         # Runs are as long as the share asks for: others wait for the last row of each.
         most = max(16, math.ceil(2 * share * RUN_ROWS))
@@ -128,14 +129,14 @@ class SourceRows:
         assert self._runs is not None
         self._put_by()
         try:
-            made = self._runs.next()
-            assert made.run is not None
-            block = made.run.block
+            found = self._runs.next()
+            assert found is not None
+            made, run = found
         except Exception as error:
             self._source.named(error)
             raise
-        self._block, self._lengths = self._source.mixed(block.slice(made.first, made.last))
-        self._made = made.without_rows()
+        self._block, self._lengths = self._source.mixed(run.block.slice(made.first, made.last))
+        self._made = made
         self.left, self._begin = made.last - made.first, 0
         self.passes = self._runs.epoch - self._first_epoch
 
@@ -166,8 +167,7 @@ class SourceRows:
 
 
 def _place(made: PlacedRun, used: int, gone: bool, count: int) -> dict[str, Any]:
-    used += count
-    found = {**made.place(used), "at": made.at + used - made.first}
+    found = made.cursor(used + count)
     return {**found, "gone": True} if gone else found
 
 

@@ -188,17 +188,15 @@ class MixWindows(MixedWindows):
         state: dict[str, Any],
         rows: tuple[int, int],
         shards: int,
-        last_epoch: int | None,
-        rolling: bool,
+        first_epoch: int,
     ) -> MixRuns:
         chain = self._plan.chain
         if _calls_rows(self._plan):
             few = max(8, chain.batch_size)
             rows = min(few, rows[0]), min(few, rows[1])
         return MixRuns(
-            self._mixture.rules, self._opened(shards), shard, chain.num_shards, state, rows, last_epoch,
-            rolling,
-        )  # fmt: skip
+            self._mixture.rules, self._opened(shards), chain, shard, state, rows, first_epoch
+        )
 
     def close(self) -> None:
         for source in self._sources:

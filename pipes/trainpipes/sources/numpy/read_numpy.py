@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage import Stage
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
 from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.sources.files.each_file import each_file
 from trainpipes.sources.files.file_errors import check_unchanged
 from trainpipes.sources.files.file_reader import FileReader

@@ -17,10 +17,10 @@ import pyarrow as pa
 from trainpipes.arrays import to_arrow
 from trainpipes.checks import several
 from trainpipes.errors import ConfigError, UnreadableError
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage import Stage
 from trainpipes.order import IntArray
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.shown import shown
 from trainpipes.sources.compressed.read_again import ReadAgain
 from trainpipes.sources.files.each_file import one_line

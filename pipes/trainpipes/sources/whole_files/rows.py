@@ -19,9 +19,9 @@ import pyarrow as pa
 from trainpipes.amount import amount
 from trainpipes.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import UnreadableError
+from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.order import IntArray
-from trainpipes.runtime.reading.random_access import RandomAccessSource
 from trainpipes.sources.files.file_errors import changed, check_unchanged, gone, unreadable
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.list_files import FileList, digests

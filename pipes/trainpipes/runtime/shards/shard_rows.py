@@ -6,69 +6,59 @@ window that holds the next row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from trainpipes.errors import DataError
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
-from trainpipes.order import IntArray, Layout, StreamLayout
+from trainpipes.order import IntArray, Layout, StreamLayout, WindowKey
 from trainpipes.rows.run import Cursors, Run
+from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.reading.windows import Windows
 
-__all__ = ["ShardRows"]
+__all__ = ["ShardRows", "end_epoch"]
 
 
 class ShardRows:
     """Runs of rows of one shard.
 
     Args:
+        plan: the pipeline's.
         windows: where rows are read.
-        layout_of: how an epoch is cut and dealt.
-        slot: the shard, as the epoch at hand numbers them.
-        run_rows: most rows in a run.
-        first_rows: most rows in the first one: shards that start together then come to the ends of their
-            runs one after the other, the first batch comes soon, and fewer finished ones wait.
+        shard: which shard; it asks for windows by this number.
+        rows: most rows in a run, and in the first one: shards that start together then come to the ends of
+            their runs one after the other, the first batch comes soon, and fewer finished ones wait.
+        first_epoch: of the pass.
         state: where to start: ``epoch``, ``window``, ``row``, and ``stream`` for a stream that
             can go where it says.
-        user: who asks for windows: the same number for the same shard in a process.
-        first_epoch: the epoch in which the run started.
-        last_epoch: for rows that roll on, the last epoch; None for no end. Else the one at hand.
-        rolling: whether rows roll on into the next epoch.
     """
 
     def __init__(
         self,
+        plan: Plan,
         windows: Windows,
-        layout_of: Callable[[int], Layout | StreamLayout],
-        slot: int,
-        run_rows: int,
-        first_rows: int,
+        shard: int,
+        rows: tuple[int, int],
+        first_epoch: int,
         state: dict[str, Any],
-        user: int,
-        first_epoch: int = 0,
-        last_epoch: int | None = None,
-        rolling: bool = False,
     ) -> None:
+        self._plan = plan
         self._windows = windows
-        self._layout_of = layout_of
-        self._layout = layout = layout_of(int(state["epoch"]))
-        self._span, self._sharer = slot % layout.num_spans, slot // layout.num_spans
-        self._run_rows = run_rows
-        self._next_rows = first_rows
-        self._user = user
+        self._shard = shard
+        self._run_rows, self._next_rows = rows
         self._first_epoch = first_epoch
-        self._last_epoch = last_epoch
-        self._rolling = rolling
-        self._epoch = int(state["epoch"])
-        self._window = int(state["window"])
+        epoch = int(state["epoch"])
+        self._layout = layout = plan.layouts.of(epoch)
+        slot = plan.counts.slot(shard, epoch, first_epoch)
+        self._sharer = slot // layout.num_spans
+        self._key = WindowKey(epoch, slot % layout.num_spans, int(state["window"]))
         self._row = int(state["row"])
         self._stream: dict[str, Any] = state.get("stream", {})
         # Those who share few whole rows take turns at them.
         shares_turn = isinstance(layout, Layout) and layout.whole
-        gave = self._window > 0 or self._row > 0
-        self._guard = EmptyEpochGuard(last_epoch is None and not shares_turn, gave)
+        gave = self._key.window > 0 or self._row > 0
+        self._guard = EmptyEpochGuard(plan.chain.endless and not shares_turn, gave)
         self._ended = False
         self._positions: IntArray | None = None  # of this shard in the window's order
 
@@ -82,15 +72,13 @@ class ShardRows:
 
     def _advance(self) -> Run | None:
         if self._positions is None:  # pass over a window without a row of this shard
-            planned = self._windows.planned(self._epoch, self._span, self._window)
+            planned = self._windows.planned(self._key)
             if planned is not None and planned > 0:
                 self._positions = self._own(planned)
                 if not len(self._positions) or self._positions[-1] < self._row:
                     self._next_window({})
                     return None
-        window = self._windows.get(
-            self._user, self._epoch, self._span, self._window, self._stream, self._row
-        )
+        window = self._windows.get(self._shard, self._key, self._stream, self._row)
         if window is None:
             self._end_epoch()
             return None
@@ -114,33 +102,42 @@ class ShardRows:
         return Run(window.take(positions), Cursors((base, self._state()), which, rows))
 
     def _own(self, rows: int) -> IntArray:
-        epoch = self._epoch - self._first_epoch
-        return self._layout.owned(self._span, self._sharer, self._window, rows, epoch)
+        epoch, span, window = self._key
+        return self._layout.owned(span, self._sharer, window, rows, epoch - self._first_epoch)
 
     def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"epoch": self._epoch, "window": self._window}
+        state: dict[str, Any] = {"epoch": self._key.epoch, "window": self._key.window}
         if self._stream:
             state["stream"] = self._stream
         return state
 
     def _next_window(self, stream: dict[str, Any]) -> None:
-        self._window += 1
-        self._row = 0
-        self._stream = stream
-        self._positions = None
+        self._go_to(self._key._replace(window=self._key.window + 1), stream)
+
+    def _go_to(self, key: WindowKey, stream: dict[str, Any]) -> None:
+        """Stand before the first row of a window, which a stream reads from a state of its own."""
+        self._key, self._row, self._stream, self._positions = key, 0, stream, None
 
     def _end_epoch(self) -> None:
-        if not self._rolling or self._epoch == self._last_epoch:
+        chain, epoch = self._plan.chain, self._key.epoch
+        if not chain.rolling or not chain.goes_on(epoch, self._first_epoch):
             self._ended = True
             return
-        if self._guard.next_epoch(self._layout):
-            raise DataError(
-                f"repeat() would wait forever: one of {self._layout.num_shards} shards got no rows "
-                f"up to epoch {self._epoch}; lower num_shards in "
-                "sharding_filter(), or check the filter"
-            )
-        self._epoch += 1
-        self._layout = self._layout_of(self._epoch)
-        self._window = self._row = 0
-        self._stream = self._windows.start(self._epoch)
-        self._positions = None
+        end_epoch(self._guard, self._layout, self._shard, epoch)
+        self._layout = self._plan.layouts.of(epoch + 1)
+        self._go_to(WindowKey(epoch + 1, self._key.span, 0), self._windows.start(epoch + 1))
+
+
+def end_epoch(
+    guard: EmptyEpochGuard, layout: Layout | StreamLayout, shard: int, epoch: int
+) -> None:
+    """End a shard's epoch, which ``layout`` cuts.
+
+    Raises:
+        DataError: this and those before it gave nothing, too many to go on.
+    """
+    if guard.next_epoch(layout):
+        raise DataError(
+            f"repeat() would wait forever: shard {shard} of {layout.num_shards} got no rows up to epoch "
+            f"{epoch}; lower num_shards in sharding_filter(), or check the filter"
+        )

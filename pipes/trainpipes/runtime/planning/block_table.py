@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes.kinds.source import Place, RowSource
 from trainpipes.order import IntArray
 
 __all__ = ["BlockTable"]
@@ -59,11 +58,15 @@ class BlockTable:
                     self._orders.popitem(last=False)
         return found
 
+    def numbers(self, stretches: Sequence[tuple[int, int, int]]) -> IntArray:
+        """The numbers in file order, int64, of the rows of some blocks: for each of them the first one and
+        the one after the last."""
+        found = [
+            np.arange(self.firsts[b] + low, self.firsts[b] + high) for b, low, high in stretches
+        ]
+        return np.concatenate(found or [np.empty(0, dtype=np.int64)])
+
     def where(self, row: int) -> tuple[int, int]:
         """The block of a row, numbered in file order, and which of its rows that is."""
         block = int(np.searchsorted(self.firsts, row, side="right")) - 1
         return block, row - int(self.firsts[block])
-
-    def locate(self, source: RowSource, row: int) -> Place:
-        """Where a row, numbered in file order, stands."""
-        return source.place(*self.where(row))
