@@ -157,7 +157,7 @@ class ConsumerIterator:
 
     def _without_rows(self, known: KnownItem, m: int) -> Any:
         """The bare item; which rows it is made of is noted."""
-        number = m if self._left_out is None else self._left_out.number(m)
+        number = self._left_out.number(m)
         self.provenance = Provenance(self._first.epoch, number, known.rows, self._plan.inputs)
         return known.item
 
