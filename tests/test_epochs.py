@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -343,3 +344,12 @@ def test_rows_taken_of_each_epoch_are_taken_of_each_epoch(place: str) -> None:
     ):
         pipe = taken.repeat().batch(6) if place == "before" else taken.batch(6).repeat()
         assert len(given_by(pipe, 10)) == 10
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_iterator_is_not_copied(again: Any) -> None:
+    iterator = iter(tp.from_dataset(range(9)))
+    next(iterator)
+    with pytest.raises(TypeError, match=r"begin another one with iter\(pipe\)"):
+        again(iterator)
+    assert list(iterator) == list(range(1, 9))

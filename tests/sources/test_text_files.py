@@ -62,6 +62,13 @@ def test_fields_of_objects_can_be_chosen(write):
         rows(tp.read_json(path, ["m.z"]))
 
 
+def test_rows_without_a_field_are_refused(write):
+    path = write("a.jsonl", "{}\n{}\n")
+    with pytest.raises(tp.SchemaError, match=r"a\.jsonl has rows without a single field.*schema="):
+        rows(tp.read_json(path))
+    assert rows(tp.read_json(path, schema=pa.schema({"x": pa.int64()}))) == [{"x": None}] * 2
+
+
 def test_lines_and_an_array_are_read_alike(write):
     given = [{"x": n, "t": '[{,}]\\"' * (n % 3)} for n in range(100)]
     lines = write("a.jsonl", "\n".join(map(json.dumps, given)))

@@ -20,6 +20,7 @@ from trainpipes.order import IntArray
 from trainpipes.rows.joined import Joining
 from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.values.fixed_lists import python_rows
+from trainpipes.values.gathered import gathered
 
 __all__ = [
     "Payload", "join_payloads", "payload_bytes", "payload_rows", "slice_payload", "take_payload",
@@ -88,17 +89,9 @@ def join_payloads(parts: Iterable[Payload], rows: int | None = None) -> Payload:
     return [row for part in others for row in payload_rows(part)]
 
 
-#: Types that hold what views hold, and whose rows Arrow can gather.
-_PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-
-
 def _take_rows(table: pa.Table, index: IntArray) -> pa.Table:
-    places = to_arrow(index)
     try:
-        return table.take(places)
-    except pa.ArrowNotImplementedError:  # of views of text and bytes
-        plain = [field.with_type(_PLAIN.get(field.type, field.type)) for field in table.schema]
-        return table.cast(pa.schema(plain)).take(places).cast(table.schema)
+        return gathered(table, index)
     except pa.ArrowInvalid:  # chunks that together hold more than 32-bit offsets count
         columns = [_taken_by_chunk(column, index) for column in table.columns]
         return pa.table(columns, schema=table.schema)

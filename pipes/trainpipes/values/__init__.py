@@ -6,5 +6,6 @@ value_column  Python values as an Arrow array of a type
 row_schema    rows of Python objects as columns of one schema
 content       digests of tables and tensors
 content_hash  rows by their content, as numbers
+gathered      rows by their numbers, of types that Arrow cannot gather too
 utf8          text that is not UTF-8
 """

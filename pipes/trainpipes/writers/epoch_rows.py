@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.forecast.names import row_schema
 from trainpipes.kinds.own_class import is_ours
@@ -29,6 +28,7 @@ from trainpipes.runtime.reading.open_windows import open_windows
 from trainpipes.runtime.shards.opener import ShardOpener
 from trainpipes.runtime.shards.row_errors import say_where
 from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.values.gathered import gathered
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
@@ -285,7 +285,7 @@ def compact(column: pa.ChunkedArray) -> pa.Array:
     """A column as one array that holds its rows and nothing besides: no bytes of other rows, nor any where a
     value is null."""
     array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
-    return array if _is_plain(array) else array.take(to_arrow(np.arange(len(array))))
+    return array if _is_plain(array) else gathered(array, np.arange(len(array), dtype=np.int64))
 
 
 def _is_plain(array: pa.Array) -> bool:

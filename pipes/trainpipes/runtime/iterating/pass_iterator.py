@@ -77,6 +77,12 @@ class PassIterator:
         finally:
             self._one_at_a_time.done()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an iterator of a pipeline can be neither copied nor pickled: begin another one with "
+            "iter(pipe), and give it the state_dict() of this one by load_state_dict()"
+        )
+
     def __del__(self) -> None:
         if self._current is not None:
             self._current.left = True

@@ -54,7 +54,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
         ConfigError: ``allow_changes`` names something else.
         StateError: it cannot change where the state stands.
     """
-    if isinstance(allow_changes, str) or not all(name in ALLOWED for name in allow_changes):
+    names = allow_changes if isinstance(allow_changes, Collection) else [allow_changes]
+    if isinstance(names, str) or not all(name in ALLOWED for name in names):
         raise ConfigError(
             f"allow_changes is a list of some of {list(ALLOWED)}, got {shown(allow_changes)}; everything "
             "else must be as it was saved"

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.amount import amount
-from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
@@ -18,6 +17,7 @@ from trainpipes.order import IntArray
 from trainpipes.shown import shown
 from trainpipes.sources.arrow.take import take_rows
 from trainpipes.values.content import table_digest
+from trainpipes.values.gathered import gathered
 
 __all__ = ["FromArrow"]
 
@@ -88,8 +88,8 @@ class ArrowSource(RandomAccessSource):
             self._chunks = made, np.cumsum([0, *(len(chunk) for chunk in made)])
         chunks, firsts = self._chunks
         if len(chunks) < 2:
-            return self._table.take(to_arrow(index))
-        return take_rows(lambda n, rows: chunks[n].take(to_arrow(rows)), firsts, index)
+            return gathered(self._table, index)
+        return take_rows(lambda n, rows: gathered(chunks[n], rows), firsts, index)
 
     def place(self, block: int, row: int) -> Place:
         return Place(row=int(self._starts[block]) + row)

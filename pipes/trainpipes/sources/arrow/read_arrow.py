@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.arrays import to_arrow
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
@@ -34,6 +33,7 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles, mapped
 from trainpipes.sources.files.schema import cast_to, one_schema
 from trainpipes.sources.remote.retry import Requests
+from trainpipes.values.gathered import gathered
 from trainpipes.values.utf8 import check_sound
 
 __all__ = ["ArrowFiles", "ReadArrow"]
@@ -214,7 +214,7 @@ class ArrowFiles(FileRows, RandomAccessSource):
         place = Place(self.files.names[file], row=int(self.batch_rows[file][number]))
         try:
             raw = self._raw(file, number, requests, fetched, place)
-            return self._fitted(raw if rows is None else raw.take(to_arrow(rows)), place)
+            return self._fitted(raw if rows is None else gathered(raw, rows), place)
         except DataError:
             raise
         except FileNotFoundError as error:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import to_arrow
 from trainpipes.order import IntArray
+from trainpipes.values.gathered import gathered
 
 __all__ = ["take_rows"]
 
@@ -35,4 +35,4 @@ def take_rows(
         return parts[0]
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
-    return pa.concat_tables(parts).combine_chunks().take(to_arrow(back))
+    return gathered(pa.concat_tables(parts).combine_chunks(), back)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.amount import amount
-from trainpipes.arrays import one_chunk, to_arrow, to_numpy
+from trainpipes.arrays import one_chunk, to_numpy
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.order import IntArray
@@ -20,6 +20,7 @@ from trainpipes.sources.arrow.take import take_rows
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.schema import plain
 from trainpipes.values.content import table_digest
+from trainpipes.values.gathered import gathered
 
 __all__ = ["HFTable"]
 
@@ -89,7 +90,7 @@ class HFTable(RandomAccessSource):
         if not len(index):
             return pa.Table.from_batches([], self.schema)
         return take_rows(
-            lambda number, rows: self._fitted(self._chunks[number].take(to_arrow(rows))),
+            lambda number, rows: self._fitted(gathered(self._chunks[number], rows)),
             self._firsts,
             index,
         )

@@ -81,6 +81,13 @@ def schema_of(
         kept.complete(look, lacking)
     found = [(files.names[n], _known(kept, n)) for n in looked_at]
     whole = _merged(found, form, asker)
+    if not len(whole) and len(index.rows):
+        raise SchemaError(
+            f"{asker}: {found[0][0]} has rows without a single field, so that no column is known: say the "
+            "columns and their types by schema=",
+            path=found[0][0],
+            stage=asker,
+        )
     wanted = pa.schema(list(chosen(whole, columns, asker, found[0][0]).values()))
     sampled = sum(kept.entry(n).sampled_rows for n in looked_at)
     size = sum(
