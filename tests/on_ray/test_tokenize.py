@@ -24,6 +24,9 @@ from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerErr
 from trainpipes.on_ray import RayCluster
 from trainpipes.prepare import tokenize
 from trainpipes.tokenizers.content import File
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where the workers, too, find what they import
+
 from unfinished import noted
 
 FILES, ROWS = 6, 400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import pytest
 import ray
 
 import trainpipes as tp
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where the workers, too, find what they import
+
 from unfinished import noted
 
 ROWS = 3000
