@@ -3,6 +3,7 @@ part sorted by that."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -82,7 +83,7 @@ def _done(find: Find, workers: Workers, tell: Tell) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Find:
+class Find(ABC):
     """Finds out about rows of all parts: each task about those of one range.
 
     Attributes:
@@ -104,9 +105,9 @@ class Find:
         rows_in = int(self.firsts[-1])
         tell((number + 1) * rows_in // self.count - number * rows_in // self.count)
 
+    @abstractmethod
     def find(self, number: int) -> tuple[Any, IntArray]:
         """What is known of some rows, and their numbers, ascending."""
-        raise NotImplementedError
 
     @property
     def folder(self) -> str:
