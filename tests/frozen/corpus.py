@@ -1,0 +1,144 @@
+"""The file of digests, and runs of many chains at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from frozen.chains import draw, fingerprint, short
+
+__all__ = ["FILE", "Line", "Result", "read", "run_all", "run_one", "sample", "small_data", "write"]
+
+FILE = Path(__file__).parent / "chains.txt"
+#: Seconds that one chain may take.
+MOST = 120
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is written down of one chain."""
+
+    number: int
+    chain: str
+    digest: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a chain gave."""
+
+    number: int
+    digest: str
+    kind: str
+    said: str
+    counted: bool = False
+    accident: bool = False
+
+
+def read() -> dict[int, Line]:
+    """What is written down, by number."""
+    found = {}
+    for line in FILE.read_text().splitlines():
+        if not line.startswith("#"):
+            number, chain, digest, text = line.split(" ", 3)
+            found[int(number)] = Line(int(number), chain, digest, text)
+    return found
+
+
+def write(lines: Iterable[Line]) -> None:
+    """Write all lines, in order."""
+    head = "# number, fingerprint of the chain, digest of what it gave, the chain and its legs\n"
+    ordered = sorted(lines, key=lambda line: line.number)
+    FILE.write_text(head + "".join(f"{x.number} {x.chain} {x.digest} {x.text}\n" for x in ordered))
+
+
+def line_of(result: Result) -> Line:
+    chain = draw(result.number)
+    refused = "refused " if result.kind == "refused" else ""
+    return Line(result.number, fingerprint(chain), result.digest, refused + short(chain))
+
+
+def sample(count: int, every: int) -> list[int]:
+    """Numbers spread over all."""
+    return [place * every // count for place in range(count)]
+
+
+@contextmanager
+def small_data() -> Iterator[Path]:
+    """A folder with the files that the chains read."""
+    from frozen import adapter, data
+
+    with tempfile.TemporaryDirectory(prefix="frozen-", ignore_cleanup_errors=True) as folder:
+        before = os.environ.get("TRAINPIPES_CACHE")
+        os.environ["TRAINPIPES_CACHE"] = f"{folder}/cache"
+        files = Path(folder) / "data"
+        files.mkdir()
+        data.make(files, adapter.write_memmap)
+        try:
+            yield files
+        finally:
+            if before is None:
+                del os.environ["TRAINPIPES_CACHE"]
+            else:
+                os.environ["TRAINPIPES_CACHE"] = before
+
+
+def run_one(number: int) -> Result:
+    """Run one chain, where ``small_data`` is."""
+    from frozen import adapter
+    from frozen.running import run
+
+    chain = draw(number)
+    if adapter.words(chain) & adapter.GONE:
+        return Result(number, "-" * 16, "gone", "of what the library has no more")
+    before = signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(MOST)
+    try:
+        found = run(chain, number)
+    except TimeoutError:
+        return Result(number, "0" * 16, "hangs", f"more than {MOST} seconds")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    return Result(number, found.digest, found.kind, found.said, found.counted, found.accident)
+
+
+def _too_long(*_: Any) -> None:
+    raise TimeoutError
+
+
+_kept: Any = None
+
+
+def _prepare() -> None:
+    import torch
+
+    global _kept
+    torch.set_num_threads(1)
+    _kept = small_data()
+    _kept.__enter__()
+    import atexit
+
+    atexit.register(_kept.__exit__, None, None, None)
+
+
+def _some(numbers: list[int]) -> list[Result]:
+    return [run_one(number) for number in numbers]
+
+
+def run_all(numbers: list[int], jobs: int) -> Iterator[Result]:
+    """Run chains in so many processes; results come as they are there."""
+    size = max(1, min(20, len(numbers) // (4 * jobs)))
+    parts = [numbers[first : first + size] for first in range(0, len(numbers), size)]
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _prepare) as pool:
+        for done in as_completed([pool.submit(_some, part) for part in parts]):
+            yield from done.result()
