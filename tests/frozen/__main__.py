@@ -89,7 +89,9 @@ def run(command: str, numbers: list[int], jobs: int) -> int:
         say(f"{len(changed)} digests are new; wrote {corpus.FILE}")
     elif changed:
         say(f"{len(changed)} changed: {' '.join(map(str, sorted(changed)[:40]))}")
-        say("look at one: python tests/frozen show NUMBER; write them anew: python tests/frozen make")
+        say(
+            "look at one: python tests/frozen show NUMBER; write them anew: python tests/frozen make"
+        )
     accidents = sum(result.accident for result in found)
     if accidents:
         say(f"{accidents} ended with an error that is none of the library's own")

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from frozen import data, functions
 
 import trainpipes as tp
+from frozen import data, functions
 
 #: Words of the chains that the library has no more. Chains that have one of them are left out.
 GONE: set[str] = set()
@@ -138,7 +138,7 @@ data.make(Path(tempfile.mkdtemp()), adapter.write_memmap)
 
 
 def code(chain: Mapping[str, Any]) -> str:
-    """The expression that makes a chain: ``{"source": [name, options], "stages": [[name, options], ...]}``."""
+    """The expression that makes a chain."""
     lines = [_source(*chain["source"])]
     lines += [_stage(name, options) for name, options in chain["stages"]]
     return "\n    ".join(lines) if len(lines) > 1 else lines[0]
@@ -232,7 +232,12 @@ class Reader:
     """
 
     def __init__(
-        self, text: str, reads: str, place: tuple[int, int] | None, workers: int, threads: int | None
+        self,
+        text: str,
+        reads: str,
+        place: tuple[int, int] | None,
+        workers: int,
+        threads: int | None,
     ) -> None:
         pipe = build(text)
         if place is not None:
@@ -281,7 +286,11 @@ def merge(states: Iterable[Any]) -> Any:
 def running(text: str, run: Mapping[str, Any]) -> str:
     """Code that reads a chain on one rank, as a person would try it."""
     lines = [f"pipe = (\n    {text}\n)"]
-    lines.append("reads = pipe" if run["reads"] == "pipe" else f"reads = tp.Loader(pipe, threads={run['threads']})")
+    lines.append(
+        "reads = pipe"
+        if run["reads"] == "pipe"
+        else f"reads = tp.Loader(pipe, threads={run['threads']})"
+    )
     lines.append("for batch in reads:\n    print(batch)")
     return IMPORTS + "\n".join(lines)
 

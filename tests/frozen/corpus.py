@@ -100,16 +100,19 @@ def run_one(number: int) -> Result:
     chain = draw(number)
     if adapter.words(chain) & adapter.GONE:
         return Result(number, "-" * 16, "gone", "of what the library has no more")
-    before = signal.signal(signal.SIGALRM, _too_long)
+    found = run(chain, number)
+    return Result(number, found.digest, found.kind, found.said, found.counted, found.accident)
+
+
+def _within_time(number: int) -> Result:
+    signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(MOST)
     try:
-        found = run(chain, number)
+        return run_one(number)
     except TimeoutError:
         return Result(number, "0" * 16, "hangs", f"more than {MOST} seconds")
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-    return Result(number, found.digest, found.kind, found.said, found.counted, found.accident)
 
 
 def _too_long(*_: Any) -> None:
@@ -132,7 +135,7 @@ def _prepare() -> None:
 
 
 def _some(numbers: list[int]) -> list[Result]:
-    return [run_one(number) for number in numbers]
+    return [_within_time(number) for number in numbers]
 
 
 def run_all(numbers: list[int], jobs: int) -> Iterator[Result]:

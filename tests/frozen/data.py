@@ -18,7 +18,20 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 
 ROWS = 97
-WORDS = "red green blue one two three four five up down left right".split()
+WORDS = [
+    "red",
+    "green",
+    "blue",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "up",
+    "down",
+    "left",
+    "right",
+]
 LABELS = ["cat", "dog", "eel"]
 
 _folder: Path | None = None
@@ -100,9 +113,14 @@ def conversations(layout: str = "openai", bad: bool = False) -> list[dict[str, A
             said.append({who: names[0], what: f"{n} + {turn} =" + " hm" * (n % 4)})
             if not (bad and n % 9 == 3):
                 said.append({who: names[1], what: f"= {n + turn}"})
-        found.append({"messages" if layout == "openai" else "conversations": said[: 2 * (1 + n % 3)]})
+        found.append(
+            {"messages" if layout == "openai" else "conversations": said[: 2 * (1 + n % 3)]}
+        )
     if bad:
-        found = [{k: v[:1] if len(v) > 1 and v[1][who] == names[0] else v for k, v in f.items()} for f in found]
+        found = [
+            {k: v[:1] if len(v) > 1 and v[1][who] == names[0] else v for k, v in f.items()}
+            for f in found
+        ]
     return found
 
 
@@ -239,7 +257,9 @@ def _parquet(folder: Path) -> None:
     for number in range(13):
         pq.write_table(base.slice(number * 7, 7), many / f"{number:02}.parquet", compression="zstd")
     pq.write_table(pa.Table.from_pylist(pairs()), folder / "pairs.parquet", row_group_size=8)
-    pq.write_table(pa.Table.from_pylist(conversations()), folder / "chats.parquet", row_group_size=9)
+    pq.write_table(
+        pa.Table.from_pylist(conversations()), folder / "chats.parquet", row_group_size=9
+    )
 
 
 def _arrow(folder: Path) -> None:
@@ -320,7 +340,15 @@ def _pictures(folder: Path) -> None:
 def _tokenizers(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    pieces = ["[PAD]", "[MASK]", "[UNK]", "</s>", *WORDS, *"0123456789", *(f"##{d}" for d in range(10))]
+    pieces = [
+        "[PAD]",
+        "[MASK]",
+        "[UNK]",
+        "</s>",
+        *WORDS,
+        *"0123456789",
+        *(f"##{d}" for d in range(10)),
+    ]
     known = {piece: n for n, piece in enumerate(dict.fromkeys([*pieces, "+", "=", "hm"]))}
     made = Tokenizer(models.WordPiece(known, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

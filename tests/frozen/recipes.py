@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from frozen.chains import Chain, Drawing, Draws
+from frozen.chains import Chain, WholeChain
+from frozen.drawing import Drawing
+from frozen.draws import Draws
 
 __all__ = ["recipe"]
 
-NAMES = ["sft", "chat", "preference", "seq2seq", "pretrain", "masked_lm", "tokens", "classification", "images"]
+NAMES = [
+    "sft",
+    "chat",
+    "preference",
+    "seq2seq",
+    "pretrain",
+    "masked_lm",
+    "tokens",
+    "classification",
+    "images",
+]
 
 
 def recipe(number: int, draws: Draws, name: str | None = None) -> Chain:
     """The chain of a recipe; each in turn, if none is named."""
     name = NAMES[number % len(NAMES)] if name is None else name
     d = draws
-    drawing = Drawing(draws)
+    drawing = WholeChain(draws)
     options: dict[str, Any] = {"name": name, "files": None}
     if name not in ("tokens", "images", "tabular"):
         options["tokenizer"] = "bytes" if d.chance(60) else "$data.path('words.json')"
@@ -25,10 +37,23 @@ def recipe(number: int, draws: Draws, name: str | None = None) -> Chain:
         options["buffer"] = d.pick([9, 16, 40, 500])
         options["seed"] = d.below(9)
     globals()[f"_{name}"](d, drawing, options)
-    dropping = ("sft", "chat", "preference", "seq2seq", "masked_lm", "classification", "images", "tabular")
+    dropping = (
+        "sft",
+        "chat",
+        "preference",
+        "seq2seq",
+        "masked_lm",
+        "classification",
+        "images",
+        "tabular",
+    )
     if name in dropping and d.chance(50):
         options["drop_last"] = d.pick([True, False])
-    if name in ("sft", "seq2seq", "masked_lm", "classification", "pretrain") and "data.path" in options["files"] and d.chance(25):
+    if (
+        name in ("sft", "seq2seq", "masked_lm", "classification", "pretrain")
+        and "data.path" in options["files"]
+        and d.chance(25)
+    ):
         options["cache"] = "$data.own('cache')"
     drawing.source = ["recipe", options]
     return {"source": drawing.source, "stages": [], "run": drawing.plan()}
@@ -41,7 +66,9 @@ def _pairs(d: Draws, options: dict[str, Any]) -> None:
     elif which == "rows":
         options["files"] = "$tp.from_dataset(data.pairs())"
     else:
-        options["files"] = d.pick(["$data.path('parquet')", "$data.path('json')", "$data.path('csv')"])
+        options["files"] = d.pick(
+            ["$data.path('parquet')", "$data.path('json')", "$data.path('csv')"]
+        )
         options |= {"prompt": "text", "response": "answer"}
         if d.chance(40):
             options["context"] = "label"
@@ -121,7 +148,11 @@ def _packed(d: Draws, drawing: Drawing, options: dict[str, Any]) -> None:
 
 def _tokens(d: Draws, drawing: Drawing, options: dict[str, Any]) -> None:
     if d.chance(40):
-        options |= {"files": "$data.path('tokens.bin')", "dtype": "uint16", "max_length": d.pick([8, 16])}
+        options |= {
+            "files": "$data.path('tokens.bin')",
+            "dtype": "uint16",
+            "max_length": d.pick([8, 16]),
+        }
         if d.chance(50):
             options["epochs"] = d.pick([1, 2])
         else:

@@ -77,7 +77,9 @@ def _run(text: str, plan: Mapping[str, Any]) -> Outcome:
     epochs = whole.epochs
     first = sha256(repr((whole.length, epochs)).encode()).hexdigest()[:8]
     made = sha256()
-    outcome = Outcome("", "runs", "", [items for items, _ in epochs], counted=whole.length is not None)
+    outcome = Outcome(
+        "", "runs", "", [items for items, _ in epochs], counted=whole.length is not None
+    )
     position, states, before = (0, 0), None, 0
     positions: list[tuple[int, int]] = []  # of each rank, with a ragged tail
     ragged: list[Read] = []
@@ -95,7 +97,11 @@ def _run(text: str, plan: Mapping[str, Any]) -> Outcome:
         outcome.legs.append([[items for items, _ in read.epochs] for read in found])
         if any(read.error is not None for read in found):
             refused = _refused(f"leg {place}", found)
-            refused.items, refused.legs, refused.counted = outcome.items, outcome.legs, outcome.counted
+            refused.items, refused.legs, refused.counted = (
+                outcome.items,
+                outcome.legs,
+                outcome.counted,
+            )
             refused.digest = first + refused.digest[:8]
             return refused
         made.update(repr((place, [(read.length, read.epochs) for read in found])).encode())
@@ -185,8 +191,11 @@ def _place(
     places = [(epoch, m)]
     if m and (rest < max(ranks, before) or not counted):
         places.append((epoch + 1, 0))
+    if epoch and not m and epoch <= len(epochs) and not epochs[epoch - 1][0]:
+        places.append((epoch - 1, 0))  # an epoch without items may come again
     if not steps:
-        return places[0]
+        empty = [place for place in places if place[0] < len(epochs) and not epochs[place[0]][0]]
+        return (empty or places)[0]
     for at_epoch, at in places:
         if at_epoch >= len(epochs):
             return at_epoch, at  # beyond what the run without a stop was asked for

@@ -114,7 +114,12 @@ def table(lines: dict[int, corpus.Line]) -> str:
                 if option and option != "parts":
                     options[f"{name}.{option}"] += 1
     found = []
-    for title, counter in (("kinds", kinds), ("sources", sources), ("also in chains", stages), ("options", options)):
+    for title, counter in (
+        ("kinds", kinds),
+        ("sources", sources),
+        ("also in chains", stages),
+        ("options", options),
+    ):
         row = ", ".join(f"{name} {count}" for name, count in counter.most_common())
         found.append(f"{title}: {row}")
     return "\n".join(found)
