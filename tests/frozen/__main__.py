@@ -56,36 +56,38 @@ def main() -> int:
 
 def run(command: str, numbers: list[int], jobs: int) -> int:
     written = corpus.read() if corpus.FILE.exists() else {}
+    before = dict(written)
     started, kinds, changed, bad = time.monotonic(), Counter[str](), [], []
-    found = []
-    for count, result in enumerate(corpus.run_all(numbers, jobs), 1):
-        found.append(result)
-        kinds[result.kind] += 1
-        if result.kind in ("differs", "hangs") or result.accident:
-            bad.append(result)
-            say(f"\r{result.number}: {result.kind}: {result.said[:300]}\n", end="")
-        line = written.get(result.number)
-        if result.kind != "gone" and (line is None or line.digest != result.digest):
-            changed.append(result.number)
-            if command == "compare":
-                from frozen.showing import changed as changed_in
+    found: list[corpus.Result] = []
+    try:
+        for count, result in enumerate(corpus.run_all(numbers, jobs), 1):
+            found.append(result)
+            kinds[result.kind] += 1
+            if result.kind in ("differs", "hangs") or result.accident:
+                bad.append(result)
+                say(f"\r{result.number}: {result.kind}: {result.said[:300]}\n", end="")
+            line = before.get(result.number)
+            if result.kind != "gone" and (line is None or line.digest != result.digest):
+                changed.append(result.number)
+                if command == "compare":
+                    from frozen.showing import changed as changed_in
 
-                why = "is new" if line is None else changed_in(line.digest, result.digest)
-                if line is not None and line.chain != fingerprint(draw(result.number)):
-                    why = "is drawn otherwise"
-                say(f"\r{result.number}: {why}: {result.kind}, {result.said[:160]}\n", end="")
-        if count % 20 == 0 or count == len(numbers):
-            took = time.monotonic() - started
-            say(f"\r{count} of {len(numbers)} chains, {took:.0f} s ", end="")
+                    why = "is new" if line is None else changed_in(line.digest, result.digest)
+                    if line is not None and line.chain != fingerprint(draw(result.number)):
+                        why = "is drawn otherwise"
+                    say(f"\r{result.number}: {why}: {result.kind}, {result.said[:160]}\n", end="")
+            if command == "make" and count % 100 == 0:
+                save(found, written)
+            if count % 20 == 0 or count == len(numbers):
+                took = time.monotonic() - started
+                say(f"\r{count} of {len(numbers)} chains, {took:.0f} s ", end="")
+    except KeyboardInterrupt:
+        say("\nstopped; what has run counts")
     say()
     say(", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
     if command == "make":
-        for result in found:
-            if result.kind in ("runs", "refused"):
-                written[result.number] = corpus.line_of(result)
-            elif result.kind == "gone":
-                written.pop(result.number, None)
-        corpus.write(written.values())
+        save(found, written)
+        corpus.write(written.values(), corpus.spread(written.values()))
         say(f"{len(changed)} digests are new; wrote {corpus.FILE}")
     elif changed:
         say(f"{len(changed)} changed: {' '.join(map(str, sorted(changed)[:40]))}")
@@ -96,6 +98,16 @@ def run(command: str, numbers: list[int], jobs: int) -> int:
     if accidents:
         say(f"{accidents} ended with an error that is none of the library's own")
     return int(bool(bad) or (command == "compare" and bool(changed)))
+
+
+def save(found: list[corpus.Result], written: dict[int, corpus.Line]) -> None:
+    """Write down what there is so far."""
+    for result in found:
+        if result.kind in ("runs", "refused"):
+            written[result.number] = corpus.line_of(result)
+        elif result.kind == "gone":
+            written.pop(result.number, None)
+    corpus.write(written.values())
 
 
 if __name__ == "__main__":

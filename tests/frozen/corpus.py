@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +14,25 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from frozen.chains import draw, fingerprint, short
+from frozen.chains import Chain, draw, fingerprint, short
 
-__all__ = ["FILE", "Line", "Result", "read", "run_all", "run_one", "sample", "small_data", "write"]
+__all__ = [
+    "FILE",
+    "Line",
+    "Result",
+    "read",
+    "run_all",
+    "run_one",
+    "sample",
+    "small_data",
+    "spread",
+    "write",
+]
 
 FILE = Path(__file__).parent / "chains.txt"
+#: How many chains always run.
+SAMPLE = 60
+ALWAYS = "# always: "
 #: Seconds that one chain may take.
 MOST = 120
 
@@ -54,11 +69,21 @@ def read() -> dict[int, Line]:
     return found
 
 
-def write(lines: Iterable[Line]) -> None:
-    """Write all lines, in order."""
+def write(lines: Iterable[Line], chosen: Sequence[int] | None = None) -> None:
+    """Write all lines, in order, and which chains always run: those from before if they are left out."""
+    chosen = sample() if chosen is None else chosen
     head = "# number, fingerprint of the chain, digest of what it gave, the chain and its legs\n"
+    head += f"{ALWAYS}{' '.join(map(str, chosen))}\n"
     ordered = sorted(lines, key=lambda line: line.number)
     FILE.write_text(head + "".join(f"{x.number} {x.chain} {x.digest} {x.text}\n" for x in ordered))
+
+
+def sample() -> list[int]:
+    """The chains that always run."""
+    for line in FILE.read_text().splitlines() if FILE.exists() else []:
+        if line.startswith(ALWAYS):
+            return list(map(int, line.removeprefix(ALWAYS).split()))
+    return []
 
 
 def line_of(result: Result) -> Line:
@@ -67,9 +92,41 @@ def line_of(result: Result) -> Line:
     return Line(result.number, fingerprint(chain), result.digest, refused + short(chain))
 
 
-def sample(count: int, every: int) -> list[int]:
-    """Numbers spread over all."""
-    return [place * every // count for place in range(count)]
+def spread(lines: Iterable[Line], count: int = SAMPLE) -> list[int]:
+    """Numbers of so many chains, none of them refused, that together have as many of the sources, stages,
+    options and ways of reading as they can, each of these more than once where there is room."""
+    running = [line.number for line in lines if not line.text.startswith("refused ")]
+    features = {number: frozenset(_features(draw(number))) for number in running}
+    seen: Counter[str] = Counter()
+    chosen: list[int] = []
+    while features and len(chosen) < count:
+        best = max(features, key=lambda n: sum(1 / 9 ** seen[one] for one in features[n]))
+        seen.update(features.pop(best))
+        chosen.append(best)
+    return sorted(chosen)
+
+
+def _features(chain: Chain) -> Iterator[str]:
+    """What is special about a chain."""
+    run = chain["run"]
+    ranks = [leg[0] for leg in run["legs"]]
+    yield f"{max(ranks)} ranks, {run['reads']}"
+    yield f"elastic {len(set(ranks)) > 1}, uncounted {run['uncounted']}, endless {run['limit'] is not None}"
+    yield f"processes {any(leg[1] for leg in run['legs'])}, apart {run['apart']}"
+    yield from (f"until {until}" for _, _, until in run["legs"] if isinstance(until, str))
+    yield from _features_of(chain)
+
+
+def _features_of(part: dict[str, Any]) -> Iterator[str]:
+    for name, options in [part["source"], *part["stages"]]:
+        yield name
+        yield from (
+            f"{name} {value}" for key, value in options.items() if key in ("as", "name", "method")
+        )
+        yield from (f"{name}.{option}" for option in options if option and name != "recipe")
+    below = part["source"][1].get("parts", [])
+    for one in below.values() if isinstance(below, dict) else below:
+        yield from _features_of(one)
 
 
 @contextmanager
