@@ -199,6 +199,9 @@ def run_all(numbers: list[int], jobs: int) -> Iterator[Result]:
     """Run chains in so many processes; results come as they are there."""
     size = max(1, min(20, len(numbers) // (4 * jobs)))
     parts = [numbers[first : first + size] for first in range(0, len(numbers), size)]
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _prepare) as pool:
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _prepare)
+    try:
         for done in as_completed([pool.submit(_some, part) for part in parts]):
             yield from done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -195,6 +195,8 @@ def _place(
         places.append((epoch - 1, 0))  # an epoch without items may come again
     if not steps:
         empty = [place for place in places if place[0] < len(epochs) and not epochs[place[0]][0]]
+        if counted and m and rest < max(ranks, before):
+            return epoch + 1, 0  # too few for these ranks were left: it was the next epoch that had none
         return (empty or places)[0]
     for at_epoch, at in places:
         if at_epoch >= len(epochs):
