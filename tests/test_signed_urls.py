@@ -11,6 +11,7 @@ import tarfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
+from trainpipes.clean_errors import clean
 from trainpipes.inspection import inspect_files
 from trainpipes.prepare import repack
 from trainpipes.sources.remote import retry
@@ -143,7 +145,8 @@ def test_what_is_printed_and_kept_of_a_pipeline_has_no_value_of_a_query(
             repr(pipe), str(pipe), *map(repr, pipe.stages), repr(loader), str(pipe.explain()),
             str(pipe.graph()), pipe.graph().svg, repr(cached.show(1)), str(pipe.show(1)),
             pipe.show(1)._repr_html_(), json.dumps(loader.state_dict()),
-            json.dumps(pipeline(server, name).state_dict()), json.dumps(pipe.describe()), str(places), repr(places), str(list(places)),
+            json.dumps(pipeline(server, name).state_dict()), json.dumps(pipe.describe()),
+            str(places), repr(places), str(list(places)),
 
         ]  # fmt: skip
     assert len(batches) == len(again) > 0
@@ -160,6 +163,7 @@ def test_what_is_printed_and_kept_of_a_pipeline_has_no_value_of_a_query(
 NEVER: dict[str, Fault] = {
     "403": (403, {}),
     "404": (404, {}),
+    "410": (410, {}),
     "412": (412, {}),
     "416": (416, {}),
     "500": (500, {}),
@@ -171,9 +175,16 @@ NEVER: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize("fault", NEVER)
-@pytest.mark.parametrize("when", ["listing", "reading"])
-@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.tar", "a.bin", "a.arrow", "a.npy"])
+def faults() -> Iterator[Any]:
+    """Each fault for each format; those of one format each, in turn, take seconds."""
+    names = ["a.parquet", "a.jsonl", "a.tar", "a.bin", "a.arrow", "a.npy"]
+    for number, (fault, when) in enumerate(product(NEVER, ["listing", "reading"])):
+        for name in names:
+            quick = name == names[number % len(names)]
+            yield pytest.param(name, when, fault, marks=[] if quick else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("name", "when", "fault"), faults())
 def test_what_is_printed_of_an_error_has_no_value_of_a_query(
     server: FaultyServer, name: str, when: str, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,7 +247,7 @@ def test_an_error_of_a_users_function_is_told_without_the_query_of_its_file(
     assert MARK not in printed(caught.value)
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.tar", "a.bin"])
 def test_a_state_loads_with_another_signature_of_the_same_file(
     server: FaultyServer, name: str
 ) -> None:
@@ -344,3 +355,79 @@ def test_a_long_value_is_cut_only_after_its_secrets_are_hidden(long: int) -> Non
         tp.list_files("x").take(url)  # type: ignore[arg-type]
     shown = tp.from_dataset([{"a": url, "b": [url], "c": {"d": url}}]).show(1)
     assert MARK not in str(caught.value) + repr(shown) + shown._repr_html_()
+
+
+@pytest.mark.parametrize("fault", ["403", "404", "garbage", "close"])
+@pytest.mark.parametrize("what", ["tokenizer", "labels"])
+def test_other_files_than_those_of_rows_are_told_without_their_secrets_too(
+    server: FaultyServer, monkeypatch: pytest.MonkeyPatch, what: str, fault: str
+) -> None:
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.4)
+    monkeypatch.setattr(retry.Requests.__init__, "__defaults__", (0.4,))
+    server.fault = lambda _, name, __: NEVER[fault] if "beside" in name else None
+    url = signed(server, "beside.json")
+    files = tp.list_files(signed(server, "a.jsonl"), retry_seconds=0.4)
+
+    def made() -> tp.Pipeline:
+        if what == "labels":
+            return files.read_images(labels=url)
+        return files.read_json().tokenize(url, columns="text")
+
+    with pytest.raises(tp.TrainpipesError) as caught:
+        list(made())
+    assert MARK not in printed(caught.value)
+
+
+def test_errors_of_s3_hold_no_storage_options_and_no_version(
+    folder: Path, server: FaultyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    store = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    store.start()
+    try:
+        server.upstream = store.get_host_and_port()
+        options = {"endpoint_url": server.url, "key": f"{MARK}key", "secret": f"{MARK}secret"}
+        system = s3fs.S3FileSystem(**options)
+        system.mkdir("told")
+        system.put(str(folder / "a.parquet"), "told/a.parquet")
+        server.asked.clear()
+        texts = []
+        for name in (f"a.parquet?versionId={MARK}", "a.parquet", "*.parquet"):
+            for fault in ((403, {}), (404, {}), (503, {}), "close"):
+                server.fault = lambda *_, fault=fault: fault  # type: ignore[misc]
+                pipe = tp.list_files(
+                    f"s3://told/{name}", storage_options=options, retry_seconds=0.4
+                )
+                texts.append(repr(pipe))
+                with pytest.raises(tp.TrainpipesError) as caught:
+                    list(pipe.read_parquet())
+                texts.append(printed(caught.value))
+        server.fault = lambda *_: None
+        pipe = tp.list_files("s3://told/*", storage_options=options).read_parquet()
+        len(pipe)
+        texts += [str(pipe.explain()), json.dumps(pipe.state_dict()), pipe.to_yaml()]
+    finally:
+        store.stop()
+    assert [text for text in [*texts, caplog.text] if MARK in text] == []
+
+
+def test_what_stands_for_an_error_keeps_its_kind_its_notes_and_those_in_it() -> None:
+    class Odd(ConnectionError):
+        request = f"https://host/?sig={MARK}"
+
+    inner = [
+        Odd(f"https://host/?sig={MARK}"),
+        ExceptionGroup(f"s3://a:{MARK}@b", [KeyError(MARK[:0])]),
+    ]
+    group = ExceptionGroup(f"https://host/#{MARK}", inner)
+    group.add_note(f"https://host/?{MARK}")
+    group.__cause__ = FileNotFoundError(2, "no", f"https://host/?a={MARK}")
+    group.__context__ = UnicodeDecodeError("utf-8", b"a", 0, 1, f"https://host/?a={MARK}")
+    found = clean(group)
+    assert MARK not in printed(found)
+    assert isinstance(found, ExceptionGroup)
+    assert isinstance(found.exceptions[0], ConnectionError)
+    assert str(found.exceptions[0]) == "Odd: https://host/?sig=…"
+    assert (found.__cause__.errno, found.__cause__.filename) == (2, "https://host/?a=…")  # type: ignore[union-attr]
+    assert found.__notes__ == ["https://host/?…"]

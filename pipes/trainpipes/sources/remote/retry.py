@@ -243,7 +243,9 @@ class Requests:
     ) -> Exception:
         """The error that ends a request."""
         if failure.kind == "missing":
-            return error if isinstance(error, FileNotFoundError) else FileNotFoundError(name)
+            return (
+                error if isinstance(error, FileNotFoundError) else FileNotFoundError(hidden(name))
+            )
         if failure.kind == "other":
             return error
         if failure.kind == "changed":
