@@ -116,8 +116,8 @@ def left_of(cases: list[list[Any]], folder: str) -> list[dict[str, Any]]:
         pid, reading = begin(case, f"{folder}/{n}")
         starting[reading] = case, pid
     waiting, found = {}, []
-    while starting:
-        for reading in select.select(list(starting), [], [])[0]:
+    while starting or waiting:
+        for reading in select.select(list(starting), [], [], 0.05)[0]:
             case, pid = starting.pop(reading)
             assert os.read(reading, 1) == b"1", case
             os.close(reading)
@@ -127,7 +127,6 @@ def left_of(cases: list[list[Any]], folder: str) -> list[dict[str, Any]]:
             os.kill(pid, case[3])
             os.waitpid(pid, 0)
             waiting[pid] = case, time.monotonic(), len(below), below, shared
-    while waiting:
         for pid, (case, killed, count, below, shared) in list(waiting.items()):
             alive = of_session(pid)
             files = [name for name in shared if os.path.exists(name)]
@@ -141,7 +140,6 @@ def left_of(cases: list[list[Any]], folder: str) -> list[dict[str, Any]]:
             )
             for one in alive:
                 os.kill(one, signal.SIGKILL)
-        time.sleep(0.05)
     return found
 
 
