@@ -184,7 +184,7 @@ def faults() -> Iterator[Any]:
             yield pytest.param(name, when, fault, marks=[] if quick else [pytest.mark.slow])
 
 
-@pytest.mark.parametrize(("name", "when", "fault"), faults())
+@pytest.mark.parametrize(("name", "when", "fault"), list(faults()))
 def test_what_is_printed_of_an_error_has_no_value_of_a_query(
     server: FaultyServer, name: str, when: str, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
