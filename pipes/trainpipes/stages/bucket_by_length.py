@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.order import IntArray, permutation
 from trainpipes.rows.block import Block
@@ -127,6 +128,11 @@ class BucketByLength(BatchingStage):
             )
         self._set(boundaries=edges)
 
+    _reorders: ClassVar[bool] = False  # whether micro-batches come in another order every epoch
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        return self.resolved(_reorders=any(stage.reorders for stage in below))
+
     @cached_property
     def _budget(self) -> Budget | None:
         """What a micro-batch may hold; None where it has a size."""
@@ -241,7 +247,8 @@ class _Buckets:
         held.gave(items > 0, stage)
         if items:
             ids = int(block.ids[0])
-            mixed = permutation(items, stage.seed, "buckets", held.epoch, ids)
+            epoch = held.epoch if stage._reorders else 0
+            mixed = permutation(items, stage.seed, "buckets", epoch, ids)
             sizes = np.diff(bounds)[mixed]
             ends = np.cumsum(sizes)
             place = np.repeat(bounds[:-1][mixed] - (ends - sizes), sizes) + np.arange(ends[-1])

@@ -137,6 +137,9 @@ class Pack(CutStage):
             )
 
     _crosses: ClassVar[bool] = False  # whether a window goes on over the joint of two epochs
+    _reorders: ClassVar[bool] = (
+        False  # whether the rows of a window come in another order every epoch
+    )
     _tokenize: ClassVar[Tokenizes | None] = None
 
     def resolve(self, below: Sequence[Stage]) -> Self:
@@ -149,7 +152,8 @@ class Pack(CutStage):
                 "function, which does not tell its pad token: give pack(pad_id=...)"
             )
         crosses = any(stage.role == "repeat" for stage in below)
-        return self.resolved(_crosses=crosses, _tokenize=tokenize)
+        reorders = any(stage.reorders for stage in below)
+        return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
 
     @cached_property
     def fill_id(self) -> int:
@@ -279,9 +283,8 @@ class _Fitted(_Packer):
             if self._used and self._used >= len(found):
                 raise stage.misplaced(self._used)
             if len(found):
-                order = permutation(
-                    len(found), stage.seed, "pack", held.epoch, int(self._from.ids[0])
-                )
+                epoch = held.epoch if stage._reorders else 0
+                order = permutation(len(found), stage.seed, "pack", epoch, int(self._from.ids[0]))
                 self._placing, self._spent = found.take(order), count
                 self._here = {"below": run.cursors.state(0)}
                 self._after = {"below": run.cursors.state(count)}
