@@ -18,7 +18,7 @@ from trainpipes.order import IntArray, permutation
 from trainpipes.rows.block import Block
 from trainpipes.rows.run import Cursors, Run, RunSource
 from trainpipes.shown import shown
-from trainpipes.stages.held import Held
+from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.token_budget import Budget, Oversize
 from trainpipes.stages.token_columns import lengths_of
 
@@ -35,11 +35,13 @@ class BucketByLength(BatchingStage):
 
     In: rows. Out: micro-batches, as ``batch`` makes them. The rows of a window are sorted into buckets by
     length, and each bucket is cut into micro-batches in the order in which its rows came; rows left over in
-    the buckets make the last ones. The micro-batches of a window are then shuffled. How many there are is
-    not known in advance: see ``filter``. With ``batch_size``, at most one a shard and epoch is short.
+    the buckets make the last ones. The micro-batches of a window then come in an order that is drawn with
+    ``seed``: anew every epoch where the chain shuffles, else the same each time. How many there are is not
+    known in advance: see ``filter``. With ``batch_size``, at most one a shard and epoch is short.
 
     Cursor: that of the source before the window, and how many of the window's micro-batches were delivered.
-    A resume reads that window again. Memory: a window for each shard. Costs about 1 us a row.
+    A resume reads that window again. After ``repeat()``, with ``batch_size``, a window holds rows of 8 epochs
+    at most, unless these are less than a micro-batch. Memory: a window for each shard. Costs about 1 us a row.
 
     Args:
         batch_size: B, rows in a micro-batch.
@@ -151,7 +153,10 @@ class BucketByLength(BatchingStage):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
-        return _Buckets(self, Held(below(at)), used)
+        if self._budget is not None:  # filled as well as they may be, by rows of however many epochs
+            return _Buckets(self, Held(below(at)), used)
+        held = Held(below(at), MOST_EPOCHS, MOST_EPOCHS, least=self._size)
+        return _Buckets(self, held, used)
 
     def cut(self, block: Block) -> tuple[IntArray, IntArray]:
         """The rows of a window bucket by bucket, and where micro-batches start in that order."""
@@ -234,6 +239,8 @@ class _Buckets:
         if not held.fill(stage.rows):
             raise StopIteration
         count = min(stage.rows, held.rows)
+        if held.more_follow:  # whole micro-batches: the others come later
+            count = count // stage._size * stage._size
         run = held.waiting()
         block = run.block.slice(0, count)
         stage.check_lengths(block)
