@@ -170,20 +170,20 @@ def ragged(name: str) -> Pipeline:
 
 @pytest.mark.parametrize("epoch", [-1, True, 1.0, "0", 1 << 60])
 def test_what_is_no_epoch_is_refused(epoch: Any) -> None:
-    with pytest.raises(tp.ConfigError, match="epoch must be .*, got .*; leave it out"):
+    with pytest.raises(tp.ConfigError, match=r"epoch must be .*, got .*; leave it out"):
         tp.Loader(PIPES["counted"](), epoch=epoch)
 
 
 def test_a_pipeline_without_an_end_is_refused() -> None:
     endless = tp.mix({"a": rows_of(40)}, stop="repeat", weights={"a": 1}).batch(2)
     for pipe in (PIPES["counted"]().repeat(), rows().repeat().batch(2), endless):
-        with pytest.raises(tp.ConfigError, match="epoch must be left out .*, got 0"):
+        with pytest.raises(tp.ConfigError, match=r"epoch must be left out .*, got 0"):
             tp.Loader(pipe, epoch=0)
 
 
 def test_set_epoch_is_refused() -> None:
     loader = tp.Loader(PIPES["counted"](), epoch=2)
-    with pytest.raises(tp.ConfigError, match="epoch must be left .* epoch=2, .* got 1; make"):
+    with pytest.raises(tp.ConfigError, match=r"epoch must be left .* epoch=2, .* got 1; make"):
         loader.set_epoch(1)
 
 

@@ -402,8 +402,8 @@ def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
     """Raise ConfigError unless each iteration of a pipeline can be this epoch."""
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MOST_EPOCHS:
         raise ConfigError(
-            f"Loader(): epoch must be the number of an epoch, an integer from 0 on, got {shown(epoch)}; leave "
-            "it out, and each iteration is the next epoch"
+            f"Loader(): epoch must be the number of an epoch, an integer from 0 on, got {shown(epoch)}; "
+            "leave it out, and each iteration is the next epoch"
         )
     if pipeline._session.plan.chain.endless:
         raise ConfigError(

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import types
 import warnings
-from itertools import islice
 from io import StringIO
+from itertools import islice
 
 import pyarrow as pa
 import pytest

@@ -41,7 +41,8 @@ class BucketByLength(BatchingStage):
 
     Cursor: that of the source before the window, and how many of the window's micro-batches were delivered.
     A resume reads that window again. After ``repeat()``, with ``batch_size``, a window holds rows of 8 epochs
-    at most, unless these are less than a micro-batch. Memory: a window for each shard. Costs about 1 us a row.
+    at most, unless these are less than a micro-batch. Memory: a window for each shard. Costs about 1 us a
+    row.
 
     Args:
         batch_size: B, rows in a micro-batch.
@@ -153,7 +154,9 @@ class BucketByLength(BatchingStage):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
-        if self._budget is not None:  # filled as well as they may be, by rows of however many epochs
+        if (
+            self._budget is not None
+        ):  # filled as well as they may be, by rows of however many epochs
             return _Buckets(self, Held(below(at)), used)
         held = Held(below(at), MOST_EPOCHS, MOST_EPOCHS, least=self._size)
         return _Buckets(self, held, used)

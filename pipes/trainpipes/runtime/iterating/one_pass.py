@@ -206,8 +206,8 @@ class OnePass:
         self._had_more = not self.ended and self.items.has_more()
 
     def was_left_unfinished(self) -> bool:
-        """Whether the iterator is no more, and did not come to the end. Where the next item alone tells, it is
-        made, unless that takes other processes."""
+        """Whether the iterator is no more, and did not come to the end. Where the next item alone tells, it
+        is made, unless that takes other processes."""
         if not self.left or self.ended or self._had_more or self._plan.counts.known:
             return self._had_more
         if self.options.workers is None and self._topology.world_size == 1:
