@@ -189,14 +189,14 @@ def _place(
     ranks, steps = len(own), len(own[0][0])
     rest = len(epochs[epoch][0]) - m if epoch < len(epochs) else 0
     places = [(epoch, m)]
-    if m and (rest < max(ranks, before) or not counted):
+    if m and counted and rest < max(ranks, before):
+        places = [(epoch + 1, 0)]
+    elif m and not counted:
         places.append((epoch + 1, 0))
     if epoch and not m and epoch <= len(epochs) and not epochs[epoch - 1][0]:
         places.append((epoch - 1, 0))  # an epoch without items may come again
     if not steps:
         empty = [place for place in places if place[0] < len(epochs) and not epochs[place[0]][0]]
-        if counted and m and rest < max(ranks, before):
-            return epoch + 1, 0  # too few for these ranks were left: it was the next epoch that had none
         return (empty or places)[0]
     for at_epoch, at in places:
         if at_epoch >= len(epochs):
