@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 from weakref import WeakSet
 
 from torch.utils.data import get_worker_info
 
-from trainpipes.callers import callers
 from trainpipes.cursor import is_count
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.foreign_state import is_stateful_data_loaders
@@ -31,8 +29,6 @@ from trainpipes.warn_once import warn_once
 
 __all__ = ["Session"]
 
-#: The module of what ``Loader.progress()`` gives.
-SHOWS_PROGRESS = "trainpipes.training_progress"
 #: Above it, numbers of epochs no longer fit where they are kept.
 MOST_EPOCHS = 1 << 40
 
@@ -72,6 +68,8 @@ class Session:
         self.last: OnePass | None = None
         #: Those whose items were asked for.
         self.begun: WeakSet[OnePass] = WeakSet()
+        #: How long loops of this process have waited for items.
+        self.wait_seconds = 0.0
         #: How often a worker has iterated it.
         self.iterated = 0
         self._source = source
@@ -202,8 +200,7 @@ class Session:
                 "epoch, keep its iterator, batches = iter(loader); to look at one item, "
                 "use peek(); repeat() makes one epoch without an end",
                 ("rest", self.plan.identity),
-                # The loop; around its loader may be what shows its progress.
-                level=6 + any(module == SHOWS_PROGRESS for module, _ in islice(callers(), 8)),
+                level=6,
             )
 
     def upcoming(self) -> Position:
