@@ -82,6 +82,7 @@ FLOORS = {
     "config": 8,
     "pictures": 8,
     "checkpoint": 8,
+    "checkpoint_files": 1,
     "inspection": 8,
     "prepare": 8,
     "preview": 8,
