@@ -217,6 +217,8 @@ class Csv(TextFormat):
     def parse(
         self, data: bytes, start: Start, path: str, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
+        if data.startswith(BOM):  # Arrow leaves one out, and this is not the file's
+            data = BOM + data
         try:
             found = self._parsed(data, start, path, schema, PARSED_BYTES)
         except pa.ArrowInvalid:  # a row may be longer; what else is wrong is said once more
