@@ -7,7 +7,6 @@ import zlib
 
 from trainpipes.caching.checked_file import BLANK, MARK
 
-
 #: What is put into a file in one go: what formats of text are made of, and what some of them trip over.
 TOKENS = (
     *(b'"', b"'", b"\n", b"\r", b"\r\n", b",", b"\t", b":", b"{", b"}", b"[", b"]", b"\\", b"\0"),
@@ -36,8 +35,10 @@ def damaged(content: bytes, others: list[bytes], draw: random.Random) -> bytes:
         draw: what is drawn with.
     """
     how = draw.choice(
-        ("bits", "bits", "bits", "bits", "flip", "flip", "cut", "cut", "head", "longer", "zeros")
-        + ("other", "mixed", "token", "token", "twice")
+        (
+            *("bits", "bits", "bits", "bits", "flip", "flip", "cut", "cut", "head", "longer"),
+            *("zeros", "other", "mixed", "token", "token", "twice"),
+        )
     )
     place = draw.randrange(len(content) + 1)
     changed = bytearray(content)

@@ -1,8 +1,8 @@
 """Reads damaged files of every format, beside the library that is the format's reference, in a process of its
 own: it may be what ends.
 
-Run as a script: ``damaged_formats.py FOLDER SEED FIRST STOP [KIND]`` reads cases ``FIRST`` to ``STOP``. Before
-each it writes the case's number and kind, behind it what came of it, so that the last one is known:
+Run as a script: ``damaged_formats.py FOLDER SEED FIRST STOP [KIND]`` reads cases ``FIRST`` to ``STOP``.
+Before each it writes the case's number and kind, behind it what came of it, so that the last one is known:
 
 same       the rows that were written
 reference  other rows, and the reference reads the same
@@ -108,7 +108,7 @@ def of_csv(data: bytes, delimiter: str = ",") -> Rows:
 
 
 def of_typed_csv(data: bytes) -> Rows:
-    if not data.removeprefix(b"\xef\xbb\xbf").strip():
+    if not data.removeprefix(b"\xef\xbb\xbf").strip():  # pyarrow wants a line of names
         return []
     convert = pcsv.ConvertOptions(
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]
@@ -393,8 +393,8 @@ def what_came(
     try:
         rows = [canonical(row) for row in read()]
     except tp.TrainpipesError as error:
-        assert path in str(error), f"no file is named: {error}"
-        assert len(str(error)) < 3000, f"too much said: {error}"
+        if path not in str(error) or len(str(error)) > 3000:
+            raise AssertionError(f"no file is named, or too much said: {error}") from error
         return "refused"
     except MemoryError:  # a page's header says how large the page is
         return "refused"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import random
 import zipfile
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,8 @@ flatbuffer) and a body. A file is a stream between two magic words, with a foote
 See https://arrow.apache.org/docs/format/Columnar.html. Called by any thread.
 
 A flipped bit can hide a field of a flatbuffer, which is then read as nothing: no record batches, no rows. So
-what is said twice is compared: the messages that a footer lists lie side by side from the schema to the footer,
-its schema is that of the first message, and each batch counts its rows for itself and for each column.
+what is said twice is compared: the messages that a footer lists lie side by side between the schema and the
+footer, its schema is that of the first message, and each batch counts its rows for itself and each column.
 """
 
 from __future__ import annotations

@@ -133,6 +133,7 @@ def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(
-            f"{path} is not JSON that can be read ({error}); mend it, or remove it to read all .arrow files beside it",
+            f"{path} is not JSON that can be read ({error}); mend it, or remove it to read all .arrow files "
+            "beside it",
             path=path,
         ) from error

@@ -41,7 +41,7 @@ def _parts(iterable: Any) -> Iterator[Any]:
 
 
 def _copied(dataset: Any) -> Any:
-    """A copy of a dataset that shares nothing with it but the cache of file systems that it may have: all such
+    """A copy of a dataset that shares nothing with it but the cache of file systems that it may have: all
     datasets of a process have the same, and a copy of a file system adds one of this thread to it."""
     shared = [value for value in vars(dataset).values() if isinstance(value, dict)]
     caches = [

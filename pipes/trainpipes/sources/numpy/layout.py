@@ -49,8 +49,8 @@ class StoredArray:
         start: where they are in the file; None where they are compressed.
         member: the name in an ``.npz`` file; None in an ``.npy`` file.
         field: which field of a structured array; None for all of a plain one.
-        stored: of a member that is not compressed: where its bytes begin and end in the file, with its header,
-            and the CRC-32 that the archive has of them.
+        stored: of a member that is not compressed: where its bytes, with its header, begin and end in the
+            file, and the CRC-32 that the archive has of them.
     """
 
     dtype: np.dtype[Any]
@@ -193,8 +193,8 @@ def _header(file: Any, size: int, member: str | None, offset: int | None = 0) ->
     if any(n < 0 for n in shape) or begin + prod(shape) * dtype.itemsize > size:
         needed = f"{begin + prod(shape) * dtype.itemsize:,}"
         raise BadFileError(
-            f"{where}cut short: an array of shape {cut(str(list(shape)), 80)} needs {needed} bytes, and there "
-            f"are {size:,}"
+            f"{where}cut short: an array of shape {cut(str(list(shape)), 80)} needs {needed} bytes, and "
+            f"there are {size:,}"
         )
     start = None if offset is None else offset + begin
     return StoredArray(dtype, shape, fortran and len(shape) > 1, start, member)

@@ -6,6 +6,8 @@ Called by readers, in any thread, for each piece that is parsed.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 
@@ -22,7 +24,7 @@ STEP_BYTES = 256 << 10
 #: What stands between two rows, as it is mostly written.
 ENDS = b"}\n{", b"}\r\n{"
 
-#: An opening brace, from which an opening bracket differs in one bit, and what is neither of these nor a quote.
+#: An opening brace, the bit by which an opening bracket differs from it, and all but these and quotes.
 OPENS, LIKE = ord("{"), ord("{") ^ ord("[")
 OTHERS = bytes(byte for byte in range(256) if byte not in b'{}[]"')
 _NONE = np.zeros(0, np.int64)
@@ -44,7 +46,7 @@ def check_depth(lines: bytes) -> None:
     marks = words[np.searchsorted(counts, np.arange(STEP, int(counts[-1]) + 1, STEP))].tolist()
     end = next((end for end in ENDS if end in lines), ENDS[0])
     done, feed = 0, end.index(b"\n")
-    for before, after in zip(marks, marks[1:], strict=False):
+    for before, after in pairwise(marks):
         if after < done:
             continue
         place = lines.find(b"\n", before + 8, after)
@@ -75,8 +77,8 @@ def refuse_deep(depth: IntArray) -> None:
     """
     if len(depth) and depth.max() > MOST_DEPTH:
         raise pa.ArrowInvalid(
-            f"it nests deeper than {MOST_DEPTH} brackets and braces, the most that is read; keep such a value "
-            "as text, by json.dumps()"
+            f"it nests deeper than {MOST_DEPTH} brackets and braces, the most that is read; keep such a "
+            "value as text, by json.dumps()"
         )
 
 
