@@ -122,7 +122,7 @@ class StateError(TrainpipesError, ValueError):
 
 
 class WorkerError(TrainpipesError, RuntimeError):
-    """A worker process of ``map`` has died, or what it made cannot be sent."""
+    """A worker process of ``map`` or of a ``Loader`` has died, or what it made cannot be sent."""
 
 
 class MissingExtraError(TrainpipesError, ImportError):
