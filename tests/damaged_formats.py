@@ -108,7 +108,7 @@ def of_csv(data: bytes, delimiter: str = ",") -> Rows:
 
 
 def of_typed_csv(data: bytes) -> Rows:
-    if not data.removeprefix(b"\xef\xbb\xbf").strip():  # pyarrow wants a line of names
+    if b"\n" not in data.strip():  # names and no rows, as csv reads it: pyarrow wants rows
         return []
     convert = pcsv.ConvertOptions(
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]

@@ -279,8 +279,10 @@ def test_the_checksum_of_an_npz_is_compared_once(tmp_path: Path) -> None:
         b"{'descr': '<i8', 'fortran_order': False, 'shape': (" + b"1, " * 71 + b"), }",
         b"{'descr': '<f16', 'fortran_order': False, 'shape': (1,), }",
         b"{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000, 0), }",
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (2,), 'more': 1}",
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (True,)}",
     ],
-    ids=["71 dimensions", "float128", "10^12 rows of nothing"],
+    ids=["71 dimensions", "float128", "10^12 rows of nothing", "more", "a length that is none"],
 )
 def test_an_array_that_none_can_be_is_refused(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "x.npy"
@@ -410,6 +412,12 @@ def test_the_last_checksum_of_a_compressed_file_is_compared_though_an_index_is_k
     os.utime(path, (10**9, 10**9))
     with pytest.raises(tp.UnreadableError, match=r"x\.jsonl\.gz"):
         list(tp.read_json(path, index=str(index)))
+
+
+def test_bytes_of_zero_are_no_names_of_columns(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(bytes(400))
+    with pytest.raises(tp.UnreadableError, match="its first line is no text"):
+        list(tp.read_csv(tmp_path / "x.csv"))
 
 
 def test_nothing_is_no_compressed_file(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def _named(files: FileList, members: list[int], folder: str, state: Any) -> list
     try:
         names = [str(each["filename"]) for each in state["_data_files"]]
         apart = bool(state.get("_indices_data_files"))
-        if not names or any(name != posixpath.basename(name) for name in names):
+        if not (names or apart) or any(name != posixpath.basename(name) for name in names):
             raise ValueError(f"{names!r:.100} are no names of files beside it")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableError(

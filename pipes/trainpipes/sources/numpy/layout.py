@@ -26,6 +26,7 @@ from trainpipes.sources.files.each_file import BadFileError
 __all__ = ["StoredArray", "check_sum", "loaded", "read_arrays"]
 
 MAGIC = b"\x93NUMPY"
+KEYS = {"descr", "fortran_order", "shape"}
 #: Bytes of a header, at most.
 MOST = 1 << 20
 #: Dimensions that NumPy knows, at most, and rows of an array that holds no values.
@@ -179,9 +180,20 @@ def _header(file: Any, size: int, member: str | None, offset: int | None = 0) ->
     try:
         with _parsing:
             told = ast.literal_eval(text.decode("utf-8" if head[6] > 2 else "latin-1"))
-        dtype, shape = np.dtype(_descr(told["descr"])), tuple(map(int, told["shape"]))
-        fortran = bool(told["fortran_order"])
-    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
+        shape, fortran = told["shape"], told["fortran_order"]
+        kinds = type(shape), type(fortran), *map(type, shape)
+        if told.keys() != KEYS or kinds != (tuple, bool, *[int] * len(shape)):
+            raise ValueError(f"it says {cut(str(told), 80)}")
+        dtype = np.dtype(_descr(told["descr"]))
+    except (
+        ValueError,
+        SyntaxError,
+        KeyError,
+        TypeError,
+        MemoryError,
+        RecursionError,
+        AttributeError,
+    ) as error:
         raise BadFileError(f"{where}damaged header: {error}") from error
     begin = len(head) + len(length_bytes) + length
     if not shape:

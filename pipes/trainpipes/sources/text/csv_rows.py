@@ -187,6 +187,8 @@ class Csv(TextFormat):
             raise BadFileError(
                 f"byte {error.start:,} of its first line is not UTF-8: write it as UTF-8"
             ) from error
+        if "\0" in text:
+            raise BadFileError("its first line is no text: it holds a byte of zero")
         quoting: Any = csv.QUOTE_NONE if self.quote is None else csv.QUOTE_MINIMAL
         cells = csv.reader(
             text.strip("\r\n").splitlines(keepends=True),
