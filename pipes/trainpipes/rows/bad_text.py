@@ -47,7 +47,7 @@ class naming_bad_text:
             f"{'' if asker is None else f'{asker}: '}column {name!r} holds {what}",
             stage=None if asker is None else str(asker),
         )
-        problem._trainpipes = asker and str(asker), int(self._block.ids[number])  # type: ignore[attr-defined]
+        problem._trainpipes = asker and str(asker), int(self._block.ids[number])
         raise problem from error
 
 
