@@ -18,7 +18,7 @@ from trainpipes.shown import cut
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.exact_integers import refuse_rounded_values
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
-from trainpipes.sources.text.json_depth import check_depth, refuse_deep
+from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_deep
 from trainpipes.sources.text.lines import LineCutter
 from trainpipes.sources.text.utf8_bytes import BOM
 
@@ -176,6 +176,7 @@ class Json(TextFormat):
             pj.ReadOptions(use_threads=False, block_size=max(64, len(data) + 1)),
             pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
         )
+        check_types(found.schema.types, data)
         if self.exact:
             refuse_rounded_values(found, data)
         return found if kinds is None or kinds.equals(schema) else found.cast(schema)
