@@ -76,7 +76,8 @@ def write_memmap(
         The memory map, opened.
 
     Raises:
-        ConfigError: something is there; a name or dtype is for a column that is not.
+        ConfigError: something is there; a name or dtype is for a column that is not; or it cannot be written,
+            as where the disk is full.
         DataError: a row does not fit those before it, holds no numbers, or there are more rows or
             fewer than ``length``.
 
