@@ -40,6 +40,8 @@ def refuse_own_input(
     """
     system, root = (out.system, out.root) if isinstance(out, RemoteStorage) else (None, out.root)
     target = out.path if isinstance(out, RemoteStorage) else os.path.realpath(root)
+    if system is None and os.path.isfile(target):
+        return  # no folder can be made there, which is said when it is tried
     for files in file_lists(source):
         for path in _paths(files, system):
             if f"{path}/".startswith(f"{target}/"):
