@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import FrameType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -22,25 +21,15 @@ from trainpipes.warn_once import warn_once
 
 __all__ = ["DrawWatch", "seen_draws"]
 
-#: Calls of a function that are looked at, about 0.2 ms each.
-CALLS = 8
+#: Calls of a function that are looked at, about 0.2 ms each. In a thread beside the main one only the first:
+#: the loop that trains waits for that, and may draw during later ones.
+CALLS, CALLS_ASIDE = 8, 1
 #: Numbers of a block of the Mersenne Twister, which NumPy and Python use.
 BLOCK = 624
 #: Blocks that are drawn anew, at most, to tell a call that draws many numbers from one that sets a seed.
 BLOCKS = 512
-#: Modules that a thread waits in, or works in for this library.
-QUIET = {
-    "asyncio", "concurrent", "multiprocessing", "queue", "selectors", "socket", "threading", "trainpipes",
-}  # fmt: skip
-#: What names of this library's threads, and of fsspec's, begin with.
-OURS = ("trainpipes", "fsspecIO")
-#: Modules that these work in, too.
-LIBRARIES = {"fsspec", "numpy", "pyarrow"}
-
 #: A state: the numbers of a block, where they are known, and what else changes with each draw.
 State: TypeAlias = "tuple[np.ndarray[Any, Any] | None, Any]"
-#: Threads by their numbers: the frame that each is in, and its place there.
-Threads: TypeAlias = "dict[int, tuple[FrameType, int]]"
 Call: TypeAlias = "Callable[..., Any]"
 
 #: Calls of each function that have been looked at in this process.
@@ -57,8 +46,6 @@ def seen_draws(stages: Sequence[object]) -> str:
 class DrawWatch:
     """Looks at the global generators around the first calls of a function, and warns once if it draws.
 
-    A generator that another thread may have moved meanwhile says nothing of the function.
-
     Args:
         fn: the function, or the class that has it; None where there is none of the user's.
         said: the stage, as messages name it.
@@ -74,7 +61,6 @@ class DrawWatch:
         self._said = said
         self._cure = cure
         self._calls = CALLS if fn is None else 0
-        self._running: set[int] = set()  # threads that are in the function
         self.tells = True
         self.found = ""
 
@@ -92,24 +78,17 @@ class DrawWatch:
 
     def _watched(self, fn: Call) -> Call:
         def watched(*given: Any) -> Any:
-            if self._over:
+            in_main = threading.current_thread() is threading.main_thread()
+            if self._calls >= (CALLS if in_main else CALLS_ASIDE):
                 return fn(*given)
-            own = threading.get_ident()
-            same, threads = {*self._running}, _threads()
             modules, before = len(sys.modules), _states()
-            self._running.add(own)
-            try:
-                found = fn(*given)
-            finally:
-                self._running.discard(own)
+            found = fn(*given)
             after = _states()
             self._calls += 1
             with suppress(TypeError):
                 _looked[self._fn] = self._calls
             moved = [name for name in before if _drew(before[name], after[name])]
-            if modules != len(sys.modules):  # which may draw as they are imported
-                moved = []
-            if moved and _at_rest(threads, _threads(), same | self._running):
+            if moved and modules == len(sys.modules):  # modules may draw as they are imported
                 self.hear(f"{' and '.join(moved)} global generator{'s' * (len(moved) > 1)}")
             return found
 
@@ -169,43 +148,3 @@ def _twister(block: np.ndarray[Any, Any], place: int) -> np.random.MT19937:
     bits = np.random.MT19937(0)
     bits.state = {"bit_generator": "MT19937", "state": {"key": block, "pos": place}}
     return bits
-
-
-def _threads() -> Threads:
-    """Where all threads but this one are."""
-    own = threading.get_ident()
-    frames = sys._current_frames().items()
-    return {thread: (frame, frame.f_lasti) for thread, frame in frames if thread != own}
-
-
-def _at_rest(before: Threads, after: Threads, same: set[int]) -> bool:
-    """Whether no other thread can have drawn between two looks: each one waits, or works for this library.
-
-    Args:
-        before: at the first look.
-        after: at the second.
-        same: threads that are in the function itself.
-    """
-    ours = {t.ident for t in threading.enumerate() if t.name.startswith(OURS)}
-    main = threading.main_thread().ident
-    for thread in (before.keys() | after.keys()) - same:
-        looks = [look[thread] for look in (before, after) if thread in look]
-        homes = {frame.f_globals.get("__name__", "").split(".")[0] for frame, _ in looks}
-        if thread in ours:
-            if not homes <= QUIET | LIBRARIES:
-                return False
-            continue
-        stays = len(looks) == 2 and looks[0][0] is looks[1][0] and looks[0][1] == looks[1][1]
-        waits = homes <= QUIET or (thread != main and not _in_torch(looks[0][0]))
-        if not (stays and waits):
-            return False
-    return True
-
-
-def _in_torch(frame: FrameType | None) -> bool:
-    """Whether a thread is in a call of torch, which may draw for as long as it lasts."""
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").split(".")[0] == "torch":
-            return True
-        frame = frame.f_back
-    return False

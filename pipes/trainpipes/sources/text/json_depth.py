@@ -36,8 +36,8 @@ _NONE = np.zeros(0, np.int64)
 
 
 def check_depth(lines: bytes) -> None:
-    """Raise where a row of many brackets nests too deep. About 0.2 ms a MB, less than a twelfth of what parsing
-    short rows takes.
+    """Raise where a row of many brackets nests too deep. About 0.2 ms a MB, less than a twelfth of what
+    parsing short rows takes.
 
     Args:
         lines: rows, each on a line.
