@@ -16,6 +16,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 FLOORS = {
     "amount": 0,
     "errors": 0,
+    "clean_errors": 0,
     "extra": 0,
     "fair_queue": 0,
     "checks": 0,
@@ -23,6 +24,7 @@ FLOORS = {
     "cursor": 0,
     "foreign_state": 0,
     "identity": 0,
+    "item_content": 0,
     "left_out_batches": 0,
     "naming": 0,
     "shown": 0,

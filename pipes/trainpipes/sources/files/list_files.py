@@ -20,16 +20,34 @@ from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.order import IntArray
 from trainpipes.runtime.interrupts import result_of
+from trainpipes.secret_text import kept_name, known_name
 from trainpipes.shown import shown
 from trainpipes.sources.files.listing import expand, is_local, open_system
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, checked_seconds
 
-__all__ = ["FileList", "ListFiles", "digests"]
+__all__ = ["FileList", "ListFiles", "Listed", "digests"]
 
 #: Ends of names that are Parquet in a folder.
 SUFFIXES = (".parquet", ".pq")
 #: Digests in a fingerprint, at most.
 MAX_DIGESTS = 16
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A folder or a pattern that was listed.
+
+    Args:
+        url: as it was given.
+        path: in the words of its file system.
+        system: the file system.
+        suffixes: what the names of files found in folders end with, in lower case.
+    """
+
+    url: str
+    path: str
+    system: Any
+    suffixes: tuple[str, ...]
 
 
 @dataclass(eq=False)
@@ -44,15 +62,17 @@ class FileList:
         systems: fsspec file systems.
         stamps: of each, when it was changed (ns), or its etag; empty where the store tells neither.
         retry_seconds: how long a request to a server is tried again.
+        listed: the folders and patterns that stood for them.
     """
 
-    names: list[str]
-    paths: list[str]
+    names: list[str] = field(repr=False)
+    paths: list[str] = field(repr=False)
     sizes: IntArray
     system_of: IntArray
     systems: tuple[Any, ...]
     stamps: list[str]
     retry_seconds: float = RETRY_SECONDS
+    listed: tuple[Listed, ...] = ()
     _process: int = field(default_factory=os.getpid, repr=False)
 
     def __len__(self) -> int:
@@ -69,6 +89,7 @@ class FileList:
             self.systems,
             [self.stamps[i] for i in which],
             self.retry_seconds,
+            self.listed,
         )
 
     def system(self, file: int) -> Any:
@@ -81,9 +102,20 @@ class FileList:
             self._process = os.getpid()
         return self.systems[int(self.system_of[file])]
 
+    def known_names(self) -> list[str]:
+        """What a state knows them by: the names, of URLs without users and signatures."""
+        found = list(map(known_name, self.names))
+        if len(set(found)) == len(found):
+            return found
+        return self.kept_names()  # only what may be a secret tells them apart
+
+    def kept_names(self) -> list[str]:
+        """What is written of the names into files on this machine: no secrets of URLs."""
+        return list(map(kept_name, self.names))
+
     def relative_names(self) -> list[str]:
         """Names below the lowest folder that holds all files; the same wherever that folder is."""
-        parts = [name.split("://", 1)[-1].split("/") for name in self.names]
+        parts = [name.split("://", 1)[-1].split("/") for name in self.known_names()]
         if not parts:
             return []
         low, high = min(parts), max(parts)
@@ -254,6 +286,11 @@ class ListFiles(Source):
             tuple(systems.values()),
             stamps,
             seconds,
+            tuple(
+                Listed(url, path, system, suffixes)
+                for url, (system, path), files in zip(urls, opened, found, strict=True)
+                if [*files] != [path]
+            ),
         )
 
     def open(self) -> PathSource:
