@@ -15,7 +15,7 @@ from transformers import Trainer as Plain
 from transformers import TrainingArguments
 
 import trainpipes as tp
-from trainpipes.checkpoint import fits, read_states, tell
+from trainpipes.checkpoint import fits, read_states, summarize
 from trainpipes.integrations.accelerate import loader as accelerate_loader
 from trainpipes.integrations.lightning import PipelineDataModule
 from trainpipes.integrations.transformers import Trainer
@@ -64,7 +64,7 @@ def test_the_trainers_checkpoint(tmp_path: Path) -> None:
         (found,) = read_states(path)
         assert found.path == str(tmp_path / "checkpoint-3" / "trainpipes.json")
         assert found.keys == '["loader"]'
-        assert tell(found).batches == 3
+        assert summarize(found).batches == 3
         assert fits([found], pipeline())[0].problem == ""
 
 
@@ -79,7 +79,7 @@ def test_the_trainers_checkpoint_with_a_position_of_rows(tmp_path: Path) -> None
     (found,) = read_states(tmp_path / "checkpoint-3")
     assert found.path.endswith("rank-00000-of-00001.pt")
     assert (found.keys, found.kept_by) == ('["loader"]', "datasets")
-    told = tell(found)
+    told = summarize(found)
     assert (told.epoch, told.batches) == (0, 12)  # of rows, which the trainer makes batches of
     assert "pipe.to_hf()" in fits([found], pipeline())[0].problem
 
@@ -90,7 +90,7 @@ def test_what_accelerate_saves(tmp_path: Path) -> None:
     list(islice(prepared, 3))
     accelerator.save_state(str(tmp_path))
     (found,) = read_states(tmp_path)
-    assert tell(found).batches == 3
+    assert summarize(found).batches == 3
     assert fits([found], pipeline())[0].problem == ""
 
 
@@ -100,7 +100,7 @@ def test_a_stateful_data_loader_that_accelerate_keeps(tmp_path: Path) -> None:
     torch.save(stateful.state_dict(), tmp_path / "dl_state_dict.bin")
     (found,) = read_states(tmp_path)
     assert found.kept_by == "StatefulDataLoader"
-    assert tell(found).batches == 3
+    assert summarize(found).batches == 3
 
 
 @pytest.mark.filterwarnings("ignore:::lightning", "ignore:.*LeafSpec:FutureWarning")
@@ -113,5 +113,5 @@ def test_lightnings_checkpoint(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     (found,) = read_states(tmp_path / "last.ckpt")
     assert found.keys == '["PipelineDataModule"]["train"]'
-    assert tell(found).batches == 3
+    assert summarize(found).batches == 3
     assert fits([found], pipeline())[0].problem == ""
