@@ -329,9 +329,9 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
         list(chat(path, TOKENIZER, **options))
     error = caught.value
     assert (error.path, error.row_group, error.row) == (str(path), 1, 3)
-    assert 'bad_rows="drop" leaves such rows out' in str(error)
-    assert len(list(chat(path, TOKENIZER, bad_rows="drop", **options))) == 4
-    kept = chat(path, TOKENIZER, bad_rows="keep", **options)
+    assert 'on_error="skip" leaves such rows out' in str(error)
+    assert len(list(chat(path, TOKENIZER, on_error="skip", **options))) == 4
+    kept = chat(path, TOKENIZER, on_error="keep", **options)
     if name in ("none", "null", "null message", "null role", "null content"):
         with pytest.raises(tp.DataError):
             list(kept)
@@ -375,8 +375,10 @@ def test_what_is_missing_is_told() -> None:
         chat(tp.from_arrow(pa.table({"x": [1]})), TOKENIZER)
     with pytest.raises(tp.SchemaError, match="mesages"):
         list(chat(rows(GOOD), TOKENIZER, messages="mesages", **ONE))
-    with pytest.raises(tp.ConfigError, match='bad_rows is "error", "drop" or "keep", got \'skip\''):
-        chat(rows(GOOD), TOKENIZER, bad_rows="skip")  # type: ignore[arg-type]
+    with pytest.raises(
+        tp.ConfigError, match='on_error must be "raise", "skip", "keep" or None, got \'drop\''
+    ):
+        chat(rows(GOOD), TOKENIZER, on_error="drop")  # type: ignore[arg-type]
     for roles in (["human"], {"human": 5}):
         with pytest.raises(tp.ConfigError, match="roles are a dict of names and"):
             chat(rows(GOOD), TOKENIZER, roles=roles)  # type: ignore[arg-type]

@@ -217,12 +217,12 @@ def test_an_empty_response_is_named_or_dropped_or_kept(
     with pytest.raises(tp.DataError, match=f"column '{side}': an empty response") as caught:
         list(preference(path, "bytes", **ONE))
     assert (caught.value.path, caught.value.row_group, caught.value.row) == (str(path), 1, 3)
-    assert len(list(preference(path, "bytes", bad_rows="drop", **ONE))) == 4
+    assert len(list(preference(path, "bytes", on_error="skip", **ONE))) == 4
     if empty is None:
         with pytest.raises(tp.DataError, match="null"):
-            list(preference(path, "bytes", bad_rows="keep", **ONE))
+            list(preference(path, "bytes", on_error="keep", **ONE))
     else:
-        assert len(list(preference(path, "bytes", bad_rows="keep", **ONE))) == 5
+        assert len(list(preference(path, "bytes", on_error="keep", **ONE))) == 5
 
 
 ASK, ANSWER = said("user"), said("assistant")
@@ -254,7 +254,7 @@ def test_a_bad_conversation_is_named_or_dropped(name: str, tmp_path: Path) -> No
     with pytest.raises(tp.DataError, match=message) as caught:
         list(preference(tmp_path, TOKENIZER, **ONE))
     assert caught.value.row == 2
-    assert len(list(preference(tmp_path, TOKENIZER, bad_rows="drop", **ONE))) == 2
+    assert len(list(preference(tmp_path, TOKENIZER, on_error="skip", **ONE))) == 2
 
 
 def test_conversations_that_share_nothing_are_bad() -> None:
@@ -272,8 +272,8 @@ def test_what_is_missing_is_told() -> None:
         tp.SchemaError, match=r"found for the prompt; .*names tried were prompt, question"
     ):
         preference(tp.from_arrow(pa.table({"chosen": ["a"], "rejected": ["b"]})), "bytes")
-    with pytest.raises(tp.ConfigError, match="bad_rows is"):
-        preference(tp.from_dataset(texts()), "bytes", bad_rows="skip")  # type: ignore[arg-type]
+    with pytest.raises(tp.ConfigError, match="on_error must be"):
+        preference(tp.from_dataset(texts()), "bytes", on_error="drop")  # type: ignore[arg-type]
 
 
 def test_columns_of_other_types() -> None:
@@ -288,7 +288,7 @@ def test_columns_of_other_types() -> None:
 def test_a_null_in_the_first_row_does_not_tell_what_the_others_hold() -> None:
     told = [None, [ASK, ANSWER]]
     rows = tp.from_arrow(pa.table({"chosen": told, "rejected": told}))
-    assert len(list(preference(rows, TOKENIZER, bad_rows="drop", **ONE))) == 1
+    assert len(list(preference(rows, TOKENIZER, on_error="skip", **ONE))) == 1
 
 
 def test_columns_of_other_names() -> None:
