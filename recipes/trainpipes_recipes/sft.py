@@ -43,7 +43,7 @@ def sft(
 
     Not for conversations of several turns (``chat``), not for plain text (``pretrain``), and wasteful where
     lengths differ much within a batch: rows are padded, not packed. A row that is too long is cut at its end,
-    and if its prompt alone is too long, nothing of it is learnt: choose ``max_length`` so that few rows are.
+    and if its prompt alone is too long, nothing of it is learnt: see ``on_error``.
 
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,

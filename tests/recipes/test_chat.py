@@ -174,7 +174,8 @@ def test_what_is_too_long_is_cut_and_does_not_teach_its_end() -> None:
     ((text, learnt),) = only(told)
     assert learnt == "cdef<|im_end|>"
     length = len(TOKENIZER.encode(text))
-    cut = [only(told, max_length=length - less)[0][1] for less in (2, 3, 6, 7, 20)]
+    shorter = (length - less for less in (2, 3, 6, 7, 20))
+    cut = [only(told, max_length=most, on_error="keep")[0][1] for most in shorter]
     assert cut == ["cdef"[:n] for n in (4, 3, 0, 0, 0)]
 
 
@@ -404,7 +405,7 @@ def test_a_model_learns_from_it_and_resumes(
     check_training(
         lambda: chat(
             tmp_path / "x.parquet", TOKENIZER, max_length=128, batch_size=4, buffer_size=64,
-            num_shards=2, packed=packed,
+            num_shards=2, packed=packed, on_error="keep",
         ),
         lambda: training.Transformer(len(TOKENIZER), 128, 32, 1, 2),
         lambda model, batch: training.next_token_loss(

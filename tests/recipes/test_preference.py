@@ -201,7 +201,7 @@ def test_a_row_that_is_too_long_loses_its_end() -> None:
     rows = tp.from_dataset([{"prompt": "abc", "chosen": "defg", "rejected": "h"}])
     (batch,) = preference(rows, "bytes", max_length=6, **ONE)
     assert rows_of(batch, plain) == [("abcde$", "de", "abch$", "h$")]
-    (batch,) = preference(rows, "bytes", max_length=3, **ONE)
+    (batch,) = preference(rows, "bytes", max_length=3, on_error="keep", **ONE)
     assert rows_of(batch, plain) == [("ab$", "", "ab$", "")]
 
 
@@ -318,7 +318,9 @@ def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: 
         return -F.logsigmoid(0.1 * (chosen - rejected)).mean()
 
     check_training(
-        lambda: preference(tmp_path / "x.parquet", "bytes", max_length=128, batch_size=4, buffer_size=64),
+        lambda: preference(
+            tmp_path / "x.parquet", "bytes", max_length=128, batch_size=4, buffer_size=64, on_error="keep"
+        ),
         lambda: training.Transformer(BYTES, 128, 32, 1, 2),
         loss,
         tmp_path,
