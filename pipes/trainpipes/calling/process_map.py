@@ -334,7 +334,7 @@ class _Worker(threading.Thread):
 def _of_no_row(kind: type[TrainpipesError], said: str, text: str) -> TrainpipesError:
     """An error that is not about the row at which it is raised."""
     error = kind(f"{said}: {text}", stage=said)
-    error._trainpipes = said, None  # type: ignore[attr-defined]
+    error._trainpipes = said, None
     return error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
@@ -21,7 +22,7 @@ from trainpipes.order import IntArray, permutation
 from trainpipes.rows.block import Block
 from trainpipes.rows.run import Cursors, Run, RunSource, round_of
 from trainpipes.shown import shown
-from trainpipes.stages.held import Held
+from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
 from trainpipes.stages.pack_rows import PACKED, Documents, Overlong, documents_of, rows_of
@@ -35,6 +36,9 @@ Method = Literal["concat", "first_fit", "best_fit"]
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.
 LOT_TOKENS = 1 << 16
+#: Rows that a window over several epochs is to fill, however many these are: only its last row has an empty
+#: end.
+LEAST_ROWS = 8
 #: In a row's part (see ``Block``): where the place of its first token begins.
 PIECE_BITS = 40
 
@@ -60,7 +64,8 @@ class Pack(CutStage):
 
     - "best_fit": longest first, each into the row that it fills best: 0.1 %. No document is split that
       would fit (Ding et al., "Fewer truncations improve language modeling", arXiv 2404.10830). The rows of
-      a window come in another order, by ``seed``.
+      a window come in an order that is drawn with ``seed``: anew every epoch where the chain shuffles, else
+      the same each time.
     - "first_fit": in the order in which they come, each into the first row with room for it: 0.8 %.
       Otherwise as "best_fit".
     - "concat": one after the other, split wherever a row is full: none but at an epoch's end. A sixth of
@@ -70,8 +75,9 @@ class Pack(CutStage):
     (concat: tokens of that document) were delivered. A resume reads that window again. Memory: the token ids
     of a window of documents for each shard. Costs about 10 ns a token.
 
-    ``.pack().repeat()`` packs each epoch by itself; with ``.repeat().pack()`` a window may hold documents of
-    two epochs.
+    ``.pack().repeat()`` packs each epoch by itself. With ``.repeat().pack()``, and after an endless ``mix``,
+    a window may hold documents of several epochs: of 8, or of as many as fill 8 rows. ("concat" has no
+    window, and reads as many epochs as fill a row.)
 
     Args:
         max_length: tokens of a row.
@@ -146,7 +152,10 @@ class Pack(CutStage):
                 f'({", ".join(PACKED)}; a column "labels" is packed anyway), got {shown(taken[0])}'
             )
 
-    _crosses: ClassVar[bool] = False  # whether a window goes on over the joint of two epochs
+    #: Whether a window continues over the joint of two epochs, or there is none.
+    _crosses: ClassVar[bool] = False
+    #: Whether the rows of a window come in another order every epoch.
+    _reorders: ClassVar[bool] = False
     _tokenize: ClassVar[Tokenizes | None] = None
 
     def resolve(self, below: Sequence[Stage]) -> Self:
@@ -158,8 +167,9 @@ class Pack(CutStage):
                 f"{self} fills rows up with the tokenizer's pad token, and {tokenize.maker} is a "
                 "function, which does not tell its pad token: give pack(pad_id=...)"
             )
-        crosses = any(stage.role == "repeat" for stage in below)
-        return self.resolved(_crosses=crosses, _tokenize=tokenize)
+        crosses = any(s.role == "repeat" or getattr(s, "endless", False) for s in below)
+        reorders = any(stage.reorders for stage in below)
+        return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
 
     @cached_property
     def fill_id(self) -> int:
@@ -180,8 +190,11 @@ class Pack(CutStage):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         rows, used = (at["below"], at["row"]) if "below" in at else (at, 0)
-        kind = _Concatenated if self.method == "concat" else _Fitted
-        return kind(self, Held(below(rows), self._crosses), used)
+        if self.method == "concat":  # whose rows are full, of however many epochs
+            held = Held(below(rows), epochs=math.inf if self._crosses else 1)
+            return _Concatenated(self, held, used)
+        epochs = MOST_EPOCHS if self._crosses else 1
+        return _Fitted(self, Held(below(rows), epochs, rounds=MOST_EPOCHS), used)
 
     #: Whether it says of rows what they are made of.
     keeps_pieces: ClassVar[bool] = False
@@ -300,13 +313,19 @@ class _Fitted(_Packer):
     """Windows of documents, each packed by itself. Its cursor counts rows of a window."""
 
     def _place(self) -> None:
-        stage, held = self._stage, self._held
-        while held.fill(stage.window):
+        stage, held, least = self._stage, self._held, 0
+        while held.fill(stage.window, least):
             run = held.waiting()
             count = min(stage.window, held.rows)
             self._from = run.block.slice(0, count)
             self._documents = stage.documents(self._from)
             lengths, most = self._documents.lengths, stage.max_documents
+            tokens = int(lengths.sum())
+            is_open = stage._crosses and held.more_follow and count < stage.window
+            if is_open and 0 < tokens < LEAST_ROWS * stage.max_length:
+                least = 2 * count
+                continue
+            least = 0
             if stage.method == "first_fit":
                 found = placed(lengths, stage.max_length, most, first_fit)
             elif count < stage.window:  # an epoch's end: all that is left
@@ -317,9 +336,8 @@ class _Fitted(_Packer):
             if self._used and self._used >= len(found):
                 raise stage.misplaced(self._used)
             if len(found):
-                order = permutation(
-                    len(found), stage.seed, "pack", held.epoch, int(self._from.ids[0])
-                )
+                epoch = held.epoch if stage._reorders else 0
+                order = permutation(len(found), stage.seed, "pack", epoch, int(self._from.ids[0]))
                 self._placing, self._spent = found.take(order), count
                 self._here = {"below": run.cursors.state(0)}
                 self._after = {"below": run.cursors.state(count)}

@@ -53,7 +53,7 @@ def read(folder: Path) -> SavedPosition | None:
         found = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise StateError(
             f"{path} is no JSON ({error}): resume from another checkpoint", path=str(path)
         ) from error
@@ -82,6 +82,6 @@ def trained(folder: Path) -> tuple[int, int]:
     """Optimizer steps and whole epochs that were trained before a checkpoint, as the Trainer says."""
     try:
         state = json.loads((folder / TRAINER_STATE).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return 0, 0
     return int(state.get("global_step") or 0), int((state.get("epoch") or 0) + 1e-6)

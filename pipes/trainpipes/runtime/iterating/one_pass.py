@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -85,6 +85,7 @@ class OnePass:
         go_on: whether a position with nothing left goes on with the next pass.
         options: how items are made.
         one_at_a_time: of the iterator that gives this pass's items.
+        after: the number of the pass that follows one.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class OnePass:
         go_on: bool = False,
         options: RunOptions = SERIAL,
         one_at_a_time: OneAtATime | None = None,
+        after: Callable[[int], int] = lambda number: number + 1,
     ) -> None:
         self._plan = plan
+        self._after = after
         self._topology = topology
         self.options = options
         self.position = position
@@ -156,7 +159,7 @@ class OnePass:
         """Nothing was left: this is the next pass."""
         self._may_go_on, self.origin = False, 0
         notes = self._start.notes
-        self._open(Position(self.epoch + 1, 0, self._plan.chain.num_shards, notes=notes))
+        self._open(Position(self._after(self.epoch), 0, self._plan.chain.num_shards, notes=notes))
 
     def _other_workers_have_more(self) -> bool:
         """Whether a worker of this rank has something left where this pass started."""
@@ -188,12 +191,25 @@ class OnePass:
             state, plan, start = self.standing(), self._plan, self._start
             cursors = self._cursors
             if state.over and not (turn or ends):
-                start = Position(start.epoch + 1, 0, start.num_shards, notes=start.notes)
+                after = self._after(start.epoch)
+                start = Position(after, 0, start.num_shards, notes=start.notes)
                 state = ConsumerIterator(plan, topology, start, 0).state()
                 cursors = state.moved
             notes = {**start.notes, **plan.notes}
             position = replace(start, m=state.m, cursors={}, extra=extra, notes=notes)
             return render(position, plan.identity, cursors)
+
+    def was_left_unfinished(self) -> bool:
+        """Whether the iterator is no more, and did not come to the end. Where the number of items is unknown,
+        it has come there only once it was asked for another."""
+        if not self.left or self.ended:
+            return False
+        return not (self._plan.counts.known and self.items.state().over)
+
+    @property
+    def gave_one_step(self) -> bool:
+        """Whether each rank had one item of it."""
+        return self.standing().m <= self.position.m + self._topology.world_size
 
     def close(self) -> None:
         """Let threads and worker processes go. The state stays."""

@@ -171,7 +171,8 @@ class PassIterator:
         """The pass from a position on."""
         session, lock = self._session, self._one_at_a_time
         topology = session.topology()
-        return OnePass(session.plan, topology, position, origin, go_on, self._options, lock)
+        after = session.passes.after
+        return OnePass(session.plan, topology, position, origin, go_on, self._options, lock, after)
 
     def _begin_worker(self, shared: Shared) -> OnePass:
         """The pass in a DataLoader's worker."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -46,7 +46,7 @@ class WorkerReceiver:
         self._ranks = topology.rank, topology.world_size
         self._position = position
         self._own = topology.shards(position.m, position.num_shards)
-        self._started: tuple[WorkerMemory, Iterator[WorkerMessage]] | None = None
+        self._started: tuple[WorkerMemory, Generator[WorkerMessage]] | None = None
         self._error: Exception | None = None  # what was raised
         #: What has arrived, by m, each with its shard's cursor after it.
         self._ready: dict[int, tuple[Any, str]] = {}
@@ -90,7 +90,12 @@ class WorkerReceiver:
             )
         if message.notes and message.notes != self._plan.notes:
             self._plan.adopt(message.notes)
-        for m, item, text in memory.unpack(message):
+        try:
+            unpacked = memory.unpack(message)
+        except (EOFError, OSError) as error:  # large tensors are handed over by the worker
+            messages.throw(error)
+            raise
+        for m, item, text in unpacked:
             self._ready[m] = item, text
 
     def work_ahead(self, m: int) -> None:

@@ -36,10 +36,13 @@ def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
     requests = Requests(files.retry_seconds)
     folders: dict[tuple[int, str], list[int]] = {}
     for file, path in enumerate(files.paths):
-        key = int(files.system_of[file]), posixpath.dirname(path)
+        key = int(files.system_of[file]), _folder(path)
         folders.setdefault(key, []).append(file)
     states = {
-        key: _json(files, members[0], f"{key[1]}/state.json", requests)
+        # Who may read a signed URL may not read what is beside it.
+        key: None
+        if _has_query(files.paths[members[0]])
+        else _json(files, members[0], f"{key[1]}/state.json", requests)
         for key, members in folders.items()
     }
     folders = _of_split(files, folders, states, split, asker, requests)
@@ -99,7 +102,9 @@ def _named(files: FileList, members: list[int], folder: str, state: Any) -> list
     try:
         names = [str(each["filename"]) for each in state["_data_files"]]
         apart = bool(state.get("_indices_data_files"))
-    except (AttributeError, KeyError, TypeError) as error:
+        if not (names or apart) or any(name != posixpath.basename(name) for name in names):
+            raise ValueError(f"{names!r:.100} are no names of files beside it")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableError(
             f"{path} does not say which files there are in the way of save_to_disk; mend it, or remove it to "
             "read all .arrow files beside it",
@@ -121,6 +126,14 @@ def _named(files: FileList, members: list[int], folder: str, state: Any) -> list
     return [place[name] for name in names if name in place]
 
 
+def _has_query(path: str) -> bool:
+    return "://" in path and "?" in path
+
+
+def _folder(path: str) -> str:
+    return posixpath.dirname(path.partition("?")[0] if _has_query(path) else path)
+
+
 def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
     """What a JSON file beside a file says; None if it is not there."""
     try:
@@ -129,8 +142,9 @@ def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
         return None
     try:
         return json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableError(
-            f"{path} is not JSON ({error}); mend it, or remove it to read all .arrow files beside it",
+            f"{path} is not JSON that can be read ({error}); mend it, or remove it to read all .arrow files "
+            "beside it",
             path=path,
         ) from error
