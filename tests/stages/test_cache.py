@@ -304,6 +304,12 @@ def test_rows_keep_their_identity_where_a_filter_below_dropped_some(data: Path) 
             assert f"{data}/part-1.parquet, row group 2, row 61" in str(caught.value.__notes__)
 
 
+def test_columns_are_found_of_rows_of_which_a_filter_below_dropped_some(data: Path) -> None:
+    for _ in range(2):  # cold, then warm
+        pipe = rows(data).filter(odd).cache().map(dict).rename({"x": "y"})
+        assert [row["y"] for row in pipe] == list(range(1, ROWS, 2))
+
+
 def test_an_error_below_names_the_row_and_leaves_nothing_behind(data: Path, kept: Path) -> None:
     def refuse(row: dict[str, Any]) -> dict[str, Any]:
         if row["x"] == 171:

@@ -32,6 +32,10 @@ class DropHoles(RunStage):
     def process(self, run: Run) -> Run:
         data = run.block.data
         assert isinstance(data, pa.Table)
+        if (
+            THERE not in data.column_names
+        ):  # the first rows, read past the cache to find their types
+            return run
         there = np.flatnonzero(to_numpy(data.column(THERE)))
         block = run.block.with_data(data.drop_columns(THERE))
         if len(there) == len(run):
