@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import trainpipes as tp
 from frameworks.transformers_runs import OwnTrainer, arguments, model, pipeline, rows
 from trainpipes.integrations.transformers import Trainer
-from trainpipes.integrations.transformers.checkpoint_file import FILE
+from trainpipes.integrations.transformers.training import FILE
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the Trainer are not ours
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from trainpipes.errors import ConfigError
 from trainpipes.extra import need
 from trainpipes.integrations.transformers import PipelineTrainerMixin
-from trainpipes.integrations.transformers.mixin import check_datasets
+from trainpipes.integrations.transformers import check_datasets
 from trainpipes.integrations.trl.position import PositionCallback
 from trainpipes.integrations.trl.preference_batch import preference_batch
 from trainpipes.pipeline import Pipeline
