@@ -29,7 +29,7 @@ _SHARING = {
 _PACKAGES = ("accelerate", "transformers")
 #: What to write instead.
 LOADER = (
-    "write accelerator.prepare(trainpipes.integrations.accelerate.loader(pipe)), not a DataLoader"
+    "write trainpipes.integrations.accelerate.loader(pipe, accelerator), not a DataLoader"
 )
 TRAINER = (
     "in the HF Trainer write `from trainpipes.integrations.transformers import Trainer`, which takes this "
@@ -64,7 +64,7 @@ def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[
     warn_once(
         f"{sharing} shares out rows among {ranks[1]} ranks by itself, so that {_SHARING[sharing]}. For each "
         "rank to read its own rows alone, let the pipeline make the batches, and use "
-        "trainpipes.integrations.accelerate.loader(pipe) or trainpipes.integrations.transformers.Trainer",
+        "trainpipes.integrations.accelerate.loader(pipe, accelerator) or trainpipes.integrations.transformers.Trainer",
         key=sharing,
     )
     return 0, 1

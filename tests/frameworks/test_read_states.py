@@ -86,7 +86,7 @@ def test_the_trainers_checkpoint_with_a_position_of_rows(tmp_path: Path) -> None
 
 def test_what_accelerate_saves(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
-    prepared = accelerator.prepare(accelerate_loader(pipeline()))
+    prepared = accelerate_loader(pipeline(), accelerator)
     list(islice(prepared, 3))
     accelerator.save_state(str(tmp_path))
     (found,) = read_states(tmp_path)
