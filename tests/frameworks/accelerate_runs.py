@@ -184,9 +184,7 @@ def bad_uses(folder: str) -> dict[str, str]:
     ask("skip_first_batches", lambda: list(accelerator.skip_first_batches(ours, 2)))
     ask("prepare_data_loader", lambda: list(prepare_data_loader(ours)))
     ask("no accelerator", lambda: loader(batched, 2))  # type: ignore[arg-type]
-    split = Accelerator(
-        cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True)
-    )
+    split = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
     ask("split_batches", lambda: loader(batched, split))
     ragged = numbered(40, "ragged").filter(lambda batch: True)
     ask("uncounted", lambda: list(loader(ragged, accelerator)))

@@ -267,7 +267,9 @@ def test_batches_come_where_the_accelerator_says(tmp_path: Path) -> None:
     assert found == [on, [0, 1, "cpu", True], off]
 
 
-def test_prepare_leaves_it_as_it_is_and_another_number_of_loaders_is_refused(tmp_path: Path) -> None:
+def test_prepare_leaves_it_as_it_is_and_another_number_of_loaders_is_refused(
+    tmp_path: Path,
+) -> None:
     for found in run(runs.kept, 2, tmp_path / "ranks", str(tmp_path / "saved")):
         assert found["same"]
         assert found["len"] == [19, 3, 19]
@@ -336,7 +338,16 @@ def test_the_script_of_the_docs_is_killed_and_goes_on_on_other_numbers_of_ranks(
     assert third == expected[then:]
 
 
-def test_the_page_shows_the_script_as_it_is() -> None:
-    page = (runs.EXAMPLE.parents[1] / "frameworks.md").read_text()
-    shown = page.split("[examples/accelerate_loop.py](examples/accelerate_loop.py):\n")[1]
-    assert shown.split("```python no-run\n")[1].split("```")[0] == runs.EXAMPLE.read_text()
+def test_batches_are_filled_up_with_their_own_rows() -> None:
+    from trainpipes.integrations.accelerate import _filled, _rows_in
+
+    pair = [torch.arange(2), torch.arange(4).reshape(2, 2)]
+    assert [part.tolist() for part in _filled(pair, 3)] == [[0, 1, 0], [[0, 1], [2, 3], [0, 1]]]
+    assert _filled([{"x": 1}, {"x": 2}], 5) == [{"x": 1}, {"x": 2}, {"x": 1}, {"x": 2}, {"x": 1}]
+    batch = {"x": torch.arange(2), "names": ["a", "b"], "scale": torch.tensor(3.0), "of": ("y", 1)}
+    assert _rows_in(batch) == 2
+    more = _filled(batch, 4)
+    assert (more["x"].tolist(), more["names"]) == ([0, 1, 0, 1], ["a", "b", "a", "b"])
+    assert (more["scale"], more["of"]) == (batch["scale"], ("y", 1))
+    with pytest.raises(tp.ConfigError, match="lists of rows, got dict"):
+        _rows_in({"x": torch.tensor(1.0)})

@@ -119,7 +119,8 @@ class AccelerateLoader(DataLoaderStateMixin):
                 raise ConfigError(
                     "processes that hold parts of one model replica must read the same batches, got a "
                     f"pipeline that is read by {world} ranks, and {replicas} replicas: write "
-                    f"loader(pipe.distributed({mesh if replicas > 1 else 'rank=0, world_size=1'}), accelerator)"
+                    f"loader(pipe.distributed({mesh if replicas > 1 else 'rank=0, world_size=1'}), "
+                    "accelerator)"
                 )
         elif world != processes and self.loader.pipeline._ranks is None:
             raise ConfigError(
@@ -205,7 +206,7 @@ class AccelerateLoader(DataLoaderStateMixin):
 
     @property
     def dataset(self) -> NoReturn:
-        """Asked for by ``skip_first_batches`` and ``prepare_data_loader``, which would make another loader."""
+        """What ``skip_first_batches`` and ``prepare_data_loader`` would make another loader of."""
         raise ConfigError(
             "a loader of trainpipes.integrations.accelerate is iterated itself, got one that "
             "skip_first_batches(loader, n) or prepare_data_loader(loader) is to make another of: leave that "

@@ -20,6 +20,7 @@ from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.to import To
+from trainpipes.topology import data_parallel
 from trainpipes.warn_once import warn_once
 
 need("transformers", "trainpipes.integrations.transformers")
@@ -130,14 +131,8 @@ class PipelineTrainerMixin(Base):
 
     def _check(self, pipe: Pipeline) -> None:
         """Raise where arguments contradict a pipeline."""
+        self._check_ranks(pipe)
         chain, (_, world) = pipe._session.plan.chain, pipe._data_parallel()
-        if world > 1 and self.args.world_size == 1 and pipe._ranks is None:
-            raise ConfigError(
-                f"{world} ranks read this pipeline, and the Trainer takes each process for the only one: "
-                "each would train a model of its own, and all would write into one folder. On CPUs pass "
-                "TrainingArguments(use_cpu=True); where each process is to train by itself, on all rows, "
-                "pass pipe.distributed(rank=0, world_size=1)"
-            )
         if self.args.auto_find_batch_size:
             raise ConfigError(
                 f"auto_find_batch_size tries smaller batches, and this pipeline makes them ({chain.batch}): "
@@ -158,6 +153,17 @@ class PipelineTrainerMixin(Base):
             raise ConfigError(
                 f'sharding_filter(tail="ragged") ends at different steps on {world} ranks, and training '
                 "would wait for ever: leave tail out for training; an evaluation needs no tail either"
+            )
+
+    def _check_ranks(self, pipe: Pipeline) -> None:
+        """Raise where each rank would train a model of its own."""
+        world = 1 if pipe._ranks is not None else data_parallel()[1]
+        if world > 1 and self.args.world_size == 1:
+            raise ConfigError(
+                f"{world} ranks read this pipeline, and the Trainer takes each process for the only one: "
+                "each would train a model of its own, and all would write into one folder. On CPUs pass "
+                "TrainingArguments(use_cpu=True); where each process is to train by itself, on all rows, "
+                "pass pipe.distributed(rank=0, world_size=1)"
             )
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
@@ -200,7 +206,7 @@ class PipelineTrainerMixin(Base):
         self._training = loader
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """As the Trainer says. Where a model gives no loss for lack of labels, the error says what to write."""
+        """As the Trainer says. For want of labels a model gives no loss: the error says what to write."""
         try:
             return super().compute_loss(model, inputs, *arguments, **options)
         except ValueError as error:
@@ -328,7 +334,7 @@ def _check_given(given: dict[str, Any]) -> None:
                     f"data_collator to the Trainer, got\n{one}"
                 )
     # A trainer of TRL is given something to look at in place of its pipeline.
-    pipe = getattr(given.get("train_dataset"), "pipeline", given.get("train_dataset"))
+    pipe: Any = getattr(given.get("train_dataset"), "pipeline", given.get("train_dataset"))
     if not _makes_batches(pipe):
         return
     if args.max_steps <= 0 and not has_length(pipe):
