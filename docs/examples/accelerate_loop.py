@@ -2,7 +2,7 @@
 
 accelerate launch accelerate_loop.py --train 'rows/*.parquet' --valid valid.parquet --folder run
 
-On CPUs, several processes: torchrun --nproc-per-node 2 in place of accelerate launch.
+On CPUs write ACCELERATE_USE_CPU=true torchrun --nproc-per-node 2 in place of accelerate launch.
 """
 
 import argparse

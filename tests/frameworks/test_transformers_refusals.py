@@ -104,8 +104,8 @@ def test_the_trainer_asks_for_the_length_of_an_epoch_as_the_last_step_needs() ->
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"auto_find_batch_size": True}, "auto_find_batch_size tries smaller batches"),
-        ({"accelerator_config": {"split_batches": True}}, "split_batches=True cuts each batch"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size must be off"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches must be off"),
     ],
 )
 def test_arguments_that_change_batches_are_refused(
@@ -121,7 +121,7 @@ def test_batches_are_dicts_of_tensors(tmp_path: Path) -> None:
 
 
 def test_an_epoch_without_a_batch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(tp.ConfigError, match="this one has 0 for 1 rank: add rows"):
+    with pytest.raises(tp.ConfigError, match=r"must have a batch for each rank.* add rows"):
         trainer(tmp_path, rows(3).batch(4, drop_last=True).pad_collate()).train()
 
 
@@ -144,10 +144,10 @@ def test_a_checkpoint_without_a_position(tmp_path: Path) -> None:
     assert forced.state.global_step == 6
 
     (whole / FILE).write_text("{")
-    with pytest.raises(tp.StateError, match="is no JSON"):
+    with pytest.raises(tp.StateError, match="is damaged, or of another checkpoint"):
         trainer(tmp_path / "new", pipeline("counted"), **given).train(str(whole))
     (whole / FILE).write_text('{"loader": {}}')
-    with pytest.raises(tp.StateError, match="was not written by trainpipes' Trainer"):
+    with pytest.raises(tp.StateError, match="is damaged, or of another checkpoint"):
         trainer(tmp_path / "new", pipeline("counted"), **given).train(str(whole))
 
 
@@ -188,7 +188,7 @@ def test_a_position_that_is_not_of_the_checkpoint_is_refused(
         trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
     path.unlink()
     path.mkdir()
-    with pytest.raises(tp.StateError, match="is no JSON"):
+    with pytest.raises(tp.StateError, match="is damaged, or of another checkpoint"):
         trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
 
 

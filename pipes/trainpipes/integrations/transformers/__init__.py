@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,26 +134,24 @@ class PipelineTrainerMixin(Base):
         """Raise where arguments contradict a pipeline."""
         self._check_ranks(pipe)
         chain, (_, world) = pipe._session.plan.chain, pipe._data_parallel()
-        if self.args.auto_find_batch_size:
-            raise ConfigError(
-                f"auto_find_batch_size tries smaller batches, and this pipeline makes them ({chain.batch}): "
-                "leave it out, and choose the batch size in the pipeline"
-            )
-        if self.args.accelerator_config.split_batches:
-            raise ConfigError(
-                "accelerator_config: split_batches=True cuts each batch among the ranks, and each rank reads "
-                f"batches of its own from this pipeline ({chain.batch}): leave it out"
-            )
+        for name, on in (
+            ("auto_find_batch_size", self.args.auto_find_batch_size),
+            ("split_batches", self.args.accelerator_config.split_batches),
+        ):
+            if on:
+                raise ConfigError(
+                    f"{name} must be off where the pipeline makes the batches ({chain.batch}), got True: "
+                    "leave it out"
+                )
         if self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1 and pipe._ranks is None:
             raise ConfigError(
-                "ranks that hold parts of one model read the same batches (tensor, context or sequence "
-                "parallel), and this pipeline would give each its own: say which ranks are data parallel, "
-                'with pipe.distributed(mesh=mesh["dp"])'
+                "ranks that hold parts of one model must read the same batches, got a pipeline that gives "
+                'each its own: write pipe.distributed(mesh=mesh["dp"])'
             )
         if chain.ragged and world > 1:
             raise ConfigError(
-                f'sharding_filter(tail="ragged") ends at different steps on {world} ranks, and training '
-                "would wait for ever: leave tail out for training; an evaluation needs no tail either"
+                f'training must end at one step on all {world} ranks, got sharding_filter(tail="ragged"): '
+                "leave tail out; an evaluation needs no tail either"
             )
 
     def _check_ranks(self, pipe: Pipeline) -> None:
@@ -161,9 +160,8 @@ class PipelineTrainerMixin(Base):
         if world > 1 and self.args.world_size == 1:
             raise ConfigError(
                 f"{world} ranks read this pipeline, and the Trainer takes each process for the only one: "
-                "each would train a model of its own, and all would write into one folder. On CPUs pass "
-                "TrainingArguments(use_cpu=True); where each process is to train by itself, on all rows, "
-                "pass pipe.distributed(rank=0, world_size=1)"
+                "pass TrainingArguments(use_cpu=True) on CPUs; where each is to train a model of its own, "
+                "on all rows, pass pipe.distributed(rank=0, world_size=1)"
             )
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
@@ -188,18 +186,14 @@ class PipelineTrainerMixin(Base):
         """Start where the checkpoint was saved, if there is one."""
         folder = None if self._resumes_from is None else Path(self._resumes_from)
         if folder is not None and not (folder / FILE).exists():
-            lacks = f"{folder} has no {FILE}, the position in the data"
-            begins = (
-                "the data begins at the start of an epoch, or where pipe.load_state_dict(...) says"
+            told = (
+                f"{folder} has no {FILE}, the position in the data: it is of another Trainer than that of "
+                "trainpipes.integrations.transformers. With ignore_data_skip=True the data begins at the "
+                "start of an epoch, or where pipe.load_state_dict(...) says"
             )
             if not self.args.ignore_data_skip:
-                raise StateError(
-                    f"{lacks}: it was saved by another Trainer than that of "
-                    "trainpipes.integrations.transformers. To go on with its weights pass "
-                    f"ignore_data_skip=True: {begins}",
-                    path=str(folder),
-                )
-            log.warning(f"{lacks}; since ignore_data_skip=True, {begins}")
+                raise StateError(told, path=str(folder))
+            log.warning(told)
         loader.start(folder)
         if folder is not None:
             self.args.ignore_data_skip = True  # nothing is left to skip
@@ -240,9 +234,9 @@ class PipelineTrainerMixin(Base):
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Every row once where the pipeline makes batches; else what the Trainer gives."""
-        if not _makes_batches(test_dataset):
-            return super().get_test_dataloader(test_dataset)
-        return self.get_eval_dataloader(test_dataset)
+        if _makes_batches(test_dataset):
+            return self.get_eval_dataloader(test_dataset)
+        return super().get_test_dataloader(test_dataset)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer says. A batch's loss is the mean of its own tokens and weighs as much as it has
@@ -350,16 +344,11 @@ def _check_given(given: dict[str, Any]) -> None:
 
 def _no_epochs(pipe: Pipeline, args: Any) -> str:
     """Why epochs can't be counted in steps, and about how many those would be."""
-    try:
-        len(pipe)
-    except TypeError as error:
-        why = str(error)
-    told = "pass max_steps=..."
-    try:
-        steps = -(-pipe.estimate_len() // args.gradient_accumulation_steps)
-        told += (
-            f"; {args.num_train_epochs:g} epochs are about {round(args.num_train_epochs * steps)}"
-        )
-    except TypeError:
-        pass
-    return f"num_train_epochs needs the number of steps in an epoch, for the learning rate: {told} ({why})"
+    about = ""
+    with suppress(TypeError):
+        steps = args.num_train_epochs * -(-pipe.estimate_len() // args.gradient_accumulation_steps)
+        about = f"; {args.num_train_epochs:g} epochs are about {round(steps)}"
+    return (
+        "num_train_epochs needs the number of steps in an epoch, for the learning rate: pass "
+        f"max_steps=...{about} ({pipe._no_length()})"
+    )

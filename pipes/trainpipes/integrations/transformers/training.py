@@ -39,10 +39,7 @@ class SavedPosition(NamedTuple):
         """Put it into a folder, which is made if it is not there. The file is whole, or not there."""
         folder.mkdir(parents=True, exist_ok=True)
         beside = folder / f"{FILE}.new"
-        with beside.open("w") as file:
-            json.dump(self._asdict(), file)
-            file.flush()
-            os.fsync(file.fileno())
+        beside.write_text(json.dumps(self._asdict()))
         os.replace(beside, folder / FILE)
 
     @classmethod
@@ -50,37 +47,22 @@ class SavedPosition(NamedTuple):
         """The position in a folder; None where there is none.
 
         Raises:
-            StateError: the file is damaged, or is something else.
+            StateError: the file is damaged, or of another checkpoint.
         """
         path = folder / FILE
         try:
-            found = json.loads(path.read_text())
+            saved = cls(**json.loads(path.read_text()))
+            fits = saved.step == trained(folder)[0] and is_count(saved.first_epoch)
+            if fits and saved.first_epoch <= saved.loader["epoch"]:
+                return saved
         except FileNotFoundError:
             return None
-        except (ValueError, OSError) as error:
-            raise StateError(
-                f"{path} is no JSON ({error}): resume from another checkpoint", path=str(path)
-            ) from error
-        if not (isinstance(found, dict) and set(found) == set(cls._fields)) or not (
-            is_count(found["step"])
-            and is_count(found["first_epoch"])
-            and isinstance(found["loader"], dict)
-            and is_count(found["loader"].get("epoch"))
-            and found["first_epoch"] <= found["loader"]["epoch"]
-        ):
-            raise StateError(
-                f"{path} was not written by trainpipes' Trainer, or is damaged: resume from another "
-                "checkpoint",
-                path=str(path),
-            )
-        saved, (step, _) = cls(**found), trained(folder)
-        if saved.step != step:
-            raise StateError(
-                f"{path} is of step {saved.step}, and the checkpoint of step {step}: the file belongs to "
-                "another one; resume from a checkpoint as it was saved",
-                path=str(path),
-            )
-        return saved
+        except (ValueError, OSError, TypeError, KeyError):
+            pass
+        raise StateError(
+            f"{path} is damaged, or of another checkpoint: resume from a checkpoint as it was saved",
+            path=str(path),
+        )
 
 
 def trained(folder: Path) -> tuple[int, int]:
@@ -158,13 +140,9 @@ class TrainingLoader:
             self.epoch += 1
             self.left = len(loader)
         if self.left == 0:
-            batches, (_, world) = (
-                loader._session.plan.counts.batches_in_pass,
-                loader._session.ranks(),
-            )
             raise ConfigError(
-                f"an epoch has a batch for each rank, or more, and this one has {int(batches)} for {world} "
-                f"rank{'s' * (world > 1)}: add rows, or make smaller batches"
+                "an epoch must have a batch for each rank, got one that has fewer batches than the "
+                f"{loader._session.ranks()[1]} ranks: add rows, or make smaller batches"
             )
 
     def _left(self, state: dict[str, Any]) -> int | None:
