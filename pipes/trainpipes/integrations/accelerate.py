@@ -101,9 +101,8 @@ class AccelerateLoader(DataLoaderStateMixin):
         self._accelerator = accelerator
         if accelerator.split_batches and accelerator.num_processes > 1:
             raise ConfigError(
-                "with split_batches=True the batch size is that of all processes together, and a pipeline's "
-                "is that of one: leave split_batches out, and for batches of n rows write "
-                f".batch(n // {accelerator.num_processes})"
+                "split_batches must be off, since a pipeline's batch size is that of one process: leave it "
+                f"out, and for batches of n rows write .batch(n // {accelerator.num_processes})"
             )
         self._check_ranks()
 
@@ -171,11 +170,9 @@ class AccelerateLoader(DataLoaderStateMixin):
             return None
         if not plan.counts.known or plan.chain.endless:
             raise ConfigError(
-                'sharding_filter(tail="ragged") on several ranks needs batches that are counted in advance, '
-                f"for gather_for_metrics() to give every row once, got a pipeline without: "
-                f"{self.loader.pipeline._no_length()}. Leave out what drops rows or cuts batches by their "
-                'length, or use tail="even", which leaves out the last few; or let ranks end apart, with '
-                "Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False)), and call "
+                'sharding_filter(tail="ragged") on several ranks must have batches that are counted in '
+                f'advance, got {self.loader.pipeline._no_length()}. Write tail="even", which leaves out the '
+                "last few, or let ranks end apart with DataLoaderConfiguration(even_batches=False), and call "
                 "accelerator.reduce() once, after the loop"
             )
         left = int(plan.counts.batches_in_pass) - int(batches.state_dict()["m"])

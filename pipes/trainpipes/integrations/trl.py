@@ -60,10 +60,12 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
 
     A pipeline that makes batches is used as in ``PipelineTrainerMixin``; the trainer does not tokenize, cut
     or pack. The rows of a pipeline without batches are prepared by the trainer: they repeat without end,
-    ``PositionCallback`` keeps their position, and ``max_steps`` is needed. Datasets are left to TRL.
+    ``max_steps`` is needed, and a resume takes as many ranks and workers as there were. Datasets are left to
+    TRL.
 
     Raises:
         ConfigError: arguments contradict the pipeline, or several ranks would evaluate on rows.
+        StateError: on a resume, if the checkpoint has no position, or one that does not fit.
     """
 
     #: A row in the trainer's own format.
@@ -184,17 +186,17 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
             saved = torch.load(path, weights_only=True)
             step, saved_workers, state = saved["step"], saved["num_workers"], saved["loader"]
         except FileNotFoundError:
-            of = {
-                found.stem.rpartition("-")[2].lstrip("0") for found in path.parent.glob("rank-*.pt")
-            }
-            why = (
-                f"ranks: saved {min(of)}, now {self.args.world_size}; where the trainer drops, cuts or packs "
-                "rows, each rank has a position of its own, from which only as many ranks can go on"
-                if of
-                else f"{folder} has no position of this pipeline's rows: resume from a checkpoint that was "
-                "saved with one, or start a new run"
-            )
-            raise StateError(why, path=str(path)) from None
+            others = sorted(path.parent.glob("rank-*.pt"))
+            if not others:
+                raise StateError(
+                    f"{folder} has no position of this pipeline's rows: resume from a checkpoint that was "
+                    "saved with one, or start a new run"
+                ) from None
+            ranks = int(others[0].stem.rpartition("-")[2])
+            raise StateError(
+                f"ranks: saved {ranks}, now {self.args.world_size}; each rank's rows, which the trainer "
+                "drops, cuts or packs, have a position of their own: resume on as many ranks"
+            ) from None
         except (
             RuntimeError,
             EOFError,
@@ -204,20 +206,17 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
             KeyError,
         ) as error:
             raise StateError(
-                f"{path} is damaged ({type(error).__name__}: {error}): resume from an earlier checkpoint",
-                path=str(path),
+                f"{path} is damaged ({error or type(error).__name__}): resume from an earlier checkpoint"
             ) from error
         if step != trained(folder)[0]:
             raise StateError(
                 f"{path} is of step {step}, and belongs to another checkpoint: resume from one as it was "
-                "saved",
-                path=str(path),
+                "saved"
             )
         if saved_workers != workers:
             raise StateError(
                 f"dataloader_num_workers: saved {saved_workers}, now {workers}; rows that the trainer "
-                "prepares have a position in each worker: set it as it was",
-                path=str(path),
+                "prepares have a position in each worker: set it as it was"
             )
         return state
 

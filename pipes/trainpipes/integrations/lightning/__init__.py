@@ -199,16 +199,11 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
 
 
 def _not_a_pipeline(stage: str, given: Any) -> str:
-    what = f"PipelineDataModule({stage}) takes a trainpipes Pipeline, or several in a list or dict"
-    if given is None:
-        return f"{what}, got none: write PipelineDataModule({stage}=pipe)"
     inner = given.pipeline if isinstance(given, Loader) else getattr(given, "dataset", None)
-    if isinstance(inner, Pipeline):
-        return (
-            f"{what}, got a {type(given).__name__} of one: write PipelineDataModule({stage}=pipe, "
-            "num_workers=...), it makes its loaders itself"
-        )
+    write = "=pipe" if given is None else "=trainpipes.from_dataset(dataset).batch(32)"
+    if isinstance(inner, Pipeline):  # a loader of one
+        write = "=pipe, num_workers=..."
     return (
-        f"{what}, got {shown(given)}: for a torch Dataset write "
-        f"PipelineDataModule({stage}=trainpipes.from_dataset(dataset).batch(32))"
+        f"PipelineDataModule({stage}) takes a trainpipes Pipeline, or several in a list or dict, got "
+        f"{shown(given)}: write PipelineDataModule({stage}{write})"
     )
