@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 #: What a request gets: nothing special; a status with headers (and "body"); or one of
-#: "stall": no answer ever; "half, then stall"; "half, then close"; "close": no answer, and the
-#: connection is closed.
+#: "whole": all of the file, whatever range is asked for; "stall": no answer ever; "half, then stall";
+#: "half, then close"; "close": no answer, and the connection is closed.
 Fault = tuple[int, dict[str, str]] | str | None
 
 
@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.upstream is not None:
             self.forward(*self.server.upstream)
             return
-        path = self.server.folder / name
+        path = self.server.folder / name.partition("?")[0]
         if path.is_dir():
             names = sorted(entry.name + "/" * entry.is_dir() for entry in path.iterdir())
             page = "".join(f'<a href="{name}">{name}</a>' for name in names)
@@ -100,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
         upstream.close()
 
     def give(self, content: bytes, fault: str) -> None:
-        asked = self.headers.get("Range")
+        asked = None if fault == "whole" else self.headers.get("Range")
         etag = hashlib.sha256(content).hexdigest()
         status, headers = 200, {"Accept-Ranges": "bytes", "ETag": f'"{etag}"'}
         if asked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -86,9 +87,20 @@ def test_rows_that_are_made_of_a_shuffled_one_stay_together() -> None:
     assert "stay together" not in notes(texts.flat_map(str.split))
 
 
-def leave(loader: Any) -> None:
-    for _ in loader:
-        break
+def leave(loader: Any, count: int = 2) -> None:
+    for number, _ in enumerate(loader, 1):
+        if number == count:
+            break
+
+
+def warned(monkeypatch: pytest.MonkeyPatch, *loops: Any) -> list[str]:
+    """What loops that are left one after the other are told."""
+    monkeypatch.setattr("trainpipes.warn_once._warned", set())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for loop in loops:
+            leave(*loop) if isinstance(loop, tuple) else leave(loop)
+    return [str(one.message) for one in told]
 
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
@@ -96,14 +108,65 @@ def test_a_loop_that_was_left_is_told_of_by_the_next_one(workers: int | None) ->
     pipe = rows().shuffle(10, seed=workers or 9).batch(10)  # once a process for each pipeline
     loader = pipe if workers is None else tp.Loader(pipe.take(9), num_workers=workers)
     leave(loader)
-    with pytest.warns(UserWarning, match="left within epoch 0") as told:
+    with pytest.warns(UserWarning, match="left within epoch 0.*: the rest of epoch 0 is") as told:
         leave(loader)
     assert told[0].filename == __file__
 
 
+@pytest.mark.parametrize("workers", [None, 0, 2])
+def test_without_a_shuffle_it_is_told_that_the_same_items_come(
+    workers: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = rows().batch(10)
+    loader = pipe if workers is None else tp.Loader(pipe, num_workers=workers)
+    (told,) = warned(monkeypatch, loader, loader, loader)
+    assert "left within epoch 0" in told
+    assert "the same items come" in told
+    assert "Loader(pipe, epoch=0)" in told
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_it_is_told_too_where_the_number_of_items_is_not_known(
+    workers: int, shuffled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = rows().shuffle(13) if shuffled else rows()
+    loader = tp.Loader(files.filter(lambda row: True).batch(4), num_workers=workers)
+    (told,) = warned(monkeypatch, loader, loader)
+    assert ("skipped" if shuffled else "the same items come") in told
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_first_look_at_one_item_is_no_loop_that_was_left(
+    shuffled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = (rows().shuffle(10) if shuffled else rows()).batch(10)
+    for make in (
+        lambda: tp.Loader(pipe),
+        lambda: pipe.take(9),
+        lambda: tp.Loader(pipe.filter(bool)),
+    ):
+        run = make()
+        assert warned(monkeypatch, (run, 1), (run, 99)) == []
+        assert len(warned(monkeypatch, (run, 1), (run, 1))) == 1  # the first one was a whole one
+        run = make()
+        assert (
+            len(warned(monkeypatch, (run, 1), (run, 1), (run, 1))) == 1
+        )  # next(iter()) in each step
+
+
+def test_a_look_after_a_resume_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = rows().batch(10)
+    loader = tp.Loader(pipe)
+    loader.load_state_dict(pipe.state_at(3))
+    assert len(warned(monkeypatch, (loader, 1), loader)) == 1
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("how", ["state", "epoch"])
-def test_who_says_where_to_begin_is_not_told(how: str) -> None:
-    loader = tp.Loader(rows().shuffle(15, seed=len(how)).batch(10))
+def test_who_says_where_to_begin_is_not_told(how: str, shuffled: bool) -> None:
+    pipe = rows().shuffle(15, seed=len(how)) if shuffled else rows().skip(len(how))
+    loader = tp.Loader(pipe.batch(10))
     leave(loader)
     if how == "state":
         loader.load_state_dict(loader.state_dict())
@@ -112,18 +175,28 @@ def test_who_says_where_to_begin_is_not_told(how: str) -> None:
     leave(loader)  # warnings are errors here
 
 
+@pytest.mark.parametrize("pipe", [rows().batch(11), rows().shuffle(16).batch(10)])
+def test_who_evaluates_the_same_first_batches_is_not_told(pipe: tp.Pipeline) -> None:
+    loader = tp.Loader(pipe, epoch=0)
+    for _ in range(3):
+        leave(loader)
+        leave(tp.Loader(pipe))  # nor is who makes a new one each time
+
+
 def test_who_looks_with_peek_leaves_nothing() -> None:
     loader = tp.Loader(rows().shuffle(16).batch(10))
     loader.peek()
+    loader.show()
     leave(loader)
 
 
 @pytest.mark.parametrize(
     "pipe",
     [
-        rows().batch(10),  # starts again at its first row
         rows().shuffle(12).batch(10).repeat(),  # goes on where it stands
-        rows().shuffle(13).filter(lambda row: True).batch(10),  # the end is not known
+        rows().batch(10).repeat(),
+        rows().filter(lambda row: row["x"] < 20).batch(10),  # whether there is more is not known
+        rows().take(20).batch(10),  # there was no more
     ],
 )
 def test_nothing_is_said_where_nothing_is_lost_or_known(pipe: tp.Pipeline) -> None:

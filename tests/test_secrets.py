@@ -131,7 +131,7 @@ def test_a_row_that_is_an_address_is_shown_without_its_password() -> None:
         ("hf://datasets/org/name@main/a.parquet", "hf://datasets/org/name@main/a.parquet"),
         ("abfs://container@account/x", "abfs://container@account/x"),
         ("http://host:8080/a@b", "http://host:8080/a@b"),
-        ("https://h/a?X-Amz-Signature=abc&page=2", "https://h/a?X-Amz-Signature=…&page=2"),
+        ("https://h/a?X-Amz-Signature=abc&page=2", "https://h/a?X-Amz-Signature=…&page=…"),
         ("s3://bucket/part-?.parquet", "s3://bucket/part-?.parquet"),
         ("zip://*.csv::https://me:pw@host/a.zip", "zip://*.csv::https://…@host/a.zip"),
         ("give api_key=... or password=None", "give api_key=... or password=None"),

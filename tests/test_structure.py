@@ -16,6 +16,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 FLOORS = {
     "amount": 0,
     "errors": 0,
+    "clean_errors": 0,
     "extra": 0,
     "fair_queue": 0,
     "checks": 0,

@@ -14,8 +14,8 @@
     └── MissingExtraError      (ImportError)        an optional package is not installed
 
 Every one states the rule, the value received and a way out, and carries what it knows
-as attributes: ``path``, ``row_group``, ``row``, ``stage``. A message holds no password of a URL; ``path`` is
-the address as it was given.
+as attributes: ``path``, ``row_group``, ``row``, ``stage``. None of these texts holds a secret: a URL is told
+without its user, and of its query the names only. What led to an error at a server is told in the same way.
 """
 
 from __future__ import annotations
@@ -61,13 +61,19 @@ class TrainpipesError(Exception):
         stage: str | None = None,
         source: str | None = None,
     ) -> None:
-        self.message = hidden(message)
+        self.message = message
         super().__init__(self.message)
         self.path = path
         self.row_group = row_group
         self.row = row
         self.stage = stage
         self.source = source
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, hidden(value) if isinstance(value, str) else value)
+
+    def add_note(self, note: str, /) -> None:
+        super().add_note(hidden(note))
 
     def __str__(self) -> str:
         return self.message
@@ -122,7 +128,7 @@ class StateError(TrainpipesError, ValueError):
 
 
 class WorkerError(TrainpipesError, RuntimeError):
-    """A worker process of ``map`` has died, or what it made cannot be sent."""
+    """A worker process of ``map`` or of a ``Loader`` has died, or what it made cannot be sent."""
 
 
 class MissingExtraError(TrainpipesError, ImportError):

@@ -28,7 +28,7 @@ from trainpipes.runtime.iterating.consumer_iterator import RunOptions
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.one_pass import provenance_of
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
-from trainpipes.runtime.iterating.session import Session
+from trainpipes.runtime.iterating.session import MOST_EPOCHS, Session
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.shown import shown
 from trainpipes.sources.memory.packed_list import packed
@@ -106,6 +106,11 @@ class Loader:
             after it are left out: one of each shard, so that all ranks stay in step and the rest is the same
             on any number of ranks. A state keeps the list, and adds it to that of the loader that loads it.
             Must be the same on all ranks.
+        epoch: the number of an epoch, which each ``iter()`` then is, wherever the pipeline stands: for
+            evaluation, where the same batches are to come each time, also from stages that draw anew in
+            every epoch. The pipeline stays where it stands. After ``load_state_dict`` the next iteration
+            continues there, and the one after it is this epoch again. Not for a pipeline without an end,
+            and not with ``set_epoch``.
 
     >>> import trainpipes as tp
     >>> loader = tp.Loader(tp.from_iterable(lambda: range(10)).batch(4))
@@ -133,6 +138,7 @@ class Loader:
         threads: int | None = None,
         with_provenance: bool = False,
         skip_batches: Iterable[int | tuple[int, int]] = (),
+        epoch: int | None = None,
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(
@@ -155,12 +161,18 @@ class Loader:
         left_out = checked_batches(skip_batches)
         prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
         whole_number(prefetch_factor, 1, "Loader(prefetch_factor)", "messages that are made ahead")
+        if epoch is not None:
+            _check_epoch(epoch, pipeline)
         source = pipeline._session
         if pin_memory:
             pipeline = _pinned(pipeline)
         self.pipeline = pipeline
         plan = functools.partial(_plan, pipeline, left_out)
-        self._session = Session(plan, source.ranks, source, left_out)
+        if epoch is None:
+            self._session = Session(plan, source.ranks, source, left_out)
+        else:  # wherever the pipeline stands
+            self._session = Session(plan, source.ranks, None, left_out, epoch)
+            self._session.members = source.members
         self.num_workers = num_workers
         self.threads = threads
         self._options = {
@@ -174,6 +186,7 @@ class Loader:
             "pin_memory": pin_memory,
             "with_provenance": bool(with_provenance),
             "skip_batches": left_out,
+            "epoch": epoch,
         }
         self._with_rows = bool(with_provenance)
         self._workers = LoaderWorkers(
@@ -382,6 +395,20 @@ class Loader:
             ConfigError: that is no integer of 0 or more.
         """
         self._session.set_epoch(epoch)
+
+
+def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
+    """Raise ConfigError unless each iteration of a pipeline can be this epoch."""
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MOST_EPOCHS:
+        raise ConfigError(
+            f"Loader(): epoch must be the number of an epoch, an integer from 0 on, got {shown(epoch)}; "
+            "leave it out, and each iteration is the next epoch"
+        )
+    if pipeline._session.plan.chain.endless:
+        raise ConfigError(
+            f"Loader(): epoch must be left out where epochs have no end, got {epoch} and\n{pipeline}\n; to "
+            "begin anew each time leave out repeat(), or give it times"
+        )
 
 
 def _pinned(pipeline: Pipeline) -> Pipeline:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes.kinds.options import argument_names, identify
-from trainpipes.secret_text import ASSIGNED, LEFT_OUT, URL, USER, is_secret
+from trainpipes.secret_text import LEFT_OUT, hidden, is_secret
 from trainpipes.shown import cut
 
 __all__ = ["content_hash", "plain", "without_secrets"]
@@ -64,7 +64,7 @@ def _plain(value: Any, name: str = "") -> Any:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str):
-        return _scrubbed(str(value))
+        return hidden(str(value))
     if isinstance(value, Mapping):
         kept = {str(k): v for k, v in value.items() if k != "storage_options"}
         return {k: _plain(v, k) for k, v in kept.items()}
@@ -85,7 +85,7 @@ def _plain(value: Any, name: str = "") -> Any:
         }
     found = identify(value)
     if isinstance(found, str):
-        return cut(_scrubbed(_ADDRESS.sub("", found.removesuffix(": "))), MOST_TEXT)
+        return cut(hidden(_ADDRESS.sub("", found.removesuffix(": "))), MOST_TEXT)
     return _plain(found)
 
 
@@ -93,7 +93,7 @@ def without_secrets(value: Any) -> Any:
     """A value of JSON types without what may be a credential.
 
     >>> without_secrets(["https://me:pw@host/a.csv?sig=abc", "s3://bucket/part-?.parquet"])
-    ['https://host/a.csv', 's3://bucket/part-?.parquet']
+    ['https://…@host/a.csv?sig=…', 's3://bucket/part-?.parquet']
     """
     return _plain(value)
 
@@ -121,17 +121,3 @@ def _canonical(value: Any) -> Any:
     while found and found[-1] is None:
         found.pop()
     return found
-
-
-def _scrubbed(text: str) -> str:
-    if "://" in text:
-        text = URL.sub(_bare, text)
-    return ASSIGNED.sub(rf"\1{LEFT_OUT}", text)
-
-
-def _bare(url: re.Match[str]) -> str:
-    """A URL without user, password and query; a ``?`` of a glob stays."""
-    scheme, rest = url[0].split("://", 1)
-    rest = USER.sub("", rest, count=1) if USER.match(rest) else rest
-    before, _, query = rest.partition("?")
-    return f"{scheme}://{before if scheme.startswith('http') or '=' in query else rest}"

@@ -19,6 +19,7 @@ from trainpipes.rows.pieces import WHOLE, Pieces
 from trainpipes.rows.run import unplaced
 from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.runtime.shards.known_items import ItemRows
+from trainpipes.secret_text import hidden
 from trainpipes.shown import cut
 
 __all__ = ["Provenance", "RowPlace"]
@@ -27,7 +28,7 @@ __all__ = ["Provenance", "RowPlace"]
 TEXT = 40
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RowPlace(Place):
     """Where a row of a batch comes from.
 
@@ -135,13 +136,13 @@ class Provenance(Sequence[RowPlace]):
             texts: the start of one for each place; none to leave that column out.
         """
         columns: dict[str, list[str]] = {"in batch": [str(p.index) for p in self]}
-        paths = [place.path for place in self if place.path is not None]
+        paths = [hidden(place.path) for place in self if place.path is not None]
         prefix = os.path.commonprefix(paths)  # noqa: RUF071  which is cut at a slash
         folder = prefix[: prefix.rfind("/") + 1]
         for name, title in TITLES.items():
             values = [getattr(place, name) for place in self]
             if name == "path":
-                values = [v and v[len(folder) :] for v in values]
+                values = [v and hidden(v)[len(folder) :] for v in values]
             if any(value is not None for value in values):
                 columns[title] = ["" if v is None else _said(v) for v in values]
         if any(texts):

@@ -1,6 +1,7 @@
 """Secrets in texts that others read: in a ``repr``, an error, a log, and in what a state knows an option by.
 
-Users and passwords of URLs, values of signed queries, and what is written under names such as ``api_key``.
+Users and passwords of URLs, all values of their queries, their fragments, and what is written under names
+such as ``api_key``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,17 @@ import functools
 import hashlib
 import re
 
-__all__ = ["ASSIGNED", "LEFT_OUT", "STANDS_IN", "URL", "USER", "hidden", "is_secret", "stand_in"]
+__all__ = [
+    "LEFT_OUT",
+    "STANDS_IN",
+    "hidden",
+    "is_secret",
+    "kept_name",
+    "known_name",
+    "stand_in",
+    "without_query",
+    "without_url_secrets",
+]
 
 #: What stands in place of a secret: in a record, and in a text.
 LEFT_OUT, MARK = "(left out)", "…"
@@ -25,19 +36,38 @@ STRONG = (
 )
 _SECRET = re.compile(rf"(?:{STRONG}|token|auth|headers?|sas|sig|signature)", re.IGNORECASE)
 #: In a text, such as an object's ``repr``: name=value, and "name": value.
-ASSIGNED = re.compile(
+_ASSIGNED = re.compile(
     rf"""((?:\b(?:{STRONG})\s*=|(?P<q>['"])(?:{STRONG})(?P=q)\s*:)\s*)"""
     r"""('[^']*'|"[^"]*"|[^\s,;)&}\]'"]+)""",
     re.IGNORECASE,
 )
 #: Values that are no secrets: Python's names, counts, and dots in an example.
 _PLAIN = re.compile(r"None|True|False|[\d.,_]+|\.\.\.")
-URL = re.compile(r"[\w+.-]+://[^\s'\"]*?(?=::|[\s'\"]|$)")
+#: A URL in a text. In quotes it ends with them; else with a space, or where the next one of a chain begins.
+_IN_QUOTES = re.compile(
+    r"""(?P<q>['"])(?P<chain>(?:[\w+.-]+(?:://[^\s'"?#:@]*)?::)*)(?P<scheme>[\w+.-]+)://"""
+    r"""(?P<rest>(?:\\.|(?!(?P=q)(?:[\s,;:.)\]}>]|$))[^\n\\])*)(?P=q)"""
+)
+_IN_TEXT = re.compile(
+    r"""(?<![\w+.-])(?P<scheme>[\w+.-]+)://(?P<rest>(?:[^\s'"?#]|'(?=\w))*?"""
+    r"""(?:[?#][^\s"<>]*?(?=::[\w+.-]+(?:://|::)|[\s"<>]|$)|(?=::|'(?!\w)|[\s"]|$)))"""
+)
+#: A query without the URL before it.
+_LOOSE = re.compile(r"""(?<=[^\s?&])\?[\w.%\[\]-]+=[^\s"<>]*""")
+#: Where a query begins in what may as well be a glob or the name of an object.
+_NAMED = re.compile(r"[?#][\w.%\[\]-]+=")
+#: What ends a sentence or a quotation, not a URL.
+ENDS = ".,:;'\")]}»"
+_NAME = re.compile(r"[\w.%\[\]-]{1,64}")
 #: Before the host; what stands after a colon there is no port.
-USER = re.compile(r"[^/]*@|[^/:]*:(?!\d+(?:/|$))[^@]*@")
-#: A parameter of a query, and the names of those that sign a URL.
-_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)=([^&\s'\"#:,;)\]]+)")
-_SIGNED = re.compile(r"se|sp|(x-amz|x-goog)-(signature|credential|security-token)", re.IGNORECASE)
+_USER = re.compile(r"[^/?#]*@|[^/:?#]*:(?!\d+(?:[/?#]|$))[^@]*@")
+#: Parameters that sign a URL, or let somebody in: another value stands for the same file.
+_SIGNING = re.compile(
+    r"x-(amz|goog|oss|cos|obs)-.*|awsaccesskeyid|googleaccessid|ossaccesskeyid|expires|expiry|exp|policy|key-pair-id"
+    r"|s[eptvrs]|srt|spr|sip|sdd|ses|sk(oid|tid|t|e|s|v)|saoid|suoid|scid|hdnts|hdnea|hmac|jwt|ticket|nonce"
+    r"|key|code|pwd|pw|pass|sign|security-token",
+    re.IGNORECASE,
+)
 
 
 def is_secret(name: str) -> bool:
@@ -50,19 +80,71 @@ def is_secret(name: str) -> bool:
 
 
 def hidden(text: str) -> str:
-    """A text without its secrets.
+    """A text without its secrets. Of a URL's query only the names of its parameters are left.
 
     >>> hidden("s3://key:se/cret@bucket/a.csv is no bucket: 'key:se/cret@bucket'")
     "s3://…@bucket/a.csv is no bucket: '…@bucket'"
     >>> hidden("https://host/a?page=2&sig=abc, api_key='abc', api_key=None")
-    "https://host/a?page=2&sig=…, api_key='…', api_key=None"
+    "https://host/a?page=…&sig=…, api_key='…', api_key=None"
     """
-    if "://" in text:
-        users = {user for url in URL.findall(text) if (user := _user(url))}
-        for user in sorted(users, key=len, reverse=True):  # also where it stands without its URL
-            text = text.replace(user, f"{MARK}@")
-        text = _PARAMETER.sub(_parameter, text)
-    return ASSIGNED.sub(_assigned, text)
+    text = without_url_secrets(text)
+    if "?" in text:
+        text = _LOOSE.sub(_loose, text)
+    return _ASSIGNED.sub(_assigned, text)
+
+
+def without_url_secrets(text: str) -> str:
+    """A text whose URLs have no user, no values in their queries, and no fragments."""
+    if "://" not in text:
+        return text
+    users: set[str] = set()
+    text = _IN_QUOTES.sub(lambda found: _quoted(found, users), text)
+    text = _IN_TEXT.sub(lambda found: _bare(found, users), text)
+    for user in sorted(users, key=len, reverse=True):  # also where it stands without its URL
+        text = text.replace(user, f"{MARK}@")
+    return text
+
+
+def known_name(url: str) -> str:
+    """A URL as what is at it is known by: without user, without signature and what else lets somebody in, and
+    with a digest of the rest of its query.
+
+    >>> known_name("https://me:pw@host/a.csv?X-Amz-Signature=abc&sig=c#d")
+    'https://host/a.csv'
+    >>> known_name("https://host/a.csv?versionId=3&X-Amz-Signature=abc")
+    'https://host/a.csv?7e75e2b65898ec36'
+    """
+    bare, _, query = _split(url)
+    own = [one for one in query.split("&") if one and not _signs(one.partition("=")[0])]
+    return _with_digest(bare, "&".join(own))
+
+
+def without_query(url: str) -> str:
+    """A URL up to its query, without user; the end of it is the end of a file's name."""
+    return _split(url)[0]
+
+
+def kept_name(url: str) -> str:
+    """A URL as it is written to a file: without secrets, and another one where anything of it is another."""
+    bare, user, query = _split(url)
+    return _with_digest(bare, f"{user}?{query}" if user or query else "")
+
+
+def _with_digest(bare: str, more: str) -> str:
+    if not more:
+        return bare
+    return f"{bare}?{hashlib.sha256(more.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def _split(url: str) -> tuple[str, str, str]:
+    """A URL without what may be secret, its user, and its query; a fragment is of no use to a server."""
+    if "://" not in url:
+        return url, "", ""
+    scheme, rest = url.split("://", 1)
+    user = _user(scheme, rest)
+    rest = rest[len(user) :]
+    start = _query_start(scheme, rest)
+    return f"{scheme}://{rest[:start]}", user, rest[start:].partition("#")[0][1:]
 
 
 def stand_in(text: str) -> str:
@@ -80,17 +162,62 @@ def _digest(text: str) -> str:
     return hashlib.pbkdf2_hmac("sha256", content, b"trainpipes", ROUNDS).hex()[:16]
 
 
-def _user(url: str) -> str:
+def _signs(name: str) -> bool:
+    return is_secret(name) or _SIGNING.fullmatch(name) is not None
+
+
+def _user(scheme: str, rest: str) -> str:
     """What stands before the host, with its @. ``hf://datasets/org/name@main`` has none, and in
     ``abfs://container@account`` it is no user."""
-    scheme, rest = url.split("://", 1)
-    found = USER.match(rest)
+    found = _USER.match(rest)
     return found[0] if found and (":" in found[0] or scheme.startswith("http")) else ""
 
 
-def _parameter(found: re.Match[str]) -> str:
-    secret = is_secret(found[1]) or _SIGNED.fullmatch(found[1])
-    return f"{found[1]}={MARK}" if secret else found[0]
+def _quoted(found: re.Match[str], users: set[str]) -> str:
+    """A URL in quotes, also one with spaces."""
+    quote = found["q"]
+    return f"{quote}{found['chain']}{_url(found['scheme'], found['rest'], users)}{quote}"
+
+
+def _bare(found: re.Match[str], users: set[str]) -> str:
+    rest = found["rest"].rstrip(ENDS)
+    return _url(found["scheme"], rest, users) + found["rest"][len(rest) :]
+
+
+def _url(scheme: str, rest: str, users: set[str]) -> str:
+    user = _user(scheme, rest)
+    if user:
+        users.add(user)
+        rest = f"{MARK}@{rest[len(user) :]}"
+    start = _query_start(scheme, rest)
+    return f"{scheme}://{rest[:start]}{_names_only(rest[start:])}"
+
+
+def _query_start(scheme: str, rest: str) -> int:
+    """Where a query or a fragment begins. Over HTTP that is a ``?``, which may belong to a glob elsewhere."""
+    by_http = scheme.lower().rpartition("::")[2].startswith("http")
+    start = re.search("[?#]", rest) if by_http else _NAMED.search(rest)
+    return len(rest) if start is None else start.start()
+
+
+def _loose(found: re.Match[str]) -> str:
+    text = found[0].rstrip(ENDS)
+    return _names_only(text) + found[0][len(text) :]
+
+
+def _names_only(text: str) -> str:
+    """A query, from its ``?`` on, without values, and without fragment."""
+    query, sharp, fragment = text.partition("#")
+    if query:
+        query = "?" + "&".join(map(_parameter, re.split("[&?]", query[1:])))
+    return query + sharp + MARK * bool(fragment)
+
+
+def _parameter(text: str) -> str:
+    name, equals, _ = text.partition("=")
+    if not text:
+        return ""
+    return f"{name}={MARK}" if equals and _NAME.fullmatch(name) else MARK
 
 
 def _assigned(found: re.Match[str]) -> str:

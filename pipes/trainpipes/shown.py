@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-__all__ = ["cut", "shown"]
+from trainpipes.secret_text import hidden
+
+__all__ = ["MOST_OF_URL", "cut", "shown"]
 
 #: Characters of a value that a message quotes, at most.
 MOST = 100
 #: Values that are looked at for that.
 MOST_LOOKED_AT = 1000
+#: Characters of a text at either end that are looked at for secrets: more than a URL has.
+MOST_OF_URL = 20_000
 
 
 def cut(text: str, most: int = MOST) -> str:
@@ -28,14 +32,15 @@ def cut(text: str, most: int = MOST) -> str:
 
 
 def shown(value: Any, most: int = MOST) -> str:
-    """``repr(value)``, cut where it is long; what is left out of a long value is not even looked at.
+    """``repr(value)`` without secrets, cut where it is long; what is left out of a long value is not even
+    looked at.
 
     >>> shown([1, "b"])
     "[1, 'b']"
     >>> shown("x" * 1_000_000, 20)
     "'xxxxxxxxx…xxxxxxxx'"
     """
-    return cut(_Short().repr(value), most)
+    return cut(hidden(_Short().repr(value)), most)
 
 
 class _Short(reprlib.Repr):
@@ -53,6 +58,13 @@ class _Short(reprlib.Repr):
     def repr1(self, value: Any, level: int) -> str:
         self.left -= 1
         return super().repr1(value, level) if self.left >= 0 else "..."
+
+    def repr_str(self, value: str, level: int) -> str:
+        if len(value) > 2 * MOST_OF_URL:
+            value = value[:MOST_OF_URL] + value[-MOST_OF_URL:]
+        if len(value) > self.maxstring:  # before it is cut: else the end of a URL would be left
+            value = hidden(value)
+        return super().repr_str(value, level)
 
     def repr_bytes(self, value: bytes, level: int) -> str:
         return self.repr_str(value, level)  # type: ignore[arg-type]

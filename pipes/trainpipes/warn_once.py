@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import warnings
 
-__all__ = ["warn_once"]
+__all__ = ["has_warned", "warn_once"]
 
 _warned: set[object] = set()
+
+
+def has_warned(key: object) -> bool:
+    """Whether this process has given a warning with this key."""
+    return key in _warned
 
 
 def warn_once(message: str, key: object = None, level: int = 3) -> None:

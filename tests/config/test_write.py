@@ -119,8 +119,8 @@ REFUSED = {
     ),
     "signed": (
         lambda: tp.list_files("https://host/a.parquet?x=1&X-Amz-Signature=abc"),
-        "list_files(urls): it is a URL with X-Amz-Signature= in its query: give it with storage_options, or "
-        "write ${VARIABLE} there, by hand",
+        "list_files(urls): it is a URL with values in its query, which may be secret: give it with "
+        "storage_options, or write ${VARIABLE} there, by hand",
     ),
     "key": (
         lambda: ROWS.map(partial(double, api_key="abc")),

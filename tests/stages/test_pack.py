@@ -235,7 +235,7 @@ def test_orders_are_those_that_earlier_versions_gave(golden: Path) -> None:
 @pytest.mark.parametrize("method", ["best_fit", "first_fit"])
 def test_rows_of_a_window_are_mixed_anew_in_each_epoch_and_by_each_seed(method: Any) -> None:
     def order(seed: int, epochs: int) -> list[list[list[int]]]:
-        pipe = source([7] * 30).pack(8, method=method, window=30, seed=seed)
+        pipe = source([7] * 30).shuffle(30).pack(8, method=method, window=30, seed=seed)
         return [[row["input_ids"] for row in pipe] for _ in range(epochs)]
 
     first, second = order(0, 2)

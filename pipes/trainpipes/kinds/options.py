@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.secret_text import hidden, is_secret, stand_in
+from trainpipes.secret_text import hidden, is_secret, known_name, stand_in, without_url_secrets
 from trainpipes.values.content import table_digest, tensor_digest
 from trainpipes.values.row_types import written
 from trainpipes.warn_once import warn_once
@@ -157,20 +157,19 @@ def show_named(name: str, value: Any) -> str:
 
 
 def identify_named(name: str, value: Any) -> Any:
-    """``identify`` of an option of a name: of one that may be a credential, and of a URL that holds one, a
-    digest."""
+    """``identify`` of an option of a name: of one that may be a credential, a digest."""
     found = identify(value)
-    if isinstance(found, str) and (is_secret(name) or ("://" in found and hidden(found) != found)):
-        return stand_in(found)
-    return found
+    return stand_in(found) if isinstance(found, str) and is_secret(name) else found
 
 
 def identify(value: Any) -> Any:
     """What stands for an option in a fingerprint: plain values as they are, functions by module
     and qualified name, arrays and bytes by their content, other objects by what their
     ``fingerprint()`` says, else by their type."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float):
         return value
+    if isinstance(value, str):
+        return _identify_text(value)
     if isinstance(value, Mapping):
         return {str(k): identify(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -202,7 +201,19 @@ def identify(value: Any) -> Any:
         named = {str(k): identify_named(str(k), one) for k, one in value.keywords.items()}
         arguments = [[identify_named(name, one) for name, one in given], named]
         return {"function": identify(inner), "arguments": arguments}
-    return f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"
+    return _identify_text(
+        f"{type(value).__module__}.{type(value).__qualname__}: {stable_text(value)}"
+    )
+
+
+def _identify_text(text: str) -> str:
+    """A text as it is; a digest of one with a URL that may hold a secret, whatever signs that URL."""
+    if "://" not in text or without_url_secrets(text) == text:
+        return text
+    if "://…@" in (shown := without_url_secrets(text)) or any(map(str.isspace, text)):
+        return stand_in(text)
+    name = known_name(text)
+    return name if name == shown.partition("?")[0] else stand_in(name)
 
 
 def stable_text(value: Any) -> str:

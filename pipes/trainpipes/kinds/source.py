@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +22,7 @@ from trainpipes.kinds.own_class import is_ours
 from trainpipes.order import IntArray
 from trainpipes.rows.payload import Payload, join_payloads
 from trainpipes.rows.tensor_rows import TensorRows
+from trainpipes.secret_text import hidden
 from trainpipes.shown import shown
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Place:
     """Where a row is, for messages."""
 
@@ -55,10 +56,15 @@ class Place:
     row: int | None = None
     source: str | None = None  # of several that are mixed
 
+    def __repr__(self) -> str:
+        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        said = ", ".join(f"{name}={value!r}" for name, value in values)
+        return hidden(f"{type(self).__name__}({said})")
+
     def __str__(self) -> str:
         parts = [] if self.source is None else [f"source {self.source!r}"]
         if self.path is not None:
-            parts.append(self.path)
+            parts.append(hidden(self.path))
         if self.row_group is not None:
             parts.append(f"row group {self.row_group}")
         if self.row is not None:

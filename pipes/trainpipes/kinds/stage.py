@@ -85,6 +85,8 @@ class Stage:
         by_row: whether the result depends on the row's number, as random choices do.
         by_place: whether the result depends on the file that the row is from.
         by_epoch: whether the result depends on the epoch; then no later ``cache()`` can keep its rows.
+        reorders: whether rows come in another order every epoch, as a shuffle has them; then stages above it
+            that order rows too do so in another way every epoch.
         finds_types: whether the types of its columns are found from the data's first rows.
         needs_columns: whether it works on Arrow columns; rows that are Python objects are turned into
             columns before it.
@@ -115,6 +117,7 @@ class Stage:
     example: ClassVar[str] = ""
     finds_types = False
     by_epoch = False
+    reorders = False
     needs_columns = False
     takes_objects: ClassVar[bool] = False
     makes_objects = False

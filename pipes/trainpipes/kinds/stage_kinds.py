@@ -312,6 +312,7 @@ class OrderStage(Stage):
     """
 
     role: ClassVar[Role] = "shuffle"
+    reorders = True
     buffer_size = 0
     seed = 0
     max_bytes = 0

@@ -13,7 +13,7 @@ from trainpipes.preview.grids import head
 from trainpipes.preview.images import image_facts
 from trainpipes.preview.legible import legible
 from trainpipes.secret_text import hidden
-from trainpipes.shown import cut, shown
+from trainpipes.shown import MOST_OF_URL, cut, shown
 
 __all__ = ["Facts", "facts_of"]
 
@@ -71,13 +71,18 @@ def facts_of(name: str, value: Any) -> Facts:
         return _of_numbers(name, f"array {value.dtype}", value.shape, value)
     if isinstance(value, str):
         kind = "str" if len(value) <= TEXT else f"str of {len(value):,} characters"
-        return Facts(name, kind, text=legible(hidden(cut(value, TEXT)), TEXT))
+        return Facts(name, kind, text=legible(_quoted(value), TEXT))
     if isinstance(value, bytes | bytearray | memoryview):
         return Facts(name, f"bytes of {len(value):,}", text=legible(shown(bytes(value[:32]), 60)))
     if isinstance(value, list | tuple):
         return _of_sequence(name, value)
     kind = "None" if value is None else type(value).__name__
     return Facts(name, kind, text=legible(shown(value, QUOTED)))
+
+
+def _quoted(text: str) -> str:
+    """A text without secrets, cut."""
+    return cut(hidden(cut(text, MOST_OF_URL)), TEXT)
 
 
 def _of_numbers(name: str, kind: str, shape: tuple[int, ...], value: Any) -> Facts:
@@ -110,9 +115,7 @@ def _of_sequence(name: str, value: Sequence[Any]) -> Facts:
 
 def _of_list(name: str, kind: str, few: list[Any], count: int) -> Facts:
     parts = [
-        f"'{legible(hidden(cut(one, TEXT)), 80)}'"
-        if isinstance(one, str)
-        else legible(shown(one, QUOTED))
+        f"'{legible(_quoted(one), 80)}'" if isinstance(one, str) else legible(shown(one, QUOTED))
         for one in few
     ]
     text = ", ".join(parts) + (", …" if count > len(few) else "")

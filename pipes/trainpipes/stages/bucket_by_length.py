@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from trainpipes.checks import column_name, several, whole_number
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.order import IntArray, permutation
 from trainpipes.rows.block import Block
 from trainpipes.rows.run import Cursors, Run, RunSource
 from trainpipes.shown import shown
-from trainpipes.stages.held import Held
+from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.token_budget import Budget, Oversize
 from trainpipes.stages.token_columns import lengths_of
 
@@ -34,11 +35,14 @@ class BucketByLength(BatchingStage):
 
     In: rows. Out: micro-batches, as ``batch`` makes them. The rows of a window are sorted into buckets by
     length, and each bucket is cut into micro-batches in the order in which its rows came; rows left over in
-    the buckets make the last ones. The micro-batches of a window are then shuffled. How many there are is
-    not known in advance: see ``filter``. With ``batch_size``, at most one a shard and epoch is short.
+    the buckets make the last ones. The micro-batches of a window then come in an order that is drawn with
+    ``seed``: anew every epoch where the chain shuffles, else the same each time. How many there are is not
+    known in advance: see ``filter``. With ``batch_size``, at most one a shard and epoch is short.
 
     Cursor: that of the source before the window, and how many of the window's micro-batches were delivered.
-    A resume reads that window again. Memory: a window for each shard. Costs about 1 us a row.
+    A resume reads that window again. After ``repeat()``, with ``batch_size``, a window holds rows of 8 epochs
+    at most, unless these are less than a micro-batch. Memory: a window for each shard. Costs about 1 us a
+    row.
 
     Args:
         batch_size: B, rows in a micro-batch.
@@ -127,6 +131,11 @@ class BucketByLength(BatchingStage):
             )
         self._set(boundaries=edges)
 
+    _reorders: ClassVar[bool] = False  # whether micro-batches come in another order every epoch
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        return self.resolved(_reorders=any(stage.reorders for stage in below))
+
     @cached_property
     def _budget(self) -> Budget | None:
         """What a micro-batch may hold; None where it has a size."""
@@ -145,7 +154,12 @@ class BucketByLength(BatchingStage):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
-        return _Buckets(self, Held(below(at)), used)
+        if (
+            self._budget is not None
+        ):  # filled as well as they may be, by rows of however many epochs
+            return _Buckets(self, Held(below(at)), used)
+        held = Held(below(at), MOST_EPOCHS, MOST_EPOCHS, least=self._size)
+        return _Buckets(self, held, used)
 
     def cut(self, block: Block) -> tuple[IntArray, IntArray]:
         """The rows of a window bucket by bucket, and where micro-batches start in that order."""
@@ -228,6 +242,8 @@ class _Buckets:
         if not held.fill(stage.rows):
             raise StopIteration
         count = min(stage.rows, held.rows)
+        if held.more_follow:  # whole micro-batches: the others come later
+            count = count // stage._size * stage._size
         run = held.waiting()
         block = run.block.slice(0, count)
         stage.check_lengths(block)
@@ -241,7 +257,8 @@ class _Buckets:
         held.gave(items > 0, stage)
         if items:
             ids = int(block.ids[0])
-            mixed = permutation(items, stage.seed, "buckets", held.epoch, ids)
+            epoch = held.epoch if stage._reorders else 0
+            mixed = permutation(items, stage.seed, "buckets", epoch, ids)
             sizes = np.diff(bounds)[mixed]
             ends = np.cumsum(sizes)
             place = np.repeat(bounds[:-1][mixed] - (ends - sizes), sizes) + np.arange(ends[-1])

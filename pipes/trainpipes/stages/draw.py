@@ -14,7 +14,7 @@ from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage_kinds import OrderStage
 from trainpipes.order import IntArray
 from trainpipes.samplers import BatchSampler, RowSampler
-from trainpipes.stages.torch_samplers import keys_of
+from trainpipes.stages.torch_samplers import keys_of, reorders
 
 __all__ = ["Draw"]
 
@@ -65,6 +65,10 @@ class Draw(OrderStage):
     def order(self) -> RowSampler | TorchOrder:
         """The order of all rows."""
         return self.sampler if isinstance(self.sampler, RowSampler) else TorchOrder(self.sampler)
+
+    @property
+    def reorders(self) -> bool:  # type: ignore[override]
+        return reorders(self.sampler)
 
     @property
     def runs_user_code(self) -> bool:

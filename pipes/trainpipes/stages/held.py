@@ -6,6 +6,9 @@ not depend on those.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+
 import numpy as np
 
 from trainpipes.errors import DataError
@@ -14,7 +17,10 @@ from trainpipes.order import IntArray
 from trainpipes.rows.block import Block
 from trainpipes.rows.run import Cursors, Run, RunSource, innermost, round_of
 
-__all__ = ["Held", "compact"]
+__all__ = ["MOST_EPOCHS", "Held", "compact"]
+
+#: Epochs of which rows are packed or sorted together: of a few rows, a window would be of hundreds.
+MOST_EPOCHS = 8
 
 
 def compact(cursors: Cursors) -> Cursors:
@@ -26,21 +32,35 @@ def compact(cursors: Cursors) -> Cursors:
     return Cursors(bases, which.reshape(-1).astype(np.int64), cursors.rows)
 
 
+def _part(run: Run, first: int, stop: int) -> Run:
+    """Some of a run's rows."""
+    cursors = run.cursors.pick(np.arange(first, stop + 1, dtype=np.int64))
+    return Run(run.block.slice(first, stop), compact(cursors))
+
+
 class Held:
     """Rows of one shard that wait.
 
     Args:
         below: where they come from.
-        crosses: whether rows of one epoch wait for those of the next; else an epoch's end closes what
-            waits, and rows of the next are kept apart.
+        epochs: of which rows may wait together: the end of the last one closes what waits, and rows of the
+            next one are kept apart.
+        rounds: the same of a mix, within its epoch: how often each of its sources is gone through.
+        least: rows that may wait together, whatever epochs they are of.
     """
 
-    def __init__(self, below: RunSource, crosses: bool = True) -> None:
+    def __init__(
+        self,
+        below: RunSource,
+        epochs: float = math.inf,
+        rounds: float = math.inf,
+        least: int = 1,
+    ) -> None:
         self._below = below
-        self._crosses = crosses
+        self._most = epochs, rounds
+        self._least = least
         self._runs: list[Run] = []
-        self._epoch: int | None = None
-        self._after: Run | None = None  # of the next epoch
+        self._after: Run | None = None  # of epochs that may not join those that wait
         self._ended = False
         self._seen: set[tuple[int, int]] = set()  # rounds, since something came of one
         self.rows = 0
@@ -51,6 +71,11 @@ class Held:
         return self._ended or self._after is not None
 
     @property
+    def more_follow(self) -> bool:
+        """Whether there are rows that may not join those that wait."""
+        return self._after is not None
+
+    @property
     def epoch(self) -> int:
         """The epoch of the first row that waits."""
         found: int = innermost(self._runs[0].cursors.state(0)).get("epoch", 0)
@@ -58,28 +83,44 @@ class Held:
 
     def fill(self, rows: int) -> bool:
         """Read until so many rows wait, or nothing joins them. False where none waits, and ever after."""
-        if not self._runs and self._after is not None:
-            self._take(self._after)
-            self._after = None
+        after, self._after = self._after, None
+        if after is not None:
+            self._take(after)
         while self.rows < rows and not self.closed:
             try:
                 run = self._below.next_run()
             except StopIteration:
                 self._ended = True
                 break
-            epoch = innermost(run.cursors.state(0)).get("epoch", 0)
-            if self._runs and not self._crosses and epoch != self._epoch:
-                self._after = run
-            else:
-                self._take(run)
+            self._take(run)
         return self.rows > 0
 
     def _take(self, run: Run) -> None:
-        state = run.cursors.state(0)
-        self._epoch = innermost(state).get("epoch", 0)
-        self._seen.add(round_of(state))
-        self._runs.append(run)
-        self.rows += len(run)
+        """Have a run wait, or as much of it as may join those that do."""
+        count = self._joining(run)
+        if count < len(run):
+            self._after = _part(run, count, len(run))
+            run = _part(run, 0, count)
+        if count:
+            self._seen.add(round_of(run.cursors.state(0)))
+            self._runs.append(run)
+            self.rows += count
+
+    def _joining(self, run: Run) -> int:
+        """How many of a run's rows may join those that wait, by the epochs that they are of."""
+        rows, (epochs, rounds) = len(run), self._most
+        least = max(0, self._least - self.rows)
+        if rows <= least or epochs == rounds == math.inf:
+            return rows
+        epoch, turn = round_of((self._runs[0] if self._runs else run).cursors.state(0))
+
+        def is_later(row: int) -> bool:
+            its_epoch, its_turn = round_of(run.cursors.state(row))
+            return its_epoch >= epoch + epochs or (its_epoch == epoch and its_turn >= turn + rounds)
+
+        if not is_later(rows - 1):
+            return rows
+        return bisect_left(range(rows), True, least, key=is_later)
 
     def waiting(self) -> Run:
         """All rows that wait."""
@@ -96,9 +137,7 @@ class Held:
         run = self.waiting()
         self._runs = []
         if rows < len(run):
-            left = np.arange(rows, len(run) + 1, dtype=np.int64)
-            cursors = compact(run.cursors.pick(left))
-            self._runs = [Run(run.block.slice(rows, len(run)), cursors)]
+            self._runs = [_part(run, rows, len(run))]
         self.rows -= rows
 
     def take(self, bounds: IntArray) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
@@ -20,7 +21,7 @@ from trainpipes.order import IntArray, permutation
 from trainpipes.rows.block import Block
 from trainpipes.rows.run import Cursors, Run, RunSource
 from trainpipes.shown import shown
-from trainpipes.stages.held import Held
+from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
 from trainpipes.stages.pack_rows import PACKED, Documents, Overlong, documents_of, rows_of
@@ -57,7 +58,8 @@ class Pack(CutStage):
 
     - "best_fit": longest first, each into the row that it fills best: 0.1 %. No document is split that
       would fit (Ding et al., "Fewer truncations improve language modeling", arXiv 2404.10830). The rows of
-      a window come in another order, by ``seed``.
+      a window come in an order that is drawn with ``seed``: anew every epoch where the chain shuffles, else
+      the same each time.
     - "first_fit": in the order in which they come, each into the first row with room for it: 0.8 %.
       Otherwise as "best_fit".
     - "concat": one after the other, split wherever a row is full: none but at an epoch's end. A sixth of
@@ -68,7 +70,9 @@ class Pack(CutStage):
     of a window of documents for each shard. Costs about 10 ns a token.
 
     ``.pack().repeat()`` packs each epoch by itself; with ``.repeat().pack()`` a window may hold documents of
-    two epochs.
+    several epochs, 8 at most: of a few documents it would else be hundreds, and each of them is read. After
+    an endless ``mix`` a window ends where each source was gone through 8 times. ("concat" has no window, and
+    reads as many epochs as fill a row.)
 
     Args:
         max_length: tokens of a row.
@@ -137,6 +141,9 @@ class Pack(CutStage):
             )
 
     _crosses: ClassVar[bool] = False  # whether a window goes on over the joint of two epochs
+    _reorders: ClassVar[bool] = (
+        False  # whether the rows of a window come in another order every epoch
+    )
     _tokenize: ClassVar[Tokenizes | None] = None
 
     def resolve(self, below: Sequence[Stage]) -> Self:
@@ -149,7 +156,8 @@ class Pack(CutStage):
                 "function, which does not tell its pad token: give pack(pad_id=...)"
             )
         crosses = any(stage.role == "repeat" for stage in below)
-        return self.resolved(_crosses=crosses, _tokenize=tokenize)
+        reorders = any(stage.reorders for stage in below)
+        return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
 
     @cached_property
     def fill_id(self) -> int:
@@ -167,8 +175,11 @@ class Pack(CutStage):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         rows, used = (at["below"], at["row"]) if "below" in at else (at, 0)
-        kind = _Concatenated if self.method == "concat" else _Fitted
-        return kind(self, Held(below(rows), self._crosses), used)
+        if self.method == "concat":  # whose rows are full, of however many epochs
+            held = Held(below(rows), epochs=math.inf if self._crosses else 1)
+            return _Concatenated(self, held, used)
+        epochs = MOST_EPOCHS if self._crosses else 1
+        return _Fitted(self, Held(below(rows), epochs, rounds=MOST_EPOCHS), used)
 
     #: Whether it says of rows what they are made of.
     keeps_pieces: ClassVar[bool] = False
@@ -279,9 +290,8 @@ class _Fitted(_Packer):
             if self._used and self._used >= len(found):
                 raise stage.misplaced(self._used)
             if len(found):
-                order = permutation(
-                    len(found), stage.seed, "pack", held.epoch, int(self._from.ids[0])
-                )
+                epoch = held.epoch if stage._reorders else 0
+                order = permutation(len(found), stage.seed, "pack", epoch, int(self._from.ids[0]))
                 self._placing, self._spent = found.take(order), count
                 self._here = {"below": run.cursors.state(0)}
                 self._after = {"below": run.cursors.state(count)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -14,10 +14,12 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
+    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
+from trainpipes import samplers
 from trainpipes.errors import DataError
 from trainpipes.order import random_key
 
@@ -28,6 +30,16 @@ FEW = 256
 
 #: Those whose draws come from their ``generator`` alone.
 WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+def reorders(sampler: Any) -> bool:
+    """Whether a sampler gives another order every epoch, as far as can be told: one of somebody's own may."""
+    if type(sampler) is BatchSampler:
+        return reorders(sampler.sampler)
+    if type(sampler) in (DistributedSampler, samplers.DistributedSampler):
+        return bool(sampler.shuffle)
+    in_order = SequentialSampler, samplers.SequentialSampler, Sequence, np.ndarray, torch.Tensor
+    return not isinstance(sampler, in_order)
 
 
 def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:

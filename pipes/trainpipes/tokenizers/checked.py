@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from trainpipes.arrays import apart, python_to_arrow, to_arrow, to_numpy
 from trainpipes.order import IntArray
+from trainpipes.secret_text import hidden
 from trainpipes.tokenizers.admission import YOUNG
 from trainpipes.tokenizers.ragged import Ragged
 from trainpipes.tokenizers.varied import varied
@@ -162,7 +163,7 @@ class Checked:
         log.warning(
             "tokenize(%s): gigatoken is left out: %s. From these rows on tokenizers does the work; "
             'engine="tokenizers" leaves it out from the start',
-            self._name,
+            hidden(self._name),
             why,
         )
 

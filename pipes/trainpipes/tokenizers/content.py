@@ -7,6 +7,7 @@ import os
 
 import fsspec
 
+from trainpipes.clean_errors import clean
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
 from trainpipes.sources.remote.retry import Requests
 
@@ -55,7 +56,7 @@ class File:
                 f"{self.path} cannot be read: {error}; tokenizers are read by every process that "
                 "tokenizes, so it must be there for all of them",
                 path=self.path,
-            ) from error
+            ) from clean(error)
         found = digest(content)
         if self._digest is not None and self._digest != found:
             raise DataChangedError(

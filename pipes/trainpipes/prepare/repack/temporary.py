@@ -22,6 +22,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.clean_errors import clean
 from trainpipes.errors import DataError, UnreachableError
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests
 from trainpipes.writers.output_file import writing
@@ -218,7 +219,7 @@ class TemporaryFiles:
             ):
                 yield file
         except (OSError, pa.ArrowException) as error:
-            raise self.damaged(name, error) from error
+            raise self.damaged(name, error) from clean(error)
 
     def remove(self, name: str) -> None:
         """Remove a file that may be there."""
@@ -273,7 +274,7 @@ def _writing_remote(url: str, asker: str) -> Iterator[None]:
             f"{asker}(): {url} cannot be written: {error}; check that the store can be reached and written "
             "to, and call again to go on",
             path=url,
-        ) from error
+        ) from clean(error)
 
 
 def _local_range(path: str, start: int, stop: int) -> bytes:

@@ -18,6 +18,7 @@ from trainpipes.identity import said
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.sources.files.file_rows import FileBlocks
+from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.tokenizers.load import load
@@ -107,15 +108,16 @@ def _manifests(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
         folder = str(name).rpartition("/")[0]
         if folder not in found:
             beside = str(path).rpartition("/")[0]
-            found[folder] = _manifest(files.system(number), beside, folder)
+            requests = Requests(files.retry_seconds)
+            found[folder] = _manifest(files.system(number), beside, folder, requests)
     return found
 
 
-def _manifest(system: Any, beside: str, folder: str) -> dict[str, Any] | None:
+def _manifest(system: Any, beside: str, folder: str, requests: Requests) -> dict[str, Any] | None:
     for name in (MANIFEST, UNFINISHED):
         about: Any = None
         with suppress(OSError, ValueError):
-            about = json.loads(system.cat_file(f"{beside}/{name}"))
+            about = json.loads(requests.call(system, "cat_file", f"{beside}/{name}"))
         if not isinstance(about, dict) or "tokenized" not in about:
             continue
         if name == UNFINISHED:

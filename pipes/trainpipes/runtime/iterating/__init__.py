@@ -13,5 +13,6 @@ empty_epoch        a warning where an epoch gives nothing
 loader_workers     the worker processes of a Loader, and what each of them iterates
 worker_message     what it sends
 worker_receiver    what all have sent, as the items of one consumer
-worker_end         how a worker's process ends
+worker_watch       notices at once that one has died, and ends them
+worker_end         how a worker's process ends by itself, and with the one that trains
 """

@@ -14,7 +14,7 @@ iterates: in a cycle of references, processes would outlive the last reference t
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -27,6 +27,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.left_out_batches import KEY, LeftOutBatches
 from trainpipes.runtime.iterating.worker_end import end_in_peace
 from trainpipes.runtime.iterating.worker_message import WorkerMemory, WorkerMessage, failure, pack
+from trainpipes.runtime.iterating.worker_watch import WorkerWatch
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.shards.items import items_of
 from trainpipes.runtime.shards.shard_iterator import ENDED
@@ -128,6 +129,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
             while running and m < stop:
                 shard = m % num_shards
                 if shard in running:
+                    memory.makes(worker, m)
                     try:
                         item = items.take(m)
                         batch = None if item is ENDED else pack(item)
@@ -171,16 +173,17 @@ class LoaderWorkers:
     with_rows: bool = False
     _sent: Sequence[Stage] | None = None
     #: Processes that can begin another pass, and what they iterate.
-    _idle: tuple[DataLoader[WorkerMessage], WorkerDataset] | None = None
+    _idle: tuple[DataLoader[WorkerMessage], WorkerDataset, WorkerWatch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_idle": None}
 
     def start(
         self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
-    ) -> tuple[WorkerMemory, Iterator[WorkerMessage]]:
+    ) -> tuple[WorkerMemory, Generator[WorkerMessage]]:
         """Workers for a pass: the memory that they share, and their messages. They begin to work when the
-        first one is asked for.
+        first one is asked for. The messages raise a ``WorkerError`` where one has died; an error in unpacking
+        a message is to be thrown at them, since that may be why.
 
         Args:
             plan: the pipeline's.
@@ -189,16 +192,24 @@ class LoaderWorkers:
             position: where it starts.
         """
         idle, self._idle = self._idle, None
-        if idle is not None and not position.m and idle[1].leaves_out_as(position):
-            loader, data = idle
+        watch = None
+        if (
+            idle is not None
+            and not position.m
+            and idle[1].leaves_out_as(position)
+            and idle[2].is_well
+        ):
+            loader, data, watch = idle
             data.memory.begin(position.epoch)
         else:
+            if idle is not None:
+                idle[2].end()
             self._sent = self._sent or self.stages()
             memory = WorkerMemory(workers, self.ahead)
             source = plan.inputs.source
             data = WorkerDataset(self._sent, source, ranks, position, memory, self.with_rows)
             loader = self._processes(data, workers)
-        return data.memory, self._messages(loader, data)
+        return data.memory, self._messages(loader, data, watch)
 
     def _processes(self, data: WorkerDataset, workers: int) -> DataLoader[WorkerMessage]:
         generator = torch.Generator()  # a DataLoader would draw from the global one
@@ -214,17 +225,29 @@ class LoaderWorkers:
         return loader
 
     def _messages(
-        self, loader: DataLoader[WorkerMessage], data: WorkerDataset
-    ) -> Iterator[WorkerMessage]:
-        sound = True
+        self, loader: DataLoader[WorkerMessage], data: WorkerDataset, watch: WorkerWatch | None
+    ) -> Generator[WorkerMessage]:
+        sound, kept = True, False
         try:
-            for message in loader:
-                sound = sound and not message.has_failed
-                yield message
-        except GeneratorExit:
-            pass  # the pass is left; the processes can begin another
-        if sound and self.persistent:
-            self._idle = loader, data
+            messages = iter(loader)
+            watch = watch or WorkerWatch(messages)
+            try:
+                for message in messages:
+                    sound = sound and not message.has_failed
+                    yield message
+            except GeneratorExit:
+                pass  # the pass is left; the processes can begin another
+            kept = sound and self.persistent
+        except (RuntimeError, EOFError, OSError):
+            died = None if watch is None else watch.error(data.memory, data.position.num_shards)
+            if died is None:
+                raise
+            raise died from None
+        finally:
+            if kept and watch is not None:
+                self._idle = loader, data, watch
+            elif watch is not None:
+                watch.end()
 
 
 def _begin(own: Callable[[int], None] | None, worker: int) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +85,7 @@ class OnePass:
         go_on: whether a position with nothing left goes on with the next pass.
         options: how items are made.
         one_at_a_time: of the iterator that gives this pass's items.
+        after: the number of the pass that follows one.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class OnePass:
         go_on: bool = False,
         options: RunOptions = SERIAL,
         one_at_a_time: OneAtATime | None = None,
+        after: Callable[[int], int] = lambda number: number + 1,
     ) -> None:
         self._plan = plan
+        self._after = after
         self._topology = topology
         self.options = options
         self.position = position
@@ -106,6 +109,7 @@ class OnePass:
         self.ended = False
         #: Whether the iterator that gave its items is no more.
         self.left = False
+        self._had_more = False  # whether another item was known to come then
         self.one_at_a_time = one_at_a_time or OneAtATime()
         self._may_go_on = go_on and position.m > 0
         self._open(position)
@@ -156,7 +160,7 @@ class OnePass:
         """Nothing was left: this is the next pass."""
         self._may_go_on, self.origin = False, 0
         notes = self._start.notes
-        self._open(Position(self.epoch + 1, 0, self._plan.chain.num_shards, notes=notes))
+        self._open(Position(self._after(self.epoch), 0, self._plan.chain.num_shards, notes=notes))
 
     def _other_workers_have_more(self) -> bool:
         """Whether a worker of this rank has something left where this pass started."""
@@ -188,12 +192,34 @@ class OnePass:
             state, plan, start = self.standing(), self._plan, self._start
             cursors = self._cursors
             if state.over and not (turn or ends):
-                start = Position(start.epoch + 1, 0, start.num_shards, notes=start.notes)
+                after = self._after(start.epoch)
+                start = Position(after, 0, start.num_shards, notes=start.notes)
                 state = ConsumerIterator(plan, topology, start, 0).state()
                 cursors = state.moved
             notes = {**start.notes, **plan.notes}
             position = replace(start, m=state.m, cursors={}, extra=extra, notes=notes)
             return render(position, plan.identity, cursors)
+
+    def leave(self) -> None:
+        """The iterator that gave its items is no more."""
+        self.left = True
+        self._had_more = not self.ended and self.items.has_more()
+
+    def was_left_unfinished(self) -> bool:
+        """Whether the iterator is no more, and did not come to the end. Where the next item alone tells, it
+        is made, unless that takes other processes."""
+        if not self.left or self.ended or self._had_more or self._plan.counts.known:
+            return self._had_more
+        if self.options.workers is None and self._topology.world_size == 1:
+            with suppress(Exception):  # StopIteration too
+                next(self.items)
+                self._had_more = True
+        return self._had_more
+
+    @property
+    def gave_one_step(self) -> bool:
+        """Whether each rank had one item of it."""
+        return self.standing().m <= self.position.m + self._topology.world_size
 
     def close(self) -> None:
         """Let threads and worker processes go. The state stays."""

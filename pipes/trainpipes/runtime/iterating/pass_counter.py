@@ -85,14 +85,23 @@ class PassCounter:
     Forked processes share it, and processes that ``multiprocessing`` spawns with it; a copy by
     plain pickling starts where it stands.
 
+    Args:
+        upcoming: the next pass's number.
+        fixed: that of every pass that starts from no load; None where one follows the other.
+
     Attributes:
         now: the numbers as they are. To be read by anybody.
     """
 
-    def __init__(self, upcoming: int = 0) -> None:
+    def __init__(self, upcoming: int = 0, fixed: int | None = None) -> None:
+        self.fixed = fixed
         self.now: Any = sharedctypes.RawValue(_Numbers)
         self.now.upcoming, self.now.named = upcoming, -1
         self._lock = _lock
+
+    def after(self, number: int) -> int:
+        """The pass that follows pass ``number``."""
+        return number + 1 if self.fixed is None else self.fixed
 
     def here(self) -> None:
         """The next pass to begin is one of this process."""
@@ -180,7 +189,7 @@ class PassCounter:
                 if found.number == number:
                     return
                 found.number = number
-            if not now.loaded:
+            if not now.loaded and self.fixed is None:
                 now.offset += 1
                 now.upcoming = max(now.upcoming, number + 1)
 
@@ -189,7 +198,7 @@ class PassCounter:
         number, load = int(now.upcoming), int(now.loaded)
         if now.named >= 0:
             now.offset = number - now.named
-        now.upcoming, now.loaded, now.named = number + 1, 0, -1
+        now.upcoming, now.loaded, now.named = self.after(number), 0, -1
         return number, load
 
     def _enter(self, shared: Shared, number: int, load: int) -> Any:
@@ -206,14 +215,14 @@ class PassCounter:
 
     def __getstate__(self) -> dict[str, Any]:
         if context.get_spawning_popen() is None:
-            return {"stands": bytes(self.now)}
+            return {"fixed": self.fixed, "stands": bytes(self.now)}
         if self._lock is _lock:
             self._lock = multiprocessing.get_context("spawn").Lock()
         return vars(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "stands" in state:
-            self.__init__()  # type: ignore[misc]
+            self.__init__(fixed=state["fixed"])  # type: ignore[misc]
             memmove(addressof(self.now), state["stands"], sizeof(_Numbers))
         else:
             vars(self).update(state)

@@ -85,7 +85,7 @@ class PassIterator:
 
     def __del__(self) -> None:
         if self._current is not None:
-            self._current.left = True
+            self._current.leave()
             if self._options.workers is not None:
                 self._current.close()  # its workers go with it
 
@@ -171,7 +171,8 @@ class PassIterator:
         """The pass from a position on."""
         session, lock = self._session, self._one_at_a_time
         topology = session.topology()
-        return OnePass(session.plan, topology, position, origin, go_on, self._options, lock)
+        after = session.passes.after
+        return OnePass(session.plan, topology, position, origin, go_on, self._options, lock, after)
 
     def _begin_worker(self, shared: Shared) -> OnePass:
         """The pass in a DataLoader's worker."""

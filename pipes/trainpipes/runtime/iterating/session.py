@@ -27,9 +27,9 @@ from trainpipes.runtime.planning.plan import Plan
 from trainpipes.shown import shown
 from trainpipes.state import Position
 from trainpipes.topology import Topology
-from trainpipes.warn_once import warn_once
+from trainpipes.warn_once import has_warned, warn_once
 
-__all__ = ["Session"]
+__all__ = ["MOST_EPOCHS", "Session"]
 
 #: The module of what ``Loader.progress()`` gives.
 SHOWS_PROGRESS = "trainpipes.training_progress"
@@ -47,6 +47,8 @@ class Session:
         ranks: gives rank and world size.
         source: what a ``Loader``'s own starts out from: that of its pipeline.
         left_out: batches that are left out, beside those that a state names.
+        fixed: the epoch that every pass is, but for one that starts from a loaded state; None where one
+            epoch follows the other.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Session:
         ranks: Callable[[], tuple[int, int]],
         source: Session | None = None,
         left_out: Batches = (),
+        fixed: int | None = None,
     ) -> None:
         self._make = stages
         self._plan: Plan | None = None
@@ -65,7 +68,7 @@ class Session:
         self.left_out_there: Batches = () if source is None else source.left_out_there
         self.ranks = ranks
         self.members: tuple[int, ...] | None = None
-        self.passes = PassCounter()
+        self.passes = PassCounter(fixed or 0, fixed)
         #: The number of the last load, and where its state says to start.
         self.pending: tuple[int, Position] | None = None
         #: The pass that gave the last item.
@@ -74,6 +77,9 @@ class Session:
         self.begun: WeakSet[OnePass] = WeakSet()
         #: How often a worker has iterated it.
         self.iterated = 0
+        #: Whether there was no pass yet but the one at hand, which was not told where to start: it may be a
+        #: look at one item.
+        self._may_look = True
         self._source = source
         self._follows = source is not None  # whether it was not used yet
         self._from_source = 0  # the source's load that this starts from, 0 if from none
@@ -144,6 +150,7 @@ class Session:
         load = self.passes.load(position.epoch, position.m > 0)
         self.pending = load, position
         self.last = None
+        self._may_look = False
         self.begun.clear()
         return load
 
@@ -161,6 +168,12 @@ class Session:
         if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MOST_EPOCHS:
             raise ConfigError(
                 f"set_epoch(epoch) takes the number of an epoch, an integer from 0 on, got {shown(epoch)}"
+            )
+        if self.passes.fixed is not None:
+            raise ConfigError(
+                f"set_epoch(): epoch must be left to a Loader that was made with epoch={self.passes.fixed}, "
+                f"which begins that one each time, got {epoch}; make the Loader without epoch, or leave out "
+                "set_epoch()"
             )
         if not self.plan.chain.endless:
             self._follow(is_used=True)
@@ -189,22 +202,36 @@ class Session:
         return position
 
     def _warn_of_rest(self) -> None:
-        """Say so, once, where a loop was left before the end of a shuffled epoch, and the next epoch begins:
-        what was left of it does not come."""
+        """Say so, once, where a loop was left before the end of an epoch, and the next epoch begins: what was
+        left of it does not come, and without a shuffle its first items come again. A first look at one item
+        is no loop that was left."""
         last, now, chain = self.last, self.passes.now, self.plan.chain
-        told = now.loaded or now.named >= 0  # where to begin
-        if last is None or last.ended or not last.left or told or chain.shuffle is None:
+        told = now.loaded or now.named >= 0 or self.passes.fixed is not None  # where to begin
+        if last is None or told or chain.endless:
             return
-        if self.plan.counted and not chain.endless and not last.items.state().over:
-            warn_once(
-                f"the loop before was left within epoch {last.epoch}, and this one begins the next "
-                f"epoch: the rest of epoch {last.epoch} is skipped. To continue within an "
-                "epoch, keep its iterator, batches = iter(loader); to look at one item, "
-                "use peek(); repeat() makes one epoch without an end",
-                ("rest", self.plan.identity),
-                # The loop; around its loader may be what shows its progress.
-                level=6 + any(module == SHOWS_PROGRESS for module, _ in islice(callers(), 8)),
+        is_first, self._may_look = self._may_look, False
+        key = "rest", self.plan.identity
+        if (is_first and last.gave_one_step) or has_warned(key) or not last.was_left_unfinished():
+            return
+        epoch = f"epoch {last.epoch}"
+        if any(stage.reorders for stage in chain.stages):
+            said = (
+                f"and this one begins the next epoch: the rest of {epoch} is skipped",
+                "repeat() makes one epoch without an end",
             )
+        else:
+            said = (
+                f"and this one begins at the first item again: nothing is shuffled, so that the same items "
+                f"come, and the rest of {epoch} never does",
+                "to evaluate the same first batches each time, use Loader(pipe, epoch=0)",
+            )
+        warn_once(
+            f"the loop before was left within {epoch}, {said[0]}. To continue within an epoch, keep its "
+            f"iterator, batches = iter(loader); to look at one item, use peek(); {said[1]}",
+            key,
+            # The loop; around its loader may be what shows its progress.
+            level=6 + any(module == SHOWS_PROGRESS for module, _ in islice(callers(), 8)),
+        )
 
     def upcoming(self) -> Position:
         """Where the next pass starts."""
@@ -307,7 +334,7 @@ class Session:
         position = self.upcoming()
         starts = [position]
         if position.m:  # there may be nothing left
-            starts.append(self.start_of(position.epoch + 1))
+            starts.append(self.start_of(self.passes.after(position.epoch)))
         for start in starts:
             items = ConsumerIterator(self.plan, self.topology(), start, start.m)
             gave = False
@@ -340,4 +367,5 @@ class Session:
                 "use pipe.state_at(batches, epoch=...)"
             )
         # With cursors of a rank's own shards, also of a state that had all of them.
-        return OnePass(self.plan, self.topology(), self.upcoming()).state()
+        after = self.passes.after
+        return OnePass(self.plan, self.topology(), self.upcoming(), after=after).state()

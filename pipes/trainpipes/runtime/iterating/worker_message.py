@@ -33,7 +33,7 @@ ALONE_BYTES = 1 << 20
 ALIGNED = 64
 #: In the shared numbers: the epoch at whose start the pass starts, -1 where that is the position that workers
 #: were given; the micro-batch that the parent waits for; from here on how many messages of each worker it has
-#: unpacked.
+#: unpacked, then which micro-batch each worker makes.
 _EPOCH, _DUE, _UNPACKED = range(3)
 
 
@@ -97,8 +97,9 @@ class WorkerMemory:
     def __init__(self, workers: int, ahead: int) -> None:
         self.workers = workers
         self.ahead = ahead
-        self._numbers: Any = sharedctypes.RawArray("q", _UNPACKED + workers)
+        self._numbers: Any = sharedctypes.RawArray("q", _UNPACKED + 2 * workers)
         self._numbers[_EPOCH] = -1
+        self._numbers[_UNPACKED + workers :] = [-1] * workers
         # Pages that no message comes to are never there.
         self._room: Any = memoryview(mmap.mmap(-1, workers * (self.ahead + 1) * MOST_BYTES))
 
@@ -127,6 +128,15 @@ class WorkerMemory:
     def unpacked(self, worker: int) -> int:
         """Messages of a worker that the parent has unpacked."""
         return int(self._numbers[_UNPACKED + worker])
+
+    def makes(self, worker: int, m: int) -> None:
+        """A worker says which micro-batch it makes."""
+        self._numbers[_UNPACKED + self.workers + worker] = m
+
+    def made_by(self, worker: int) -> int | None:
+        """The micro-batch that a worker makes, or made last; None where it has not begun."""
+        m = int(self._numbers[_UNPACKED + self.workers + worker])
+        return None if m < 0 else m
 
     def place(self, message: WorkerMessage, number: int) -> None:
         """Put the values of a message's tensors in shared memory. What finds no room there stays with the

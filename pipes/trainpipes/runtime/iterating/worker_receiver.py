@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.worker_message import WorkerMemory, WorkerMessage
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.shards.items import Items, items_of
+from trainpipes.runtime.shards.shard_iterator import ENDED
 from trainpipes.runtime.shards.turns import Turns
 from trainpipes.state import Position
 from trainpipes.topology import Topology
@@ -46,7 +47,7 @@ class WorkerReceiver:
         self._ranks = topology.rank, topology.world_size
         self._position = position
         self._own = topology.shards(position.m, position.num_shards)
-        self._started: tuple[WorkerMemory, Iterator[WorkerMessage]] | None = None
+        self._started: tuple[WorkerMemory, Generator[WorkerMessage]] | None = None
         self._error: Exception | None = None  # what was raised
         #: What has arrived, by m, each with its shard's cursor after it.
         self._ready: dict[int, tuple[Any, str]] = {}
@@ -90,7 +91,12 @@ class WorkerReceiver:
             )
         if message.notes and message.notes != self._plan.notes:
             self._plan.adopt(message.notes)
-        for m, item, text in memory.unpack(message):
+        try:
+            unpacked = memory.unpack(message)
+        except (EOFError, OSError) as error:  # large tensors are handed over by the worker
+            messages.throw(error)
+            raise
+        for m, item, text in unpacked:
             self._ready[m] = item, text
 
     def work_ahead(self, m: int) -> None:
@@ -102,6 +108,13 @@ class WorkerReceiver:
     def cursor_text(self, shard: int) -> str:
         """Where a shard's next item starts: as a worker said, or else where it started."""
         return self._cursors.get(shard) or self._at_start.cursor_text(shard)
+
+    def holds_one_of(self, shard: int) -> bool:
+        """Whether an item of a shard is there that was not taken."""
+        here = [
+            item for m, (item, _) in self._ready.items() if m % self._position.num_shards == shard
+        ]
+        return any(item is not ENDED and not isinstance(item, ExceptionWrapper) for item in here)
 
     @cached_property
     def _at_start(self) -> Items:

@@ -36,10 +36,13 @@ def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
     requests = Requests(files.retry_seconds)
     folders: dict[tuple[int, str], list[int]] = {}
     for file, path in enumerate(files.paths):
-        key = int(files.system_of[file]), posixpath.dirname(path)
+        key = int(files.system_of[file]), _folder(path)
         folders.setdefault(key, []).append(file)
     states = {
-        key: _json(files, members[0], f"{key[1]}/state.json", requests)
+        # Who may read a signed URL may not read what is beside it.
+        key: None
+        if _has_query(files.paths[members[0]])
+        else _json(files, members[0], f"{key[1]}/state.json", requests)
         for key, members in folders.items()
     }
     folders = _of_split(files, folders, states, split, asker, requests)
@@ -119,6 +122,14 @@ def _named(files: FileList, members: list[int], folder: str, state: Any) -> list
                 path=f"{folder}/{name}",
             )
     return [place[name] for name in names if name in place]
+
+
+def _has_query(path: str) -> bool:
+    return "://" in path and "?" in path
+
+
+def _folder(path: str) -> str:
+    return posixpath.dirname(path.partition("?")[0] if _has_query(path) else path)
 
 
 def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:

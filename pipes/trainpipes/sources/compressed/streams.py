@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from trainpipes.secret_text import without_query
 from trainpipes.sources.compressed.zstd_frames import Frames
 from trainpipes.sources.files.each_file import BadFileError
 
@@ -41,7 +42,9 @@ def kind_by_name(name: str) -> str:
     >>> kind_by_name("a.jsonl.gz"), kind_by_name("a.jsonl")
     ('gzip', '')
     """
-    return next((kind for kind, end in SUFFIXES.items() if name.lower().endswith(end)), "")
+    return next(
+        (kind for kind, end in SUFFIXES.items() if without_query(name).lower().endswith(end)), ""
+    )
 
 
 def kind_by_content(head: bytes) -> str:

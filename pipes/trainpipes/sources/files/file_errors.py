@@ -11,6 +11,7 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.kinds.source import Place
+from trainpipes.secret_text import hidden
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 
@@ -72,7 +73,7 @@ def unreadable(place: Place, what: str) -> UnreadableError:
 def unreachable(place: Place, error: UnreachableError) -> UnreachableError:
     """The error for a server that does not answer, with the row at which it did not."""
     return UnreachableError(
-        f"{place}: {error.message.removeprefix(f'{place.path}: ')}",
+        f"{place}: {error.message.removeprefix(hidden(f'{place.path}: '))}",
         attempts=error.attempts,
         seconds=error.seconds,
         **vars(place),

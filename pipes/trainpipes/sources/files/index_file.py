@@ -111,7 +111,7 @@ class IndexFile:
         known = {name: row for row, name in enumerate(table.column("path").to_pylist())}
         stamps = table.column("stamp").to_pylist()
         sizes = to_numpy(one_chunk(table.column("size"))).tolist()
-        listed = zip(files.names, files.stamps, files.sizes.tolist(), strict=True)
+        listed = zip(files.kept_names(), files.stamps, files.sizes.tolist(), strict=True)
         for file, (name, stamp, size) in enumerate(listed):
             row = known.get(name, -1)
             if row >= 0 and stamp and stamps[row] == stamp and sizes[row] == size:
@@ -151,7 +151,7 @@ class IndexFile:
         parts = [table.take(to_arrow(np.flatnonzero(good).astype(np.int64)))]
         earlier = self._load()  # others may have written since
         if earlier is not None:
-            names = set(files.names)
+            names = set(files.kept_names())
             others = [n for n, p in enumerate(earlier.column("path").to_pylist()) if p not in names]
             most = max(SOME_OTHERS, OTHERS * len(files))
             parts.append(earlier.take(to_arrow(np.array(others[-most:], dtype=np.int64))))
@@ -164,7 +164,7 @@ class IndexFile:
 
 def _digest(files: FileList, settings: str) -> str:
     """Stands for the lowest folder that holds all files, and for settings."""
-    shared = os.path.commonprefix(files.names).rpartition("/")[0]  # noqa: RUF071  (cut at a "/")
+    shared = os.path.commonprefix(files.known_names()).rpartition("/")[0]  # noqa: RUF071  (cut at a "/")
     known_by = f"{shared}\0{settings}" if settings else shared
     return hashlib.sha256(os.fsencode(known_by)).hexdigest()[:32]
 

@@ -134,7 +134,7 @@ class KeptIndex(Generic[T]):
     def table(self) -> pa.Table:
         """All that is known, a row for each file that something is known of."""
         fresh = sorted(self.fresh)
-        names, stamps = self.files.names, self.files.stamps
+        names, stamps = self.files.kept_names(), self.files.stamps
         table = self._table_of(
             [self.fresh[n] for n in fresh], [names[n] for n in fresh], [stamps[n] for n in fresh]
         )

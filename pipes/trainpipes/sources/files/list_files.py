@@ -20,6 +20,7 @@ from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.order import IntArray
 from trainpipes.runtime.interrupts import result_of
+from trainpipes.secret_text import kept_name, known_name
 from trainpipes.shown import shown
 from trainpipes.sources.files.listing import expand, is_local, open_system
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, checked_seconds
@@ -46,8 +47,8 @@ class FileList:
         retry_seconds: how long a request to a server is tried again.
     """
 
-    names: list[str]
-    paths: list[str]
+    names: list[str] = field(repr=False)
+    paths: list[str] = field(repr=False)
     sizes: IntArray
     system_of: IntArray
     systems: tuple[Any, ...]
@@ -81,9 +82,20 @@ class FileList:
             self._process = os.getpid()
         return self.systems[int(self.system_of[file])]
 
+    def known_names(self) -> list[str]:
+        """What a state knows them by: the names, of URLs without users and signatures."""
+        found = list(map(known_name, self.names))
+        if len(set(found)) == len(found):
+            return found
+        return self.kept_names()  # only what may be a secret tells them apart
+
+    def kept_names(self) -> list[str]:
+        """What is written of the names into files on this machine: no secrets of URLs."""
+        return list(map(kept_name, self.names))
+
     def relative_names(self) -> list[str]:
         """Names below the lowest folder that holds all files; the same wherever that folder is."""
-        parts = [name.split("://", 1)[-1].split("/") for name in self.names]
+        parts = [name.split("://", 1)[-1].split("/") for name in self.known_names()]
         if not parts:
             return []
         low, high = min(parts), max(parts)

@@ -17,6 +17,7 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
+from trainpipes.clean_errors import clean
 from trainpipes.errors import (
     ConfigError,
     MissingExtraError,
@@ -69,7 +70,7 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
     try:
         if url.startswith(("http://", "https://")) and "::" not in url:
-            options = {**_http_timeout(seconds), **options}
+            options = _http_options(seconds, options)
         system, path = fsspec.url_to_fs(url, **options)
     except ImportError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
@@ -77,7 +78,7 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
         said = pip_install(package) if package else str(error)
         raise MissingExtraError(
             f"{url} needs the package {package or '?'}, which is not installed: {said}", path=url
-        ) from error
+        ) from clean(error)
     except (TypeError, ValueError) as error:
         protocol = url.split("://")[0].split("::")[-1]
         if protocol not in known_implementations and protocol not in fsspec.available_protocols():
@@ -85,10 +86,10 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
             raise ConfigError(
                 f"{url!r}: fsspec has no file system for the protocol {protocol!r}{hint}; one of your own is "
                 "known once it is registered by fsspec.register_implementation()"
-            ) from error
+            ) from clean(error)
         raise ConfigError(
             f"{url!r} cannot be opened with storage_options {sorted(options)}: {error}"
-        ) from error
+        ) from clean(error)
     if type(system) is CachingFileSystem:
         raise ConfigError(
             f"{url!r}: once a request fails, 'blockcache::' returns zeros in place of the data; take "
@@ -98,13 +99,29 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
     return system, path.rstrip("/") or path
 
 
-def _http_timeout(seconds: float) -> dict[str, Any]:
+def _http_options(seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options by which a connection over HTTP is given up when nothing comes for some time, not when
-    much has to come."""
+    much has to come; and by which a redirection to nowhere is no answer."""
     import aiohttp
 
     silence = try_seconds(seconds)
-    return {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=silence, sock_read=silence)
+    client = {"raise_for_status": _refuse_redirection, **(options.get("client_kwargs") or {})}
+    return {"timeout": timeout, **options, "client_kwargs": client}
+
+
+async def _refuse_redirection(response: Any) -> None:
+    """Raise for a redirection that could not be followed: its page is not the file."""
+    if 300 <= response.status < 400:
+        import aiohttp
+
+        raise aiohttp.ClientResponseError(
+            response.request_info,
+            response.history,
+            status=response.status,
+            message=f"{response.reason}, and it does not say where to",
+            headers=response.headers,
+        )
 
 
 def expand(url: str, opened: tuple[Any, str], suffixes: Sequence[str], requests: Requests) -> Found:

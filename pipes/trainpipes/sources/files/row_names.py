@@ -11,6 +11,7 @@ import numpy as np
 from trainpipes.kinds.source import RowSource
 from trainpipes.order import IntArray
 from trainpipes.runtime.planning.inputs import Inputs
+from trainpipes.secret_text import known_name
 from trainpipes.stages.row_hash import HashArray, RowNames
 
 __all__ = ["file_names", "names_below", "row_names"]
@@ -63,7 +64,7 @@ def file_names(inputs: Inputs) -> list[str]:
         return list(source.relative_names())
     urls = inputs.chain.urls
     listed = source.files
-    names = names_below([urls] if isinstance(urls, str) else urls, listed.names)
+    names = names_below([urls] if isinstance(urls, str) else urls, listed.known_names())
     return list(listed.relative_names() if names is None else names)
 
 
@@ -77,7 +78,7 @@ def names_below(urls: Sequence[str], names: Sequence[str]) -> list[str] | None:
     """
     known, roots = set(names), []
     for url in urls:
-        whole = url.rstrip("/") if "://" in url else os.path.abspath(url)
+        whole = known_name(url).rstrip("/") if "://" in url else os.path.abspath(url)
         wild = min((whole.index(c) for c in MAGIC if c in whole), default=None)
         if whole in known:
             roots.append(whole.rpartition("/")[0])

@@ -86,6 +86,10 @@ class FromHf(Source):
             )
 
     @property
+    def reorders(self) -> bool:  # type: ignore[override]
+        return not _is_table(self.chosen) and shuffles(self.chosen)
+
+    @property
     def chosen(self) -> Any:
         """The dataset itself; of several the one that is chosen."""
         if not isinstance(self.dataset, Mapping):

@@ -23,7 +23,7 @@ from trainpipes.rows.run import Run
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.shown import shown
 from trainpipes.sources.memory.from_iterable import IterableReader
-from trainpipes.stages.torch_samplers import keys_of
+from trainpipes.stages.torch_samplers import keys_of, reorders
 
 __all__ = ["FromDataset"]
 
@@ -115,6 +115,10 @@ class FromDataset(Source):
     @property
     def orders_rows(self) -> bool:  # type: ignore[override]
         return self.keys is not None
+
+    @property
+    def reorders(self) -> bool:  # type: ignore[override]
+        return self.keys is not None and reorders(self.keys)
 
     @property
     def makes_batches(self) -> bool:  # type: ignore[override]

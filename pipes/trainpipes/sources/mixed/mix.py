@@ -201,6 +201,10 @@ class Mix(MixingSource):
         return any(stage.runs_user_code for p in self.sources.values() for stage in p.stages)
 
     @property
+    def reorders(self) -> bool:  # type: ignore[override]
+        return any(stage.reorders for p in self.sources.values() for stage in p.stages)
+
+    @property
     def in_caller(self) -> bool:  # type: ignore[override]
         return any(stage.in_caller for p in self.sources.values() for stage in p.stages)
 

@@ -139,8 +139,9 @@ def _counted(
 
         job = f"counting rows by {show(stage.count or stage.fn)}"
         found = each_file(files, look, str(stage), OWN, wanted=missing, job=job, most=1)
+        names = files.kept_names()
         values: dict[str, Any] = {
-            "path": [files.names[n] for n in found],
+            "path": [names[n] for n in found],
             "stamp": [files.stamps[n] for n in found],
             "size": [size for size, _, _ in found.values()],
             "rows": [counts for _, counts, _ in found.values()],

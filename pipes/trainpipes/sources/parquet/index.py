@@ -168,7 +168,8 @@ def _in_order(
     for file, footer in sorted(fresh.items()):
         row = int(rows[file])
         read[file] = footer if row < 0 else with_more(footer, *known.sample(row)[1:])
-    names, stamps = [files.names[n] for n in read], [files.stamps[n] for n in read]
+    names = files.kept_names()
+    names, stamps = [names[n] for n in read], [files.stamps[n] for n in read]
     table = FooterTable.of(list(read.values()), names, stamps)
     if not len(known):
         return table

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trainpipes.errors import DataError, TrainpipesError, UnreachableError
+from trainpipes.errors import DataChangedError, DataError, TrainpipesError, UnreachableError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import reason
 from trainpipes.sources.files.file_errors import changed, gone, unreachable, unreadable
@@ -195,7 +195,10 @@ class ParquetReader:
     def _explain(self, block: int, row: int, error: BaseException) -> TrainpipesError | None:
         """What has become of the file, or what is wrong with its contents; None for errors that are not
         about either, or say it themselves."""
-        if isinstance(error, DataError | MemoryError) or not isinstance(error, Exception):
+        by_server = isinstance(error, DataChangedError) and error.row_group is None
+        if not by_server and isinstance(error, DataError | MemoryError):
+            return None
+        if not isinstance(error, Exception):
             return None
         source = self._source
         place = source.place(block, row)
@@ -207,7 +210,7 @@ class ParquetReader:
         except UnreachableError as failed:
             return unreachable(place, failed)
         forget(source.index.kept_in)  # it may be what is wrong
-        if isinstance(error, ChangedError):
+        if by_server or isinstance(error, ChangedError):
             change = change or "it changed while it was read"
         if isinstance(error, FileNotFoundError) or change == GONE:
             return gone(place)

@@ -72,6 +72,9 @@ class Ahead(Generic[Opened]):
         self._go_on()
         if ticket is None or (ticket.done and isinstance(ticket.error, UnreachableError)):
             return None  # the server may be there again
-        with waits_for_server():
-            opened: Opened = waiting().result(ticket)
+        try:
+            with waits_for_server():
+                opened: Opened = waiting().result(ticket)
+        except FileNotFoundError:
+            return None  # who reads it says so, and where
         return opened

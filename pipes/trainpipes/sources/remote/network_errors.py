@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainpipes.clean_errors import OriginalError
+from trainpipes.secret_text import hidden
+
 __all__ = ["Failure", "understand"]
 
 #: Statuses below 500 that may pass: request timeout, too early, too many requests.
@@ -41,11 +44,11 @@ PASSING = (TimeoutError, ConnectionError, EOFError, ssl.SSLError, http.client.HT
 #: The same in packages, as "package.class". They stand for their subclasses, too.
 PASSING_NAMES = {
     "aiohttp.ClientConnectionError", "aiohttp.ClientPayloadError", "azure.ServiceRequestError",
-    "azure.ServiceResponseError", "azure.IncompleteReadError", "botocore.HTTPClientError",
-    "botocore.IncompleteReadError", "botocore.ResponseParserError", "botocore.ResponseStreamingError",
-    "google.TransportError", "httpx.TransportError", "paramiko.SSHException",
-    "requests.ChunkedEncodingError", "requests.ConnectionError", "requests.Timeout", "socket.gaierror",
-    "urllib3.HTTPError",
+    "azure.ServiceResponseError", "azure.IncompleteReadError", "botocore.ChecksumError",
+    "botocore.FlexibleChecksumError", "botocore.HTTPClientError", "botocore.IncompleteReadError",
+    "botocore.ResponseParserError", "botocore.ResponseStreamingError", "google.TransportError",
+    "httpx.TransportError", "paramiko.SSHException", "requests.ChunkedEncodingError",
+    "requests.ConnectionError", "requests.Timeout", "socket.gaierror", "urllib3.HTTPError",
 }  # fmt: skip
 #: Credentials that are missing, or cannot be renewed.
 ACCESS_NAMES = {
@@ -54,6 +57,8 @@ ACCESS_NAMES = {
     "botocore.PartialCredentialsError", "botocore.SSOError", "botocore.TokenRetrievalError",
     "google.DefaultCredentialsError", "google.RefreshError",
 }  # fmt: skip
+#: Redirections that end nowhere.
+REJECTED_NAMES = {"aiohttp.TooManyRedirects", "aiohttp.InvalidURL", "httpx.TooManyRedirects"}
 #: Codes of S3 about credentials that come as "400 Bad Request".
 ACCESS_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 #: Attributes that hold a status, of an error or its response.
@@ -68,13 +73,13 @@ class Failure:
 
     Args:
         kind: "passing": try again; "access": credentials are missing, wrong or expired; "rejected": the
-            server says no for another reason; "missing": there is no such file; "other": it is not about
-            the server.
+            server says no for another reason; "changed": the file is not what was asked for; "missing": there
+            is no such file; "other": it is not about the server.
         text: the error in a line.
         wait: seconds that the server asks to wait.
     """
 
-    kind: Literal["passing", "access", "rejected", "missing", "other"]
+    kind: Literal["passing", "access", "rejected", "changed", "missing", "other"]
     text: str
     wait: float = 0.0
 
@@ -91,6 +96,8 @@ def understand(error: Exception) -> Failure:
     for one in chain:
         if isinstance(one, PASSING) or _named(one, PASSING_NAMES):  # some have a status like 400
             return Failure("passing", _line(one))
+        if _named(one, REJECTED_NAMES):
+            return Failure("rejected", _line(one))
         status = _status(one)
         if status is not None:
             kind: Any = "rejected"
@@ -101,7 +108,7 @@ def understand(error: Exception) -> Failure:
             elif status in (404, 410):
                 kind = "missing"
             elif status in CHANGED_STATUSES:
-                kind = "other"
+                kind = "changed"
             return Failure(kind, _line(one), _wait(one))
     passing = next(filter(_may_pass, chain), None)
     if passing is not None:
@@ -149,9 +156,13 @@ def _status(error: BaseException) -> int | None:
     if isinstance(response, dict):
         told: Iterator[Any] = iter([response.get("ResponseMetadata", {}).get("HTTPStatusCode")])
     else:
-        places = [(where, name) for where in (error, response) for name in STATUS_NAMES]
-        told = (getattr(where, name, None) for where, name in places)
+        told = map(_own_status, (error, response))
     return next((n for n in told if isinstance(n, int) and 300 <= n < 600), None)
+
+
+def _own_status(of: Any) -> Any:
+    """By the first of its names that there is: aiohttp warns of another one."""
+    return next((getattr(of, name) for name in STATUS_NAMES if hasattr(of, name)), None)
 
 
 def _wait(error: BaseException) -> float:
@@ -176,6 +187,8 @@ def _wait(error: BaseException) -> float:
 
 
 def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(hidden(str(error)).split())
+    if isinstance(error, OriginalError):
+        return text
     text = text if len(text) <= SHOWN else text[:SHOWN] + "…"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -19,12 +19,14 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fsspec.implementations.cached import CachingFileSystem
 
-from trainpipes.errors import ConfigError, UnreachableError
+from trainpipes.clean_errors import clean
+from trainpipes.errors import ConfigError, DataChangedError, UnreachableError, UnreadableError
 from trainpipes.secret_text import hidden
 from trainpipes.shown import shown
 from trainpipes.sources.remote.network_errors import Failure, understand
@@ -87,6 +89,7 @@ class Requests:
             lambda: _begin(system, method, path, **options),
             limit=LONG * self._seconds if long else try_seconds(self._seconds),
             long=long,
+            changes=method == "cat_file",
         )
         return found
 
@@ -121,7 +124,7 @@ class Requests:
         Raises:
             FileNotFoundError: the server says that there is no such file.
             UnreachableError: the server does not answer, or refuses to.
-            OSError: the server sends more than it is asked for.
+            UnreadableError: the server sends more than it is asked for.
         """
         parts: dict[int, bytes] = {}  # those that have come are not asked for again
 
@@ -147,8 +150,9 @@ class Requests:
         whole = isinstance(system, CachingFileSystem)  # which fetches more than it is asked for
         amount = (size if whole else sum(stops) - sum(starts)) / SLOWEST
         limit = try_seconds(self._seconds) + amount
-        _, tries = self._until_done(_name(system, path), begin, limit, amount, take)
-        return [_checked(parts[n], stops[n] - starts[n]) for n in range(len(starts))], tries
+        _, tries = self._until_done(_name(system, path), begin, limit, amount, take, changes=True)
+        name = _name(system, path)
+        return [_checked(parts[n], stops[n] - starts[n], name) for n in range(len(starts))], tries
 
     def _is_shorter(self, system: Any, path: str, size: int) -> bool:
         """Whether a file has fewer bytes than when it was listed."""
@@ -164,6 +168,7 @@ class Requests:
         more: float = 0.0,
         take: Callable[[Any], Any] = lambda found: found,
         long: bool = False,
+        changes: bool = False,
     ) -> tuple[Any, int]:
         """What a request gives, and the number of tries.
 
@@ -174,6 +179,7 @@ class Requests:
             more: seconds that all tries may take beyond ``seconds``.
             take: looks at an answer; an error that it raises counts as the server's.
             long: whether a try may take longer than ``seconds``, which then count from the first failure.
+            changes: whether the request is for bytes of a file that was listed, and may have changed.
         """
         began = time.monotonic()
         end = math.inf if long else began + self._seconds + more
@@ -186,12 +192,18 @@ class Requests:
                 raise
             except Exception as error:
                 failure, last = understand(error), error
+            if failure.kind == "changed" and not changes:
+                failure = replace(failure, kind="rejected")
             now = time.monotonic()
             if long:
                 end = min(end, now + self._seconds)
             delay = max(pause, failure.wait)
             if failure.kind != "passing" or now + delay >= end:
-                raise self._final(name, failure, last, tries, now - began) from last
+                last = clean(last)
+                final = self._final(name, failure, last, tries, now - began)
+                if final is last:
+                    raise final
+                raise final from last
             self._say(name, failure.text)
             self._sleep(delay)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -231,9 +243,17 @@ class Requests:
     ) -> Exception:
         """The error that ends a request."""
         if failure.kind == "missing":
-            return error if isinstance(error, FileNotFoundError) else FileNotFoundError(name)
+            return (
+                error if isinstance(error, FileNotFoundError) else FileNotFoundError(hidden(name))
+            )
         if failure.kind == "other":
             return error
+        if failure.kind == "changed":
+            return DataChangedError(
+                f"{name}: the file has changed since the files were listed: the server says so "
+                f"({failure.text}); bring the old one back, or build the pipeline again",
+                path=name,
+            )
         if failure.kind == "access":
             said = (
                 f"the server denies access ({failure.text}); renew the credentials (environment, or "
@@ -279,11 +299,12 @@ def _name(system: Any, path: str) -> str:
     return str(system.unstrip_protocol(path))
 
 
-def _checked(found: Any, asked: int) -> bytes:
+def _checked(found: Any, asked: int, name: str) -> bytes:
     if len(found) > asked:
-        raise OSError(
-            f"the server sent {len(found):,} bytes where {asked:,} were asked for: it does not know "
-            "ranges; fetch the file first, for instance by 'simplecache::' before the URL"
+        raise UnreadableError(
+            f"{name}: the server sent {len(found):,} bytes where {asked:,} were asked for: it does not know "
+            "ranges; fetch the file first, for instance by 'simplecache::' before the URL",
+            path=name,
         )
     return bytes(found)
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 
 from trainpipes.order import IntArray
+from trainpipes.secret_text import without_query
 from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.exact_integers import refuse_rounded_cells
@@ -37,7 +38,7 @@ def delimiter_of(path: str) -> str:
     >>> delimiter_of("a.csv"), delimiter_of("a.tsv.gz")
     (',', '\\t')
     """
-    name = path.lower()
+    name = without_query(path).lower()
     for ending in SUFFIXES.values():
         name = name.removesuffix(ending)
     return "\t" if name.endswith(TABBED) else ","

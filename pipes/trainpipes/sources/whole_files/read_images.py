@@ -149,7 +149,7 @@ def _below(stage: Stage, files: FileList) -> list[str]:
     """Names of the files below the folder that was listed."""
     assert isinstance(stage, ListFiles)
     urls = [stage.urls] if isinstance(stage.urls, str) else stage.urls
-    return names_below(urls, files.names) or files.relative_names()
+    return names_below(urls, files.known_names()) or files.relative_names()
 
 
 def _by_folder(files: FileList, below: list[str], asker: str) -> tuple[FileList, pa.Table]:

@@ -1,0 +1,131 @@
+"""Servers that answer what was not asked for: an error that names the file, or the same rows later."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from faulty_server import Fault, FaultyServer, serving
+from trainpipes.sources.remote import retry
+
+pytest.importorskip("aiohttp")
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FaultyServer]:
+    table = pa.table({"id": list(range(40)), "text": ["x" * 400] * 40})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10, compression="none")
+    pyarrow.feather.write_feather(
+        table, tmp_path / "a.arrow", compression="uncompressed", chunksize=10
+    )
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    np.save(tmp_path / "a.npy", np.arange(4000).reshape(40, 100))
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for n in range(40):
+            info = tarfile.TarInfo(f"{n:03}.txt")
+            info.size = 400
+            tar.addfile(info, io.BytesIO(b"x" * 400))
+    with serving(tmp_path) as found:
+        yield found
+
+
+READERS: dict[str, Callable[[Any], tp.Pipeline]] = {
+    "a.parquet": lambda files: files.read_parquet(),
+    "a.arrow": lambda files: files.read_arrow(),
+    "a.jsonl": lambda files: files.read_json(block_rows=10),
+    "a.npy": lambda files: files.read_numpy(),
+    "a.tar": lambda files: files.read_webdataset(),
+}
+
+
+def read(server: FaultyServer, name: str, seconds: float = 1) -> tp.Pipeline:
+    return READERS[name](tp.list_files(f"{server.url}/{name}", retry_seconds=seconds))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", READERS)
+def test_a_server_that_stops_to_know_ranges_is_named_with_the_file(
+    server: FaultyServer, name: str, num_workers: int
+) -> None:
+    pipe = read(server, name).sharding_filter(2).batch(4)
+    len(pipe)
+    server.fault = lambda *_: "whole"
+    with pytest.raises(tp.UnreadableError, match="does not know ranges") as caught:
+        list(tp.Loader(pipe, num_workers=num_workers))
+    assert f"{server.url}/{name}" in str(caught.value)
+    if num_workers == 0:  # torch passes on the text alone
+        assert caught.value.path == f"{server.url}/{name}"
+
+
+@pytest.mark.parametrize("when", ["listing", "rows"])
+@pytest.mark.parametrize("name", READERS)
+def test_a_redirection_to_nowhere_ends_after_a_few_tries(
+    server: FaultyServer, name: str, when: str
+) -> None:
+    pipe = read(server, name).batch(4)
+    if when == "rows":
+        len(pipe)
+    server.asked.clear()
+    server.fault = lambda *_: (301, {})
+    with pytest.raises(tp.UnreachableError, match=r"rejects the request \(.*301.*where to"):
+        list(pipe)
+    assert len(server.asked) < 10
+
+
+@pytest.mark.parametrize("status", [412, 416])
+@pytest.mark.parametrize("pattern", ["a.jsonl", "*.jsonl"])
+def test_a_status_that_refuses_a_listing_is_told(
+    server: FaultyServer, status: int, pattern: str
+) -> None:
+    server.fault = lambda *_: (status, {})
+    with pytest.raises(tp.UnreachableError, match=rf"rejects the request \(.*{status}"):
+        list(tp.list_files(f"{server.url}/{pattern}").read_json())
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_an_answer_of_s3_whose_checksum_does_not_fit_is_asked_for_again(
+    tmp_path: Path, server: FaultyServer, name: str
+) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    store = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    store.start()
+    try:
+        host, port = store.get_host_and_port()
+        system = s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}", key="a", secret="b")
+        bucket = f"odd-{name[2:]}"  # moto keeps them for the process
+        system.mkdir(bucket)
+        system.put(str(tmp_path / name), f"{bucket}/{name}")
+        wanted = list(read(server, name))
+        server.upstream = (host, port)
+        damaged: list[str] = []
+
+        def fault(method: str, path: str, _: int) -> Fault:
+            if method != "GET" or not path.startswith(f"{bucket}/{name}") or len(damaged) == 3:
+                return None
+            damaged.append(path)
+            return 200, {"body": "damaged", "x-amz-checksum-crc32": "AAAAAA=="}
+
+        server.fault = fault
+        options = {"endpoint_url": server.url, "key": "a", "secret": "b"}
+        files = tp.list_files(f"s3://{bucket}/{name}", storage_options=options)
+        assert list(READERS[name](files)) == wanted
+        assert len(damaged) == 3
+    finally:
+        store.stop()

@@ -1,0 +1,138 @@
+"""Windows of ``pack`` and ``bucket_by_length`` over few rows and many epochs: they read few of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from trainpipes import Pipeline
+from trainpipes.testing import check_resume, digest
+
+#: Epochs that a window is of, at most.
+MOST = 8
+SHARDS = 4
+
+
+class Counting:
+    """Rows of one column, which counts how many are read."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.read = count, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.read += 1
+        return {"input_ids": [index + 1] * (index % 3 + 1)}
+
+
+def rows(count: int = SHARDS) -> Pipeline:
+    ids = [[n + 1] * (n % 3 + 1) for n in range(count)]
+    return tp.from_arrow(pa.table({"input_ids": ids}))
+
+
+def endless_mix() -> Pipeline:
+    sources = {"a": rows(SHARDS).shuffle(20), "b": rows(30)}
+    return tp.mix(sources, weights={"a": 1, "b": 1}, stop="repeat").sharding_filter(SHARDS)
+
+
+ENDLESS: dict[str, Callable[[], Pipeline]] = {
+    "pack": lambda: rows().sharding_filter(SHARDS).shuffle(20).repeat().pack(16).batch(2),
+    "pack, unshuffled": lambda: rows().sharding_filter(SHARDS).repeat().pack(16).batch(2),
+    "pack, first fit": lambda: (
+        rows(40).sharding_filter(SHARDS).shuffle(20).repeat().pack(16, method="first_fit").batch(2)
+    ),
+    "pack, filtered": lambda: (
+        rows(40).sharding_filter(4).filter(lambda row: row["input_ids"][0] % 2).repeat().pack(9)
+    ),
+    "pack of packed rows, bucketed": lambda: (
+        rows(40).sharding_filter(4).repeat().pack(5, method="concat").bucket_by_length(3)
+    ),
+    "bucket": lambda: rows().sharding_filter(SHARDS).shuffle(20).repeat().bucket_by_length(5),
+    "bucket of tokens": lambda: (
+        rows().sharding_filter(SHARDS).repeat().bucket_by_length(max_tokens=12, window=50)
+    ),
+    "mix": lambda: endless_mix().pack(16).batch(2),
+    "mix, rolling": lambda: (
+        tp.mix({"a": rows(9), "b": rows(30)}).sharding_filter(3).repeat().pack(16).batch(2)
+    ),
+}
+
+
+@pytest.mark.parametrize("cut", ["pack", "bucket", "mix"])
+def test_the_first_batch_of_few_rows_takes_few_epochs(cut: str) -> None:
+    data = Counting(SHARDS)
+    pipe = tp.from_dataset(data)
+    if cut == "mix":
+        pipe = tp.mix({"a": pipe, "b": rows()}, weights={"a": 1, "b": 1}, stop="repeat")
+    pipe = pipe.sharding_filter(SHARDS)
+    pipe = pipe if cut == "mix" else pipe.repeat()
+    pipe = pipe.bucket_by_length(4) if cut == "bucket" else pipe.pack(16)
+    next(iter(tp.Loader(pipe, threads=0)))
+    assert data.read <= 2 * MOST * SHARDS
+
+
+@pytest.mark.parametrize("name", ["pack", "pack, unshuffled", "pack, first fit", "pack, filtered"])
+def test_a_packed_row_is_of_few_epochs(name: str) -> None:
+    loader = tp.Loader(ENDLESS[name](), with_provenance=True)
+    most = 0
+    for _ in islice(loader, 4 * SHARDS):
+        found = [place.epoch for place in loader.provenance()]
+        most = max(most, max(found) - min(found))
+    assert 0 < most < 2 * MOST  # a batch is of rows of two windows
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_every_position_resumes_exactly(name: str) -> None:
+    pipe = ENDLESS[name]()
+    check_resume(pipe, limit=9, every=4, epochs=1, processes=0)
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_ranks_and_workers_give_the_same_batches(name: str) -> None:
+    pipe = ENDLESS[name]()
+    ranks = 3 if "rolling" in name else 2
+    whole = [digest(item) for item in islice(pipe, 24)]
+    parts = [
+        [
+            digest(item)
+            for item in islice(
+                tp.Loader(ENDLESS[name]().distributed(rank=r, world_size=ranks)), 24 // ranks
+            )
+        ]
+        for r in range(ranks)
+    ]
+    assert [item for step in zip(*parts, strict=True) for item in step] == whole
+
+
+def test_no_bucketed_batch_is_short_without_an_end() -> None:
+    pipe = rows().sharding_filter(SHARDS).repeat().bucket_by_length(5)
+    assert {len(batch) for batch in islice(pipe, 40)} == {5}
+
+
+def test_a_window_of_a_larger_epoch_is_whole() -> None:
+    """Where an epoch has a window's rows, nothing ends it early."""
+    one, other = (
+        rows(900).sharding_filter(2).shuffle(100).repeat(times).pack(64, window=100)
+        for times in (None, 3)
+    )
+    few = [digest(item) for item in islice(one, 60)]
+    assert few == [digest(item) for item in islice(other, 60)]
+
+
+def test_a_recipe_over_few_documents_gives_batches_soon(tmp_path: Path) -> None:
+    texts = [f"document number {n} " * (n % 5 + 1) for n in range(150)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "few.parquet")
+    pipe = tp.recipe("pretrain", str(tmp_path), tokenizer="bytes", max_length=256, batch_size=2)
+    loader = tp.Loader(pipe, with_provenance=True)
+    for _ in islice(loader, 12):
+        found = [place.epoch for place in loader.provenance()]
+        assert max(found) < MOST
