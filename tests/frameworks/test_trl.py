@@ -129,11 +129,17 @@ def test_the_docs_script_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert [step for step, _ in whole] == list(range(1, 15))
     out = tmp_path / "out"
     running = Ranks(script, 2, tmp_path / "b", [*options, str(out)])
-    running.kill_when((out / "checkpoint-6" / "trainer_state.json").exists)
+    running.kill_when(lambda: is_whole(out / "checkpoint-6"))
     for checkpoint in out.glob("checkpoint-*"):  # that it was killed in
-        if not (checkpoint / "trainer_state.json").exists():
+        if not is_whole(checkpoint):
             shutil.rmtree(checkpoint)
     assert run(script, 2, tmp_path / "c", [*options, str(out)])[0] == whole
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether the trainer has come to the end of the file that it writes last, and not in one go."""
+    path = checkpoint / "trainer_state.json"
+    return path.exists() and path.read_text().endswith("}\n")
 
 
 def test_an_evaluation_on_batches_is_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
