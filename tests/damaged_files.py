@@ -1,4 +1,4 @@
-"""Files of the cache, damaged at random: what a bad disk, a stranger or a killed process may leave."""
+"""Files, damaged at random: what a bad disk, a stranger or a killed process may leave."""
 
 from __future__ import annotations
 
@@ -6,6 +6,24 @@ import random
 import zlib
 
 from trainpipes.caching.checked_file import BLANK, MARK
+
+#: What is put into a file in one go: what formats of text are made of, and what some of them trip over.
+TOKENS = (
+    *(b'"', b"'", b"\n", b"\r", b"\r\n", b",", b"\t", b":", b"{", b"}", b"[", b"]", b"\\", b"\0"),
+    *(
+        b"\xef\xbb\xbf",
+        b"\xc3",
+        b"-",
+        b".",
+        b"0",
+        b"9" * 20,
+        b"1e400",
+        b"null",
+        b"NaN",
+        b'{"id": 1}\n',
+    ),
+    *(b"[" * 100, b"[" * 700 + b"]" * 700, b'{"a":' * 20_000, b"[" * 20_000 + b"]" * 20_000),
+)
 
 
 def damaged(content: bytes, others: list[bytes], draw: random.Random) -> bytes:
@@ -17,7 +35,10 @@ def damaged(content: bytes, others: list[bytes], draw: random.Random) -> bytes:
         draw: what is drawn with.
     """
     how = draw.choice(
-        ("flip", "flip", "bits", "cut", "cut", "head", "longer", "zeros", "other", "mixed")
+        (
+            *("bits", "bits", "bits", "bits", "flip", "flip", "cut", "cut", "head", "longer"),
+            *("zeros", "other", "mixed", "token", "token", "twice"),
+        )
     )
     place = draw.randrange(len(content) + 1)
     changed = bytearray(content)
@@ -35,6 +56,10 @@ def damaged(content: bytes, others: list[bytes], draw: random.Random) -> bytes:
     elif how == "zeros":
         length = draw.randrange(1, 600)
         changed[place : place + length] = bytes(length)
+    elif how == "token":
+        changed[place : place + draw.choice((0, 0, 1))] = draw.choice(TOKENS)
+    elif how == "twice":
+        changed[place:place] = content[draw.randrange(len(content) + 1) :][: draw.randrange(1, 400)]
     elif how == "other":
         return draw.choice([b"", b"\0" * 40, b"ARROW1\0\0", b"PAR1" * 20, *others])
     else:

@@ -140,3 +140,7 @@ class SlowToSend:
 
 def slow_to_send(row: Row) -> Row:
     return {**row, "slow": SlowToSend()}
+
+
+def drawn_from_numpy(row: Row) -> Row:
+    return {**row, "noise": np.random.rand()}

@@ -92,6 +92,66 @@ def test_it_is_exact_where_all_rows_are_read() -> None:
         assert pipe.estimate_len() == len(list(pipe)), pipe
 
 
+def _as_often(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row] * (row["row"] % 3)
+
+
+def small(count: int = 1000) -> tp.Pipeline:
+    return tp.from_arrow(pa.table({"row": range(count)})).sharding_filter()
+
+
+SHORT: dict[str, Callable[[], tp.Pipeline]] = {
+    "sample": lambda: small().sample(0.334).batch(16),
+    "sample, shuffled": lambda: small().sample(0.334).shuffle(100).batch(16),
+    "several rows of one": lambda: small().flat_map(_as_often).batch(16),
+    "several rows of one, without the last": lambda: (
+        small().flat_map(_as_often).batch(16, drop_last=True)
+    ),
+    "a filter that drops nothing": lambda: small().filter(_any).batch(16),
+    "large batches": lambda: small().sample(0.334).batch(64),
+    "more rows": lambda: small(9000).sample(0.334).batch(16, drop_last=True),
+    "stride": lambda: tp.from_arrow(pa.table({"row": range(1000)}))
+    .sharding_filter(split="stride").filter(_any).batch(16),
+    "several epochs": lambda: small().filter(_any).batch(16).repeat(2),
+}  # fmt: skip
+
+
+def _any(row: Any) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_short_batches_at_the_end_of_each_shard_count(name: str) -> None:
+    pipe = SHORT[name]()
+    there = len(list(pipe))
+    assert abs(pipe.estimate_len() / there - 1) < 0.1, (pipe.estimate_len(), there)
+
+
+def test_explain_says_how_many_short_batches_there_are() -> None:
+    lost = small().flat_map(_as_often).batch(16, drop_last=True)
+    assert sum(map(len, lost)) < 999 - 16
+    assert (
+        "batch(16, drop_last=True) leaves out up to 24 short batches in an epoch, of up to 15 rows each"
+    ) in str(lost.explain())
+    kept = small().filter(_any).batch(16)
+    assert sum(len(batch) < 16 for batch in kept) == 24
+    assert "batch(16) makes up to 24 short batches" in str(kept.explain())
+    assert len(list(kept)) <= 63 + 24
+    assert "at most about 87 micro-batches" in str(kept.explain())
+
+
+def test_explain_says_nothing_of_short_batches_where_there_is_one_at_most() -> None:
+    for pipe in (
+        small().batch(16, drop_last=True),
+        small().batch(16).filter(_any),
+        tp.from_arrow(TABLE).filter(_any).batch(16),
+        small().filter(_any).batch(max_tokens=64, column="row"),
+        small().filter(_any).repeat().batch(16),
+        small().filter(_any),
+    ):
+        assert "short batch" not in str(pipe.explain())
+
+
 def test_counted_items_bound_it() -> None:
     assert rows().sample(0.5).batch(8).take(10).estimate_len() == 10
     assert tp.from_arrow(TABLE).sample(0.5).take(100).batch(8).estimate_len() == 13

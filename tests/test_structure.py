@@ -24,6 +24,7 @@ FLOORS = {
     "cursor": 0,
     "foreign_state": 0,
     "identity": 0,
+    "item_content": 0,
     "left_out_batches": 0,
     "naming": 0,
     "shown": 0,

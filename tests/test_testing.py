@@ -1,9 +1,15 @@
 """check_resume finds what is wrong with a node, a pipeline, or a loader."""
 
+import os
+import random
+
+import pyarrow as pa
 import pytest
+import torch
 from torchdata.nodes import BaseNode
 
 import trainpipes as tp
+from trainpipes import testing
 from trainpipes.testing import ResumeError, check_resume, digest
 
 
@@ -79,7 +85,7 @@ def test_a_wrong_node_fails(node):
 
 def test_the_message_names_where_it_went_wrong():
     with pytest.raises(
-        ResumeError, match=r"resumed before item 0 of epoch 0: epoch 0 went on with 4"
+        ResumeError, match=r"resuming at item 0 of epoch 0, item 0 differs .*: it is 2 instead of 1"
     ):
         check_resume(SavesAheadByOne, processes=0)
 
@@ -96,6 +102,119 @@ def test_a_row_function_with_memory_fails():
 
     with pytest.raises(ResumeError):
         check_resume(make, processes=0)
+
+
+def counted_calls():
+    seen = []
+
+    def number(row):
+        seen.append(row)
+        return {**row, "seen": len(seen)}
+
+    return number
+
+
+def rows(count=8):
+    return tp.from_arrow(pa.table({"x": range(count)}))
+
+
+DIFFERENT = {
+    "a row": (lambda: rows().map(counted_calls()), "column 'seen' is 1 instead of 2"),
+    "a batch": (
+        lambda: rows().batch(2).map(lambda b, own=[]: own.append(0) or [*b[:-1], {"x": len(own)}]),
+        "row 1, column 'x' is 1 instead of 2",
+    ),
+    "tensors": (
+        lambda: rows().map(counted_calls()).batch(2).collate(),
+        r"column 'seen' at \[0\] is 1 instead of 3",
+    ),
+    "a shape": (
+        lambda: rows().map(lambda r, own=[]: own.append(0) or {"x": torch.zeros(len(own), 2)}),
+        r"column 'x' is a tensor float32 \[1, 2\] instead of float32 \[2, 2\]",
+    ),
+    "the columns": (
+        lambda: rows().map(lambda r, own=[]: own.append(0) or {f"x{len(own)}": 0}),
+        r"it has \['x1'\] instead of \['x2'\]",
+    ),
+    "a type": (
+        lambda: rows().map(lambda r, own=[]: own.append(0) or ("1" if len(own) == 1 else 1)),
+        r"it is '1' \(str\) instead of 1 \(int\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_the_message_says_what_differs_in_the_item(name):
+    make, said = DIFFERENT[name]
+
+    def fresh():
+        own = make()
+        for stage in own.stages:  # a list that a default keeps
+            for value in stage.options.values():
+                for default in getattr(value, "__defaults__", None) or ():
+                    default.clear()
+        return own
+
+    with pytest.raises(
+        ResumeError, match=f"after resuming at item 1 of epoch 0, item 1 .*: {said}"
+    ):
+        check_resume(fresh, processes=0)
+
+
+def test_the_message_says_how_many_items_are_missing():
+    def make():
+        own = []
+        return rows(6).filter(lambda row: own.append(0) or len(own) < 4)
+
+    with pytest.raises(
+        ResumeError, match=r"item 1 of epoch 0, .* epoch 0 has .* instead of 2 items"
+    ):
+        check_resume(make, processes=0, epochs=1)
+
+
+def test_the_message_names_the_function_that_may_be_to_blame():
+    with pytest.raises(
+        ResumeError, match=r"; look at map\(counted_calls.number .*keeps nothing from"
+    ):
+        check_resume(lambda: rows().map(counted_calls()), processes=0)
+    with pytest.raises(ResumeError) as caught:
+        check_resume(SavesAheadByOne, processes=0)
+    assert "look at" not in str(caught.value)
+
+
+def flat(row):
+    return {**row, "n": 0.5}
+
+
+def test_the_message_names_the_function_that_draws_from_a_global_generator():
+    pipe = rows().map(lambda row: {**row, "n": random.random()}).batch(2)
+    with (
+        pytest.warns(UserWarning, match="draws from Python's global generator"),
+        pytest.raises(ResumeError, match=r"column 'n' is 0.* instead of 0.*; map\(.*pass rng=True"),
+    ):
+        check_resume(pipe, processes=0)
+    inside = tp.mix(
+        {"a": rows().map(lambda row: {**row, "n": random.random()}), "b": rows().map(flat)}
+    )
+    with (
+        pytest.warns(UserWarning, match="draws from Python's global generator"),
+        pytest.raises(ResumeError, match="pass rng=True"),
+    ):
+        check_resume(lambda: tp.Loader(inside), processes=0)
+
+
+def test_items_that_are_too_large_to_keep_are_told_by_their_number(monkeypatch):
+    monkeypatch.setattr(testing, "KEPT_BYTES", 10)
+    with pytest.raises(ResumeError, match="item 1 differs from the uninterrupted run; look at"):
+        check_resume(lambda: rows().map(counted_calls()), processes=0)
+
+
+def test_a_difference_in_a_fresh_process_is_told_as_such():
+    home = os.getpid()
+    with pytest.raises(
+        ResumeError, match="resuming in a fresh process at item 0 of epoch 0, item 0 "
+    ):
+        check_resume(rows().map(lambda row: os.getpid() == home), processes=1)
 
 
 def test_a_loader_with_workers_passes():

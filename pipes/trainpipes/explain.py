@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainpipes.amount import amount
 from trainpipes.checks import whole_number
-from trainpipes.forecast.estimate import cuts_by_length
+from trainpipes.forecast.estimate import cuts_by_length, ends_short
 from trainpipes.forecast.shares import Share, reads_per_block, shares
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import RowSource
@@ -159,10 +159,11 @@ def _epoch_text(plan: Plan, batches: int | None, world_size: int) -> str:
     if batches is None:
         if any(map(cuts_by_length, plan.chain.after)):
             return f"how many {what} is known only at the end; estimate_len() says about how many"
+        short = plan.chain.num_shards if ends_short(plan) and not plan.chain.drop_last else 0
         known = (
             ""
             if plan.inputs.epoch_rows is None
-            else f"at most about {plan.counts.batches_in_epoch:,} {what}: "
+            else f"at most about {plan.counts.batches_in_epoch + short:,} {what}: "
         )
         return f"{known}how many is known only at the end"
     each = f" for each of {world_size} ranks" if world_size > 1 else ""
@@ -260,6 +261,15 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
         notes.append(
             f"{several} makes several rows of one after the shuffle, so that these stay together: to mix "
             "them, too, write them to files by write_parquet(folder), and shuffle what is read from there"
+        )
+    if ends_short(plan):
+        short, size = f"up to {chain.num_shards} short batches", chain.batch_size
+        what = f"leaves out {short}" if chain.drop_last else f"makes {short}"
+        each = f"of up to {size - 1:,} row{'s' * (size > 2)} each"
+        notes.append(
+            f"{chain.batch} {what} in an epoch, {each}: one for each shard, since how many rows a shard has "
+            "is known only at its end. Fewer shards, by sharding_filter(num_shards), have fewer of them, and "
+            "with repeat() before batch() there are none between epochs"
         )
     if (
         plan.chain.shard is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.map_dataset import runs_of
-from trainpipes.memmap_on_ray import rows_by_tasks
+from trainpipes.memmap_on_ray import refuse_read, rows_by_tasks
 from trainpipes.pipeline import Pipeline
 from trainpipes.progress import counted
 from trainpipes.runtime.planning.plan import Plan
@@ -76,7 +77,8 @@ def write_memmap(
         The memory map, opened.
 
     Raises:
-        ConfigError: something is there; a name or dtype is for a column that is not.
+        ConfigError: something is there; a name or dtype is for a column that is not; or it cannot be written,
+            as where the disk is full.
         DataError: a row does not fit those before it, holds no numbers, or there are more rows or
             fewer than ``length``.
 
@@ -95,7 +97,10 @@ def write_memmap(
         ragged = [ragged]
     cluster = Cluster(engine, address, shared_filesystem).checked("write_memmap")
     if engine is None:
-        rows, parts = _parts(source, ragged, batched)
+        if isinstance(source, Pipeline):
+            rows, parts = _of_pipeline(source, check_target(path, overwrite))
+        else:
+            rows, parts = _parts(source, ragged, batched)
     else:
         if not isinstance(source, Pipeline):
             raise ConfigError(
@@ -153,8 +158,6 @@ def _parts(
     source: Any, ragged: Collection[str], batched: bool
 ) -> tuple[int | None, Iterator[Part]]:
     """Blocks of columns, and how many rows there will be where that is known."""
-    if isinstance(source, Pipeline):
-        return _of_pipeline(source)
     if isinstance(source, pa.Table | pa.RecordBatch):
         table = pa.table(source)
         return table.num_rows, of_batches(table.to_batches(max_chunksize=8192) or [table])
@@ -179,12 +182,13 @@ def _parts(
     return None, of_batches(source) if batched else of_rows(source, ragged)
 
 
-def _of_pipeline(pipe: Pipeline) -> tuple[int | None, Iterator[Part]]:
+def _of_pipeline(pipe: Pipeline, target: Path) -> tuple[int | None, Iterator[Part]]:
     """What one epoch of a pipeline gives, as columns where they are there."""
     whole = Pipeline([stage for stage in pipe.stages if stage.role != "shard"], (0, 1))
     plan = whole._session.plan
     if plan.chain.endless:
         raise ConfigError(f"write_memmap() writes one epoch: leave out {plan.chain.repeat}")
+    refuse_read(plan, target)
     if any(stage.role == "finish" for stage in plan.chain.after):
         batches = (tuple(item) if isinstance(item, list) else item for item in whole)
         return None, of_batches(batches)

@@ -17,14 +17,18 @@ import pyarrow as pa
 
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.forecast.names import row_schema
+from trainpipes.runtime.planning.plan import Plan
 from trainpipes.sources.memmap.given_rows import Part, of_batches
+from trainpipes.sources.memmap.manifest import MANIFEST
 from trainpipes.writers.manifest import Written
 from trainpipes.writers.on_ray import Cluster
+from trainpipes.writers.own_input import refuse_own_input
+from trainpipes.writers.storage import LocalStorage
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
-__all__ = ["rows_by_tasks"]
+__all__ = ["refuse_read", "rows_by_tasks"]
 
 #: Bytes of rows in each task's file, about.
 FILE_BYTES = 64 << 20
@@ -45,6 +49,7 @@ def rows_by_tasks(pipe: Pipeline, target: Path, cluster: Cluster) -> tuple[int, 
         ConfigError: rows are batched, are Python objects, or are not counted.
     """
     plan = pipe._session.plan
+    refuse_read(plan, target)
     if (
         plan.chain.batch is None
         and row_schema(plan, "write_memmap()") is None
@@ -77,6 +82,12 @@ def rows_by_tasks(pipe: Pipeline, target: Path, cluster: Cluster) -> tuple[int, 
         shutil.rmtree(folder)
         written = write()
     return written.rows, _taken(written.files, folder)
+
+
+def refuse_read(plan: Plan, target: Path) -> None:
+    """Raise ConfigError if a memory map would be read as part of a pipeline's own input."""
+    out = LocalStorage(str(target), "write_memmap")
+    refuse_own_input(plan.inputs.source, out, ["column.npy", MANIFEST], "write_memmap")
 
 
 def _taken(files: tuple[str, ...], folder: Path) -> Iterator[Part]:

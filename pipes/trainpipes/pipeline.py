@@ -385,7 +385,7 @@ class Pipeline(IterableDataset[Any]):
         """An estimate of ``len()``, for learning rate schedules; exact where the length is known. ``sample``
         and ``split`` count by their fraction. Where rows are filtered, made into several, packed or batched
         by their lengths, the first 2,048 rows are read to see what becomes of them, and functions of the
-        pipeline are called for these.
+        pipeline are called for these. Short batches at the ends of shards count, too.
 
         Raises:
             TypeError: the pipeline has no end, or its rows cannot be counted.

@@ -8,21 +8,22 @@ and also when the same state is loaded twice.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import multiprocessing
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
-import numpy as np
-import pyarrow as pa
-import torch
 from torchdata.nodes import BaseNode
 
 from trainpipes.errors import TrainpipesError
+from trainpipes.item_content import difference, digest, digest_and_size
+from trainpipes.kinds.global_draws import seen_draws
+from trainpipes.kinds.own_class import is_ours
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import with_mixed
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 from trainpipes.shuffle_quality import ShuffleQuality, shuffle_quality
@@ -35,6 +36,10 @@ __all__ = [
     "digest",
     "shuffle_quality",
 ]
+
+
+#: Bytes of items that one run keeps, to show what differs.
+KEPT_BYTES = 64 << 20
 
 
 class ResumeError(TrainpipesError, AssertionError):
@@ -92,73 +97,61 @@ def check_resume(
         What was checked.
 
     Raises:
-        ResumeError: names the first item that differs.
+        ResumeError: names the first item that differs, what differs in it, and the functions that it may
+            be due to.
 
     >>> import trainpipes as tp
     >>> print(check_resume(tp.from_tensors([[1.0], [2.0], [3.0]]).shuffle(3).batch(2), processes=0))
     6 items in 3 epochs, resumed at 8 points (0 in fresh processes), state of 425 bytes
     """
     make = _maker(subject)
-    reference = _walk(_Driver(make()), epochs, limit)
+    first = make()
+    reference = _walk(_Driver(first), epochs, limit)
+    hint = partial(_hint, _functions(first))
     points = _points(reference, every)
     largest = 0
     for epoch, k in points:
         state = reference[epoch].states[k]
         largest = max(largest, len(json.dumps(state)))
         before = json.dumps(state)
-        _compare(reference, epoch, k, _resume(make, state, epochs - epoch, limit, k))
+        compare = partial(_compare, reference, epoch, k, hint=hint)
+        compare(_resume(make, state, epochs - epoch, limit, k))
         if json.dumps(state) != before:
             raise ResumeError(f"loading the state of epoch {epoch}, item {k} changed it")
         again = _resume(make, state, 1, k + 3, k)  # the same state a second time
-        _compare(reference, epoch, k, [again[0][: len(reference[epoch].items) - k]], part=True)
+        again[0].items = again[0].items[: len(reference[epoch].items) - k]
+        compare(again, part=True)
     alone = points[:: max(1, len(points) // processes)][:processes] if processes else []
     for epoch, k in alone:
         state = reference[epoch].states[k]
         found = _in_process(make, state, epochs - epoch, limit, k, start_method)
-        _compare(reference, epoch, k, found)
+        alone_found = [_Epoch(own) for own in found]
+        _compare(reference, epoch, k, alone_found, hint=hint, where=" in a fresh process")
     items = tuple(len(e.items) for e in reference)
     return ResumeReport(items, len(points), len(alone), largest)
 
 
-def digest(item: Any) -> str:
-    """A short hash of an item's content: dtypes, shapes and bytes of tensors and arrays, keys,
-    strings and numbers."""
-    found = hashlib.sha256()
-    for part in _parts(item):
-        found.update(part)
-    return found.hexdigest()[:16]
-
-
-def _parts(item: Any) -> Iterator[bytes]:
-    if isinstance(item, torch.Tensor):
-        yield f"tensor {item.dtype} {tuple(item.shape)}".encode()
-        whole = item.detach().cpu().clone(memory_format=torch.contiguous_format)
-        yield whole.reshape(-1).view(torch.uint8).numpy().tobytes()
-    elif isinstance(item, np.ndarray) and item.dtype != object:
-        yield f"array {item.dtype} {item.shape}".encode()
-        yield np.ascontiguousarray(item).tobytes()
-    elif isinstance(item, pa.Table | pa.RecordBatch):
-        yield f"{type(item).__name__} {item.schema}".encode()
-        yield from _parts(item.to_pylist())
-    elif isinstance(item, Mapping):
-        yield f"{type(item).__name__} {len(item)}".encode()
-        for key, value in item.items():
-            yield repr(key).encode()
-            yield from _parts(value)
-    elif isinstance(item, list | tuple | np.ndarray):
-        yield f"{type(item).__name__} {len(item)}".encode()
-        for value in item:
-            yield from _parts(value)
-    elif item is None or isinstance(item, bool | int | float | str | bytes):
-        yield repr(item).encode()
-    else:
-        yield pickle.dumps(item)
-
-
 @dataclass
 class _Epoch:
-    items: list[str]
-    states: list[Any]
+    """Digests of items, and the states before each and after the last; some of the items themselves."""
+
+    items: list[str] = field(default_factory=list)
+    states: list[Any] = field(default_factory=list)
+    kept: dict[int, Any] = field(default_factory=dict)
+
+    def add(self, item: Any, left: int) -> int:
+        """Add an item, which is kept if it has ``left`` bytes at most; gives how many are left."""
+        found, size = digest_and_size(item)
+        if size <= left:
+            self.kept[len(self.items)] = item
+            left -= size
+        self.items.append(found)
+        return left
+
+    def item(self, number: int) -> Any:
+        """An item as it was; None where it was not kept, or was changed since."""
+        item = self.kept.get(number)
+        return item if digest(item) == self.items[number] else None
 
 
 class _Driver:
@@ -197,20 +190,20 @@ def _maker(subject: Any) -> Callable[[], Subject]:
 def _walk(driver: _Driver, epochs: int, limit: int | None) -> list[_Epoch]:
     """Items and the state before each one and after the last."""
     found: list[_Epoch] = []
+    left = KEPT_BYTES
     for _ in range(epochs):
-        items: list[str] = []
-        states: list[Any] = []
+        own = _Epoch()
         iterator = driver.epoch()
-        while limit is None or len(items) < limit:
-            states.append(copy.deepcopy(driver.state()))
+        while limit is None or len(own.items) < limit:
+            own.states.append(copy.deepcopy(driver.state()))
             try:
-                items.append(digest(next(iterator)))
+                left = own.add(next(iterator), left)
             except StopIteration:
-                states[-1] = copy.deepcopy(driver.state())
+                own.states[-1] = copy.deepcopy(driver.state())
                 break
         else:
-            states.append(copy.deepcopy(driver.state()))
-        found.append(_Epoch(items, states))
+            own.states.append(copy.deepcopy(driver.state()))
+        found.append(own)
     return found
 
 
@@ -225,52 +218,90 @@ def _points(reference: Sequence[_Epoch], every: int) -> list[tuple[int, int]]:
 
 def _resume(
     make: Callable[[], Subject], state: Any, epochs: int, limit: int | None, k: int
-) -> list[list[str]]:
+) -> list[_Epoch]:
     subject = make()
     driver = _Driver(subject)
     driver.load(state)
-    found: list[list[str]] = []
+    found: list[_Epoch] = []
+    left = KEPT_BYTES
     for number in range(epochs):
-        items: list[str] = []
-        left = None if limit is None else limit - (k if number == 0 else 0)
+        own = _Epoch()
+        most = None if limit is None else limit - (k if number == 0 else 0)
         iterator = driver.epoch()
-        while left is None or len(items) < left:
+        while most is None or len(own.items) < most:
             try:
-                items.append(digest(next(iterator)))
+                left = own.add(next(iterator), left)
             except StopIteration:
                 break
-        found.append(items)
+        found.append(own)
     return found
 
 
 def _compare(
-    reference: list[_Epoch], epoch: int, k: int, found: list[list[str]], part: bool = False
+    reference: list[_Epoch],
+    epoch: int,
+    k: int,
+    found: list[_Epoch],
+    hint: Callable[[], str],
+    part: bool = False,
+    where: str = "",
 ) -> None:
     """What a resumed run gave (or ``part`` of it), against the rest. A state at an epoch's end may go on
     with the next. Before an epoch's first item the state is that of the end of the epoch before, of which,
     where it gave nothing, nothing comes once more."""
-    expected = [reference[epoch].items[k:], *(e.items for e in reference[epoch + 1 :])]
-    if not expected[0] and (not found or found[0]):
+    expected = [(epoch, k), *((number, 0) for number in range(epoch + 1, len(reference)))]
+    rest = reference[epoch].items[k:]
+    if not rest and (not found or found[0].items):
         expected = expected[1:]
         found = found[: len(expected)]
-    elif (
-        k == 0
-        and epoch
-        and not reference[epoch - 1].items
-        and expected[0]
-        and found == [[], *found[1:]]
-    ):
+    elif k == 0 and epoch and not reference[epoch - 1].items and rest and not found[0].items:
         found = found[1:]
-    for number, (right, given) in enumerate(zip(expected, found, strict=False)):
+    for (number, start), own in zip(expected, found, strict=False):
+        right, given = reference[number].items[start:], own.items
         if right == given or (part and right[: len(given)] == given):
             continue
+        lead = f"after resuming{where} at item {k} of epoch {epoch}, "
         same = next((i for i, (a, b) in enumerate(zip(right, given, strict=False)) if a != b), None)
-        first = min(len(right), len(given)) if same is None else same
+        if same is None:
+            rest_of = "the rest of " if start else ""
+            raise ResumeError(
+                f"{lead}{rest_of}epoch {number} has {_items(len(given))} instead of {_items(len(right))}"
+                f"{hint()}"
+            )
+        of = f" of epoch {number}" if number != epoch else ""
+        before, now = reference[number].item(start + same), own.item(same)
+        what = "" if before is None or now is None else f": {difference(now, before)}"
         raise ResumeError(
-            f"resumed before item {k} of epoch {epoch}: epoch {epoch + number} went on with "
-            f"{len(given)} items and must with {len(right)}; the first that differs is number {first} "
-            "after the resume"
+            f"{lead}item {start + same}{of} differs from the uninterrupted run{what}{hint()}"
         )
+
+
+def _items(count: int) -> str:
+    return f"{count} item{'s' * (count != 1)}"
+
+
+def _functions(subject: Any) -> list[Stage]:
+    """The stages that call functions, or are classes, of the user's."""
+    pipeline = getattr(subject, "pipeline", subject)
+    stages = with_mixed(pipeline.stages) if isinstance(pipeline, Pipeline) else ()
+    return [
+        stage
+        for stage in stages
+        if not is_ours(type(stage)) or any(map(callable, stage.options.values()))
+    ]
+
+
+def _hint(functions: Sequence[Stage]) -> str:
+    """Which functions a difference may be due to."""
+    if not functions:
+        return ""
+    drawn = seen_draws(functions)
+    if drawn:
+        return f"; {drawn}"
+    return (
+        f"; look at {' and '.join(map(str, functions))}: a function returns the same for the same row, so "
+        "it keeps nothing from call to call, and draws only from a generator that map(fn, rng=True) gives it"
+    )
 
 
 def _in_process(
@@ -296,13 +327,14 @@ def _in_process(
         found = f"ended with exit code {process.exitcode} and no answer"
     process.join()
     if isinstance(found, str):
-        raise ResumeError(f"resumed before item {k} in a fresh process: {found}")
+        raise ResumeError(f"after resuming in a fresh process at item {k}, the run failed: {found}")
     return found
 
 
 def _answer(send: Any, make: Any, state: Any, epochs: int, limit: int | None, k: int) -> None:
     try:
         maker = _maker(make) if isinstance(make, Pipeline) else make
-        send.send(_resume(maker, json.loads(json.dumps(state)), epochs, limit, k))
+        found = _resume(maker, json.loads(json.dumps(state)), epochs, limit, k)
+        send.send([own.items for own in found])
     except Exception as error:
         send.send(f"{type(error).__name__}: {error}")

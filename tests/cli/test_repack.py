@@ -156,7 +156,7 @@ def test_the_command_knows_how_little_memory_will_do() -> None:
         (["a.jsonl", "out", "--storage-options", "x"], 2, "--storage-options takes a JSON object"),
         (["nowhere.jsonl", "out"], 1, "nowhere.jsonl"),
         (["a.jsonl", "b.csv", "out"], 1, "read_csv for b.csv, read_json for a.jsonl"),
-        (["a.jsonl", "."], 1, "which is read"),
+        (["a.jsonl", "."], 1, "holds files that are read"),
         (["a.jsonl", "out", "--sort", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
         (["a.jsonl", "out", "--shuffle", "--sort", "n"], 2, "give --shuffle or --sort, not both"),
         (["a.jsonl", "out", "--files", "2", "--rows-per-file", "3"], 2, "not both"),

@@ -127,7 +127,7 @@ def test_a_wrong_command_line_is_told_so(
         (["{texts}", "ids", "--recipe", "pretrain", "--tokenizer", "none.json"], "none.json"),
         (["{texts}", "ids", "--recipe", "pretran", "--tokenizer", "bytes"], "did you mean 'pretrain'"),
         (["{texts}", "ids", "--recipe", "masked_lm", "--tokenizer", "bytes"], "needs the mask token"),
-        (["{texts}", ".", "--recipe", "pretrain", "--tokenizer", "bytes"], "no writer has written"),
+        (["{texts}", ".", "--recipe", "pretrain", "--tokenizer", "bytes"], "holds files that are read"),
         (["{texts}", "t 0.parquet", "--recipe", "pretrain", "--tokenizer", "bytes"], "cannot be written"),
     ],
 )  # fmt: skip

@@ -247,3 +247,17 @@ def test_states_of_other_data_or_of_other_parts_are_refused() -> None:
     damaged = copy.deepcopy(state)
     damaged["examples_iterable"]["trainpipes"] = "{"
     assert "trainpipes: damaged" in refused(numbered().to_hf(), damaged)
+
+
+def test_an_iterable_dataset_is_read_by_threads_that_have_not_read_one_before() -> None:
+    """Each thread has file systems of its own, which all such datasets keep in one place."""
+    made = datasets.Dataset.from_list([{"n": n} for n in range(24)])
+
+    def make() -> tp.Pipeline:
+        return tp.from_hf(made.to_iterable_dataset()).sharding_filter(4).batch(3)
+
+    state, expected = make().state_at(1), list(make())
+    for _ in range(10):
+        pipe = make()
+        pipe.load_state_dict(state)
+        assert list(tp.Loader(pipe, threads=4)) == expected[1:]

@@ -62,7 +62,7 @@ def test_the_trainers_checkpoint(tmp_path: Path) -> None:
         (found,) = read_states(path)
         assert found.path == str(tmp_path / "checkpoint-3" / "trainpipes.json")
         assert found.keys == '["loader"]'
-        assert tell(found).batches == 3
+        assert summarize(found).batches == 3
         assert fits([found], pipeline())[0].problem == ""
 
 
@@ -73,7 +73,7 @@ def test_a_checkpoint_of_trl_with_a_position_of_rows(tmp_path: Path) -> None:
     (found,) = read_states(tmp_path / "checkpoint-3")
     assert found.path.endswith("rank-00000-of-00001.pt")
     assert (found.keys, found.kept_by) == ('["loader"]', "datasets")
-    told = tell(found)
+    told = summarize(found)
     assert (told.epoch, told.batches) == (0, 6)  # of rows, which the trainer makes batches of
     assert "pipe.to_hf()" in fits([found], trl_runs.rows("text"))[0].problem
 
@@ -84,7 +84,7 @@ def test_what_accelerate_saves(tmp_path: Path) -> None:
     list(islice(prepared, 3))
     accelerator.save_state(str(tmp_path))
     (found,) = read_states(tmp_path)
-    assert tell(found).batches == 3
+    assert summarize(found).batches == 3
     assert fits([found], pipeline())[0].problem == ""
 
 
@@ -94,7 +94,7 @@ def test_a_stateful_data_loader_that_accelerate_keeps(tmp_path: Path) -> None:
     torch.save(stateful.state_dict(), tmp_path / "dl_state_dict.bin")
     (found,) = read_states(tmp_path)
     assert found.kept_by == "StatefulDataLoader"
-    assert tell(found).batches == 3
+    assert summarize(found).batches == 3
 
 
 @pytest.mark.filterwarnings("ignore:::lightning", "ignore:.*LeafSpec:FutureWarning")
@@ -107,5 +107,5 @@ def test_lightnings_checkpoint(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     (found,) = read_states(tmp_path / "last.ckpt")
     assert found.keys == '["PipelineDataModule"]["train"]'
-    assert tell(found).batches == 3
+    assert summarize(found).batches == 3
     assert fits([found], pipeline())[0].problem == ""

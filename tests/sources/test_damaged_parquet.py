@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 import pytest
 
-import flipped_files
 import trainpipes as tp
 from trainpipes.errors import UnreadableError
 
@@ -162,29 +161,3 @@ def test_the_name_of_a_column_that_is_not_utf8_is_an_error_with_the_file(tmp_pat
     with pytest.raises(UnreadableError, match="the name of a column is not UTF-8") as caught:
         list(tp.list_files(path).read_parquet(index=False))
     assert caught.value.path == str(path)
-
-
-def read_changed(folder: Path, footer: int, seed: int, count: int) -> None:
-    script = Path(flipped_files.__file__)
-    command = [sys.executable, str(script), str(folder), str(footer), str(seed), str(count)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=3000, check=False)
-    about = f"after case {found.stdout[-20:]!r}: {found.stderr[-3000:]}"
-    assert found.returncode == 0, about
-    assert 0 < int(found.stdout.rpartition(" ")[2]) < count, about
-
-
-@pytest.mark.parametrize("footer", [1, 0], ids=["footer", "pages"])
-def test_files_with_changed_bytes_give_rows_or_an_error_that_names_them(
-    tmp_path: Path, footer: int
-) -> None:
-    read_changed(tmp_path, footer, seed=1, count=200)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(2, 6))
-@pytest.mark.parametrize("footer", [1, 0], ids=["footer", "pages"])
-def test_thousands_of_files_with_changed_bytes_give_rows_or_an_error_that_names_them(
-    tmp_path: Path, footer: int, seed: int
-) -> None:
-    read_changed(tmp_path, footer, seed, count=1000)

@@ -291,22 +291,91 @@ def test_a_source_that_fails_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_nothing(tmp_path):
-    program = (
-        "import sys, resource, signal, numpy as np, trainpipes as tp\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "try: tp.write_memmap(sys.argv[1], np.zeros((100, 10_000)))\n"
-        "except OSError as error: print(type(error).__name__)\n"
-    )
+FULL = """
+import resource, signal, sys
+import numpy as np, trainpipes as tp
+target = sys.argv[1]
+tp.write_memmap(target + "-there", {"x": np.arange(3)})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+rows = lambda: ({"x": [n] * 100} for n in range(10_000))
+for path, source in ((target, {"x": np.zeros((100, 10_000))}), (target, rows), (target + "-there", rows)):
+    try:
+        tp.write_memmap(path, source, overwrite=True)
+    except tp.ConfigError as error:
+        print(error.path == path, error)
+print(len(tp.read_memmap(target + "-there")))
+"""
+
+
+def test_a_full_disk_is_an_error_with_the_path_and_leaves_what_was_there(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "x")],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", FULL, str(tmp_path / "x")], capture_output=True, text=True
     )
-    assert done.stdout == "OSError\n"
-    assert list(tmp_path.iterdir()) == []
+    *errors, rows = done.stdout.splitlines()
+    assert len(errors) == 3, done.stderr
+    for error in errors:
+        assert re.match(
+            r"True write_memmap\(\): .*/x.* cannot be written: File too large; free", error
+        )
+    assert rows == "3"
+    assert [path.name for path in tmp_path.iterdir()] == ["x-there"]
+
+
+def test_a_folder_that_may_not_be_written_to_is_an_error_with_the_path(tmp_path, monkeypatch):
+    def refused(path: Path, *args: Any, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(
+        tp.ConfigError, match=r"write_memmap\(\): .*/x cannot be written: Permission"
+    ):
+        tp.write_memmap(tmp_path / "x", {"x": np.arange(3)})
+
+
+def test_an_error_of_the_sources_own_files_is_not_one_of_the_disk(tmp_path):
+    def rows() -> Iterator[int]:
+        yield 1
+        raise FileNotFoundError(2, "No such file", "input.txt")
+
+    with pytest.raises(FileNotFoundError, match=r"input\.txt"):
+        tp.write_memmap(tmp_path / "x", rows)
+
+
+EMPTY = [
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
+    "float64",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("dtype", EMPTY)
+def test_rows_that_are_all_empty_come_as_empty_rows(dtype, ragged, tmp_path):
+    rows = ({"id": n, "input_ids": np.array([], dtype)} for n in range(5))
+    tp.write_memmap(tmp_path / "x", rows, ragged=["input_ids"] if ragged else ())
+    pipe = tp.from_memmap(tmp_path / "x")
+    assert [len(row["input_ids"]) for row in pipe] == [0] * 5
+    cut = list(pipe.truncate(2, columns="input_ids"))
+    assert [(int(row["id"]), list(row["input_ids"])) for row in cut] == [(n, []) for n in range(5)]
+    batches = list(pipe.batch(2).pad_collate())
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(2, 0), (2, 0), (1, 0)]
+    later = list(pipe.shuffle(3).rename({"id": "n"}).batch(2).pad_collate())
+    assert [tuple(batch["input_ids"].shape) for batch in later] == [(2, 0), (2, 0), (1, 0)]
+    if not dtype.startswith("float"):
+        assert list(pipe.select("input_ids").pack(4)) == []
+    pipe.write_parquet(tmp_path / "files")
+    back = list(tp.list_files(tmp_path / "files").read_parquet())
+    assert [(row["id"], list(row["input_ids"])) for row in back] == [(n, []) for n in range(5)]
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (4, 0, 3), (4, 3, 0), (4, 2, 0, 3)])
+def test_arrays_without_values_in_their_rows_are_columns_too(shape):
+    pipe = tp.from_tensors(id=torch.arange(4), x=torch.zeros(shape)).rename({"id": "n"})
+    assert [np.shape(row["x"])[:1] for row in pipe] == [shape[1:2]] * 4
+    made = tp.from_arrow(pa.table({"n": range(4)})).map_batches(
+        lambda c: {"x": np.zeros((len(c["n"]), *shape[1:]))}, format="numpy"
+    )
+    assert len(list(made)) == 4
 
 
 def test_a_file_that_is_there_is_kept_unless_told(tmp_path):

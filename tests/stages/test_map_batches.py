@@ -163,7 +163,6 @@ def test_masked_arrays_have_nulls_where_they_are_masked() -> None:
         (lambda c: {"y": {"a": 1}}, "one dict for all rows"),
         (lambda c: {"y": [1, "a"] * 4}, "'y'"),
         (lambda c: {"y": np.zeros(8, np.complex64)}, "in 'y' that cannot be made a column"),
-        (lambda c: {"y": np.zeros((8, 0))}, "no values in its rows"),
         (lambda c: {1: c["x"]}, "the name of a column is a string, got 1"),
         (lambda c: {"x": c["x"], "y": c["x"][1:]}, "equally long, got . in 'x', . in 'y'"),
         (lambda c: pa.table([c["x"], c["x"]], names=["y", "y"]), "two columns 'y'"),

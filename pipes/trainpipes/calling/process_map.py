@@ -188,6 +188,10 @@ class ProcessMap:
                 if answer is not None:
                     answer.put(found)
 
+    def hear(self, drawn_from: str) -> None:
+        """Take note of a global generator that the function drew from in a worker."""
+        self._call.watch.hear(drawn_from)
+
     def gone(self) -> TrainpipesError:
         """What those who still wait get at the end."""
         return _of_no_row(WorkerError, self._call.said, "its worker processes were ended")
@@ -292,8 +296,9 @@ class _Worker(threading.Thread):
         if problem is not None:
             self._end_process()
             raise _of_no_row(ConfigError, self._said, problem)
-        found: Answer = unpickled(answer)
-        return found
+        results, error, drawn_from = unpickled(answer)
+        self._owner.hear(drawn_from)
+        return results, error
 
     def _receive(self) -> Message:
         """The next message; an error where the process has died."""
@@ -334,7 +339,7 @@ class _Worker(threading.Thread):
 def _of_no_row(kind: type[TrainpipesError], said: str, text: str) -> TrainpipesError:
     """An error that is not about the row at which it is raised."""
     error = kind(f"{said}: {text}", stage=said)
-    error._trainpipes = said, None  # type: ignore[attr-defined]
+    error._trainpipes = said, None
     return error
 
 

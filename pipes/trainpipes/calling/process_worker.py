@@ -155,9 +155,11 @@ def _end() -> NoReturn:
 
 
 def _answer(call: RowCall, message: Message, row: Any) -> Message:
-    """Results of the function for some rows, up to the first at which it raised, and what it raised there."""
+    """Results of the function for some rows, up to the first at which it raised; what it raised there; and
+    the global generator that it was seen to draw from."""
     results: list[Any] = []
     error: BaseException | None
+    call.watch.tells = False  # the parent does
     try:
         items, words = unpickled(message)
         results, error = call.each(items, words, row)
@@ -165,7 +167,8 @@ def _answer(call: RowCall, message: Message, row: Any) -> Message:
         error = problem
     row.value = 0
     try:
-        return pickled((results, None if error is None else _portable(error, call.said)))
+        raised = None if error is None else _portable(error, call.said)
+        return pickled((results, raised, call.watch.found))
     except Exception as problem:
         bad = next((n for n, result in enumerate(results) if not _pickles(result)), 0)
         refused = DataError(
@@ -173,7 +176,7 @@ def _answer(call: RowCall, message: Message, row: Any) -> Message:
             f'a {type(results[bad]).__name__} does not ({problem}); use method="thread", or return arrays, '
             "tensors and plain values"
         )
-        return pickled((results[:bad], refused))
+        return pickled((results[:bad], refused, call.watch.found))
 
 
 def _pickles(value: Any) -> bool:

@@ -21,6 +21,7 @@ from numpy.random import Generator, Philox
 from numpy.random.bit_generator import ISeedSequence
 
 from trainpipes.errors import DataError
+from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.rows.block import Block
 from trainpipes.rows.run import Run
 
@@ -100,12 +101,16 @@ class RowCall:
         fn: the function.
         key: of its generators; None where it takes none.
         said: the stage, as messages name it.
+        watch: looks whether it draws from other generators.
     """
 
-    def __init__(self, fn: Callable[..., Any], key: RowKey | None, said: str) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], key: RowKey | None, said: str, watch: DrawWatch
+    ) -> None:
         self.fn = fn
         self.key = key
         self.said = said
+        self.watch = watch
 
     def each(self, items: Sequence[Any], words: Words | None, at: Any = None) -> Answer:
         """Call the function for each item, up to the first at which it raises or returns None.
@@ -117,14 +122,15 @@ class RowCall:
         """
         results: list[Any] = []
         counters = None if words is None else words.tolist()
+        fn = self.watch.around(self.fn)
         try:
             for number, item in enumerate(items):
                 if at is not None:
                     at.value = number
                 if self.key is None or counters is None:
-                    result = self.fn(item)
+                    result = fn(item)
                 else:
-                    result = self.fn(item, self.key.generator(counters[number]))
+                    result = fn(item, self.key.generator(counters[number]))
                 if result is None:
                     raise DataError(
                         f"{self.said}: the function returned None; it returns the row to go on with (drop "

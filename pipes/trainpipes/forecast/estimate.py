@@ -3,6 +3,7 @@ read and put through the stages to say."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,14 +12,14 @@ import numpy as np
 
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow, RunStage
-from trainpipes.order import count_batches
+from trainpipes.order import Layout, count_batches
 from trainpipes.rows.run import Run, RunSource
 from trainpipes.runtime.iterating.one_pass import OnePass
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.state import Position
 from trainpipes.topology import Topology
 
-__all__ = ["cuts_by_length", "estimated_items", "is_measured"]
+__all__ = ["cuts_by_length", "ends_short", "estimated_items", "is_measured"]
 
 #: Rows that are read, and batches at least where batches are filtered.
 SAMPLE_ROWS = 2048
@@ -41,7 +42,8 @@ def estimated_items(plan: Plan) -> int:
     Stage by stage: ``sample`` and ``split`` let their fraction through, ``take`` and ``skip`` their count.
     What ``pack``, budgets of tokens and buckets make of rows is measured on the first 2,048 that come to
     the first of them, and what a ``filter`` or a ``flat_map`` makes of them with it. Where there are none
-    of these, ``filter`` and ``flat_map`` are measured on the first 2,048 rows that come to the first.
+    of these, ``filter`` and ``flat_map`` are measured on the first 2,048 rows that come to the first. After
+    any of them each shard has a short batch of its own.
 
     Args:
         plan: whose rows are counted before they are read.
@@ -49,6 +51,7 @@ def estimated_items(plan: Plan) -> int:
     stages = [s for s in plan.chain.stages if s.role not in ("shard", "repeat", "place")]
     made = _measured(plan, stages)
     items: float = plan.inputs.epoch_rows or 0
+    several = False  # whether a stage may make more rows than it gets
     in_file_order = True  # where take() and skip() are counted in the plan's rows
     for stage in stages[len(plan.chain.file_stages) + 1 :]:
         if stage.role in ("take", "skip"):
@@ -61,12 +64,61 @@ def estimated_items(plan: Plan) -> int:
         if stage in made:
             items *= made[stage]
         elif stage.role == "batch":
-            items = count_batches(round(items), plan.chain.batch_size, plan.chain.drop_last)
+            items = _batches(plan, items, several)
         elif stage.share is not None:
             items *= stage.share
+        several = several or stage.role == "pack"
         ordered = stage.role in ("shuffle", "batch", "pack")
         in_file_order = in_file_order and stage.keeps_rows and not ordered
     return round(items)
+
+
+def ends_short(plan: Plan) -> bool:
+    """Whether each shard ends with a batch of its own, which may be short: where a stage below ``batch``
+    makes fewer rows or more, so that they are not counted before they are read."""
+    chain = plan.chain
+    sized = chain.batch is not None and chain.batch.batch_size is not None
+    return sized and chain.num_shards > 1 and not plan.layouts.whole and not chain.rolling
+
+
+def _batches(plan: Plan, rows: float, several: bool) -> float:
+    """Batches that are cut of an epoch's rows.
+
+    Args:
+        plan: of the pipeline.
+        rows: that come to ``batch``, about.
+        several: whether a stage may have made more rows of those that are read.
+    """
+    chain = plan.chain
+    if not ends_short(plan):
+        return count_batches(round(rows), chain.batch_size, chain.drop_last)
+    layout, read = plan.layouts.usual, plan.inputs.epoch_rows or 0
+    if isinstance(layout, Layout):
+        spans = map(layout.span, range(layout.num_spans))
+        sizes = [float(stop - start) for start, stop in spans]
+    else:
+        sizes = [read / chain.num_shards] * chain.num_shards
+    sharers = chain.num_shards // len(sizes)
+    share = rows / max(1, read)
+    found = 0.0
+    for size in sizes:
+        mean = size * share
+        spread = math.sqrt(mean * (1 if several else max(0.0, 1 - share)))
+        found += sharers * _batches_of(mean / sharers, spread / sharers, plan)
+    return found
+
+
+def _batches_of(rows: float, spread: float, plan: Plan) -> float:
+    """Batches that a shard gives on average, whose rows are normally distributed: for each, how likely there
+    are rows enough for it."""
+    size = plan.chain.batch_size
+    first = size if plan.chain.drop_last else 1  # rows that make the first batch
+    sure = max(0, math.floor((rows - 5 * spread - first) / size))
+    needed = np.arange(first + sure * size, rows + 5 * spread + 1, size) - 0.5 - rows
+    if not spread:
+        return sure + float(np.count_nonzero(needed <= 0))
+    likely = (0.5 - 0.5 * math.erf(x / spread / math.sqrt(2)) for x in needed.tolist())
+    return sure + sum(likely)
 
 
 def _measured(plan: Plan, stages: Sequence[Stage]) -> dict[Stage, float]:

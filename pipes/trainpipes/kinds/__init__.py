@@ -7,6 +7,7 @@ stage              what a stage is: a record of its options
 source             what is needed of the place rows come from
 random_access      what a source is whose rows can be had by number
 blame              which row an error is about
+global_draws       functions that draw from a global generator
 empty_epoch_guard  epochs under repeat() that give nothing
 stage_kinds        the kinds of stages, and what is asked of each
 """

@@ -13,6 +13,7 @@ __all__ = ["blame", "each"]
 
 def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
     """``fn`` of every item of a run; an error names the stage and the row."""
+    fn = stage._draw_watch.around(fn)
     results: list[Any] = []
     append = results.append
     items = run.unroll()

@@ -318,7 +318,8 @@ class RowMixture(RowStream):
 
     @abstractmethod
     def naming(self, name: str) -> RunStage:
-        """A stage on rows of one pipeline that adds its name to them, where the mixture does."""
+        """A stage that makes the rows of one pipeline rows of the mixture: it adds its name to them, where
+        the mixture does, and gives them the numbers that they have in it."""
 
     @abstractmethod
     def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.global_draws import DrawWatch
+from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.options import (
     allowed_values,
     copied,
@@ -93,6 +95,7 @@ class Stage:
         takes_objects: with ``needs_columns``, whether it also takes rows that Arrow cannot hold.
         makes_objects: whether its rows are Python objects.
         holds_data: whether its options hold rows; their lists are then not copied.
+        draws_by: how a function of the user's draws at random there, for messages.
         elsewhere: what to write instead of options that other libraries have, by the options' names.
         example: an example call, where other libraries' calls look different.
         names_only: whether it only chooses and renames columns.
@@ -113,6 +116,10 @@ class Stage:
     holds_data: ClassVar[bool] = False
     names_only: ClassVar[bool] = False
     asks_inputs: ClassVar[bool] = False
+    draws_by = (
+        "draw in a map(fn, rng=True) before it, whose function gets a row and a generator of the "
+        "row's own"
+    )
     elsewhere: ClassVar[Mapping[str, str]] = {}
     example: ClassVar[str] = ""
     finds_types = False
@@ -200,6 +207,13 @@ class Stage:
         if self.thread_safe:
             return False
         return not is_ours(type(self)) or any(callable(value) for value in self.options.values())
+
+    @made_once
+    def _draw_watch(self) -> DrawWatch:
+        """What looks whether its function draws from a global generator."""
+        own = None if is_ours(type(self)) else type(self)
+        fn = next(filter(callable, self.options.values()), None)
+        return DrawWatch(own or fn, str(self), self.draws_by)
 
     def fresh(self) -> Self:
         """A copy with the same options, and nothing of what has run."""

@@ -7,9 +7,10 @@ stages of this library are besides.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -50,6 +51,7 @@ __all__ = [
     "TableStage",
     "open_chain",
     "put_through",
+    "with_mixed",
 ]
 
 #: Opens the rows below a stage at a state of theirs.
@@ -109,6 +111,10 @@ class TableStage(RunStage):
     """
 
     needs_columns = True
+    draws_by = (
+        "define open(), whose function gets the numbers and epochs of the rows, and draw from these and a "
+        "seed (docs/extend.md has an example), or add what is drawn by a map(fn, rng=True) before it"
+    )
 
     def apply(self, table: pa.Table) -> pa.Table:
         """The new rows: a table with as many rows, in the same order."""
@@ -147,8 +153,9 @@ class TableStage(RunStage):
         block = run.block
         table = table_of(block.data, self)
         epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
+        function = self._draw_watch.around(self._function)
         try:
-            found = self._function(table, Rows(block.ids, epochs))
+            found = function(table, Rows(block.ids, epochs))
         except Exception as error:
             blame(error, self, self._culprit(table, Rows(block.ids, epochs)))
             raise
@@ -164,6 +171,8 @@ class TableStage(RunStage):
 
 class RowStage(RunStage):
     """A stage on each row by itself, a dict or whatever the source gives; after ``batch``, on each item.
+
+    One row comes out for each that goes in: to drop rows use ``filter``, to make several of one ``flat_map``.
 
     >>> import trainpipes as tp
     >>> class AddSuffix(tp.RowStage):
@@ -181,9 +190,13 @@ class RowStage(RunStage):
 
     per_row = True
     makes_objects = True
+    draws_by = (
+        "use map(fn, rng=True) in its place, whose function gets a row and a generator of the "
+        "row's own"
+    )
 
     def apply(self, row: Any) -> Any:
-        """The new row; never None."""
+        """The new row; never None, and no list of rows."""
         raise ConfigError(f"{type(self).__name__} needs apply(row), which returns a row")
 
     def process(self, run: Run) -> Run:
@@ -208,6 +221,9 @@ class BatchStage(RunStage):
     """
 
     role: ClassVar[Role] = "finish"
+    draws_by = (
+        "use map(fn, rng=True) in its place, whose function gets a batch and a generator of its own"
+    )
 
     def apply(self, batch: Any) -> Any:
         """The new batch; never None."""
@@ -222,13 +238,35 @@ class BatchStage(RunStage):
 def applied(stage: RowStage | BatchStage, run: Run, item: str) -> list[Any]:
     """What a stage's ``apply`` makes of every item of a run; an error names the stage and the row."""
 
+    rows = run.items is None and run.bounds is None
+
     def apply(one: Any) -> Any:
         found = stage.apply(one)
         if found is None:
             raise DataError(f"{stage} returned None for a {item}; to drop one use filter()")
+        if rows and (isinstance(found, GeneratorType) or _are_rows(one, found)):
+            raise DataError(
+                f"{stage} must return one row for each, got {_several(found)}; to make several rows of "
+                "one, or none, use flat_map()"
+            )
         return found
 
     return each(stage, apply, run)
+
+
+def _are_rows(row: Any, found: Any) -> bool:
+    """Whether a row that is a dict became a list of such rows."""
+    return (
+        isinstance(found, list)
+        and isinstance(row, Mapping)
+        and any(isinstance(one, Mapping) for one in found)
+    )
+
+
+def _several(found: Any) -> str:
+    if not isinstance(found, list):
+        return "a generator"
+    return f"a list of {len(found)} row{'s' * (len(found) != 1)}"
 
 
 class CutStage(Stage):
@@ -428,6 +466,15 @@ class MixingSource(Source):
         Raises:
             StateError: it cannot change where the state stands.
         """
+
+
+def with_mixed(stages: Sequence[Stage]) -> Iterator[Stage]:
+    """Stages, and those of the pipelines that they mix."""
+    for stage in stages:
+        yield stage
+        if isinstance(stage, MixingSource):
+            for pipeline in stage.options["sources"].values():
+                yield from with_mixed(pipeline.stages)
 
 
 def put_through(stages: Sequence[Any], block: Block) -> Block:

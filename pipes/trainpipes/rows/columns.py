@@ -234,10 +234,6 @@ def _array(column: Any) -> Any:
         if not column.dtype.isnative:
             column = column.astype(column.dtype.newbyteorder("="))
         if column.ndim > 1:
-            if not column.size and 0 in column.shape[1:]:
-                raise ValueError(
-                    f"an array of shape {list(column.shape)} has no values in its rows"
-                )
             return lists_of(column)
         if column.dtype != object:
             return to_arrow(column)

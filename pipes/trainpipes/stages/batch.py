@@ -23,9 +23,10 @@ class Batch(BatchingStage):
     """Cuts rows into micro-batches.
 
     In: rows. Out: micro-batches; without a collate after it, each is a list of rows. An epoch has as many
-    micro-batches as with a plain ``DataLoader``, and at most one of them is short. Where a filter makes
-    counts unknown, the last one of each shard may be short. Cursor: that of the last row; nothing of an
-    unfinished batch is kept. Costs nothing.
+    micro-batches as with a plain ``DataLoader``, and at most one of them is short. After a stage that changes
+    how many rows there are (``filter``, ``flat_map``, ``sample``, ``pack``, ...) the last one of each shard
+    may be short, since the rows that other shards have left are on other ranks: up to ``num_shards`` in an
+    epoch. Cursor: that of the last row; nothing of an unfinished batch is kept. Costs nothing.
 
     With ``max_tokens`` a micro-batch takes rows in order, as many as fit: padded to the longest, they have
     at most ``max_tokens`` tokens. How many micro-batches an epoch has is then not known in advance: see
@@ -33,8 +34,8 @@ class Batch(BatchingStage):
 
     Args:
         batch_size: B, rows in a micro-batch.
-        drop_last: leave out a short micro-batch at the end of an epoch; with ``max_tokens``, the last one of
-            each shard if it has room for another row.
+        drop_last: leave out a short micro-batch at the end of an epoch, or of each shard where each may have
+            one; with ``max_tokens``, the last one of each shard if it has room for another row.
         max_tokens: instead of ``batch_size``: the most tokens in a micro-batch, rows x longest row.
         max_rows: with ``max_tokens``: the most rows in a micro-batch.
         column: with ``max_tokens``: the column that tells a row's length, of lists, or of integers that say

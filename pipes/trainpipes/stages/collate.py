@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame, each
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.kinds.stage_kinds import BatchStage, RunStage
 from trainpipes.rows.bad_cell import BadCell
 from trainpipes.rows.block import Block
 from trainpipes.rows.run import Run
@@ -58,6 +58,7 @@ class Collate(RunStage):
     _: KW_ONLY
     format: Literal["rows", "arrow", "numpy", "torch"] = "rows"
     version: str | None = None
+    draws_by = BatchStage.draws_by
 
     def check(self) -> None:
         if self.fn is not None and not callable(self.fn):
@@ -116,7 +117,7 @@ class Collate(RunStage):
     def _of_columns(self, block: Block) -> Any:
         columns = columns_as(block, self.format, self)
         try:
-            return columns if self.fn is None else self.fn(columns)
+            return columns if self.fn is None else self._draw_watch.around(self.fn)(columns)
         except Exception as error:
             blame(error, self, int(block.ids[0]))
             raise

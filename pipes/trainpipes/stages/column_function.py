@@ -39,6 +39,10 @@ class ColumnFunction(RunStage):
     finds_types = True
     asks_inputs = True
     versioned = "fn"
+    draws_by = (
+        "draw in a map(fn, rng=True) before it, or in a TableStage, whose open() gets the numbers and "
+        "epochs of the rows (docs/extend.md has an example)"
+    )
 
     fn: Callable[[Any], Any]
     _: KW_ONLY
@@ -64,7 +68,8 @@ class ColumnFunction(RunStage):
             )
         columns = columns_as(run.block, self.format, self)
         try:
-            data = from_columns(self.fn(columns), self, self._type)
+            fn = self._draw_watch.around(self.fn)
+            data = from_columns(fn(columns), self, self._type)
         except BadCell as bad:
             error = SchemaError(f"{self}: {bad}", stage=str(self))
             blame(error, self, int(run.block.ids[bad.row or 0]))

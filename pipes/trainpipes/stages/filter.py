@@ -41,6 +41,10 @@ class Filter(RunStage):
     """
 
     keeps_rows = False
+    draws_by = (
+        "draw in a map(fn, rng=True) before it, and look here at the column that it adds; sample(fraction) "
+        "keeps a share of the rows"
+    )
 
     predicate: Callable[[Any], bool] | pc.Expression
     _: KW_ONLY

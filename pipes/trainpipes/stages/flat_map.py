@@ -73,6 +73,10 @@ class FlatMap(_Several):
     """
 
     versioned = "fn"
+    draws_by = (
+        "draw in a map(fn, rng=True) before it, which adds what was drawn to the row, such as a seed for "
+        "numpy.random.default_rng()"
+    )
     free = frozenset({"schema"})
 
     fn: Callable[[Any], Iterable[Any]]
@@ -163,11 +167,14 @@ class _Rows:
         self._skip = used
         self._made: Iterator[Any] | None = None
         self._seen: set[tuple[int, int]] = set()  # rounds, since something was made
+        self._begin, self._next = self._open, self._take
 
     def next_run(self) -> Run:
         while True:
             if self._run is None:
                 self._run = self._below.next_run()
+                self._begin = self._stage._draw_watch.around(self._open)
+                self._next = self._stage._draw_watch.around(self._take)
                 self._rows = list(self._run.unroll())
                 self._number = self._used = 0
             found = self._lot(self._run)
@@ -191,8 +198,8 @@ class _Rows:
         while self._number < len(self._rows) and len(rows) < RUN_ROWS:
             number = self._number
             if self._made is None:
-                self._open(run, number)
-            got = self._take(run, number, RUN_ROWS - len(rows))
+                self._begin(run, number)
+            got = self._next(run, number, RUN_ROWS - len(rows))
             rows += got
             whose += [number] * len(got)
             counts += range(self._used + 1, self._used + 1 + len(got))

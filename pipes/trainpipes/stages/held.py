@@ -46,7 +46,7 @@ class Held:
         epochs: of which rows may wait together: the end of the last one closes what waits, and rows of the
             next one are kept apart.
         rounds: the same of a mix, within its epoch: how often each of its sources is gone through.
-        least: rows that may wait together, whatever epochs they are of.
+        least: rows that may wait together, no matter how many epochs they are of.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Held:
     ) -> None:
         self._below = below
         self._most = epochs, rounds
-        self._least = least
+        self._least = self._own_least = least
         self._runs: list[Run] = []
         self._after: Run | None = None  # of epochs that may not join those that wait
         self._ended = False
@@ -81,8 +81,14 @@ class Held:
         found: int = innermost(self._runs[0].cursors.state(0)).get("epoch", 0)
         return found
 
-    def fill(self, rows: int) -> bool:
-        """Read until so many rows wait, or nothing joins them. False where none waits, and ever after."""
+    def fill(self, rows: int, least: int = 0) -> bool:
+        """Read until so many rows wait, or nothing joins them. False where none waits, and ever after.
+
+        Args:
+            rows: how many.
+            least: of those that wait now, no matter how many epochs they are of.
+        """
+        self._least = max(self._own_least, least)
         after, self._after = self._after, None
         if after is not None:
             self._take(after)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY
 from functools import partial
 from multiprocessing import get_all_start_methods
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 from weakref import finalize
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from trainpipes.calling.thread_map import ThreadMap
 from trainpipes.checks import checked_schema, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
+from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
@@ -103,6 +104,11 @@ class Map(RunStage):
         "with_indices": "enumerate() adds the row's number as a column",
     }
 
+    draws_by = (
+        "pass rng=True, and the function is called as fn(row, rng), with a generator that is made anew for "
+        "each row"
+    )
+
     fn: Callable[..., Any]
     _: KW_ONLY
     rng: bool = False
@@ -142,9 +148,17 @@ class Map(RunStage):
         return found
 
     _turn = 0  # which one it is of several alike
+    _watch: ClassVar[DrawWatch | None] = None  # of the stage that it is part of
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         return self.resolved(_turn=same_below(self, below))
+
+    @made_once
+    def _draw_watch(self) -> DrawWatch:
+        if self._watch is not None:
+            return self._watch
+        cure = "draw from the generator that rng=True gives it" if self.rng else self.draws_by
+        return DrawWatch(self.fn, str(self), cure)
 
     @property
     def runs_user_code(self) -> bool:
@@ -162,7 +176,7 @@ class Map(RunStage):
 
     @made_once
     def _calls(self) -> Calls:
-        return Calls(self, key_of(self, self._turn) if self.rng else None)
+        return Calls(self, key_of(self, self._turn) if self.rng else None, self._draw_watch)
 
     def settle(self, threads: int) -> None:
         workers = self._calls.workers()
@@ -195,11 +209,12 @@ class Calls:
     Args:
         stage: a ``map``.
         key: of its generators, if it has any.
+        watch: looks whether its function draws from others.
     """
 
-    def __init__(self, stage: Map, key: RowKey | None) -> None:
+    def __init__(self, stage: Map, key: RowKey | None, watch: DrawWatch) -> None:
         self._stage = stage.fresh()  # a copy: workers end when nobody refers to the stage
-        self._call = RowCall(stage.fn, key, str(stage))
+        self._call = RowCall(stage.fn, key, str(stage), watch)
         self._workers: ThreadMap | ProcessMap | None = None
         self._lock = threading.Lock()
 

@@ -33,6 +33,9 @@ Method = Literal["concat", "first_fit", "best_fit"]
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.
 LOT_TOKENS = 1 << 16
+#: Rows that a window over several epochs is to fill, however many these are: only its last row has an empty
+#: end.
+LEAST_ROWS = 8
 #: In a row's part (see ``Block``): where the place of its first token begins.
 PIECE_BITS = 40
 
@@ -69,10 +72,9 @@ class Pack(CutStage):
     (concat: tokens of that document) were delivered. A resume reads that window again. Memory: the token ids
     of a window of documents for each shard. Costs about 10 ns a token.
 
-    ``.pack().repeat()`` packs each epoch by itself; with ``.repeat().pack()`` a window may hold documents of
-    several epochs, 8 at most: of a few documents it would else be hundreds, and each of them is read. After
-    an endless ``mix`` a window ends where each source was gone through 8 times. ("concat" has no window, and
-    reads as many epochs as fill a row.)
+    ``.pack().repeat()`` packs each epoch by itself. With ``.repeat().pack()``, and after an endless ``mix``,
+    a window may hold documents of several epochs: of 8, or of as many as fill 8 rows. ("concat" has no
+    window, and reads as many epochs as fill a row.)
 
     Args:
         max_length: tokens of a row.
@@ -140,10 +142,10 @@ class Pack(CutStage):
                 f'({", ".join(PACKED)}; a column "labels" is packed anyway), got {shown(taken[0])}'
             )
 
-    _crosses: ClassVar[bool] = False  # whether a window goes on over the joint of two epochs
-    _reorders: ClassVar[bool] = (
-        False  # whether the rows of a window come in another order every epoch
-    )
+    #: Whether a window continues over the joint of two epochs, or there is none.
+    _crosses: ClassVar[bool] = False
+    #: Whether the rows of a window come in another order every epoch.
+    _reorders: ClassVar[bool] = False
     _tokenize: ClassVar[Tokenizes | None] = None
 
     def resolve(self, below: Sequence[Stage]) -> Self:
@@ -155,7 +157,7 @@ class Pack(CutStage):
                 f"{self} fills rows up with the tokenizer's pad token, and {tokenize.maker} is a "
                 "function, which does not tell its pad token: give pack(pad_id=...)"
             )
-        crosses = any(stage.role == "repeat" for stage in below)
+        crosses = any(s.role == "repeat" or getattr(s, "endless", False) for s in below)
         reorders = any(stage.reorders for stage in below)
         return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
 
@@ -273,13 +275,19 @@ class _Fitted(_Packer):
     """Windows of documents, each packed by itself. Its cursor counts rows of a window."""
 
     def _place(self) -> None:
-        stage, held = self._stage, self._held
-        while held.fill(stage.window):
+        stage, held, least = self._stage, self._held, 0
+        while held.fill(stage.window, least):
             run = held.waiting()
             count = min(stage.window, held.rows)
             self._from = run.block.slice(0, count)
             self._documents = stage.documents(self._from)
             lengths, most = self._documents.lengths, stage.max_documents
+            tokens = int(lengths.sum())
+            is_open = stage._crosses and held.more_follow and count < stage.window
+            if is_open and 0 < tokens < LEAST_ROWS * stage.max_length:
+                least = 2 * count
+                continue
+            least = 0
             if stage.method == "first_fit":
                 found = placed(lengths, stage.max_length, most, first_fit)
             elif count < stage.window:  # an epoch's end: all that is left

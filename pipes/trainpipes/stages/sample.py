@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
 from typing import Any, Self
@@ -15,7 +15,7 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import MixingSource, RunStage
+from trainpipes.kinds.stage_kinds import RunStage, with_mixed
 from trainpipes.order import random_key
 from trainpipes.rows.run import Run
 from trainpipes.shown import shown
@@ -47,7 +47,7 @@ class Drawn(RunStage):
             raise ConfigError(
                 f"{self} chooses single rows, and {below[0]} gives batches: use a sampler of rows"
             )
-        for other in _with_those_of_a_mix(below):
+        for other in with_mixed(below):  # rows keep who they are in a mix
             if isinstance(other, Drawn) and other._draw == self._draw:
                 raise ConfigError(
                     f"{self} comes after {other}, which draws the same number for a row: it would find rows "
@@ -92,15 +92,6 @@ class Drawn(RunStage):
                 blame(error, self, int(run.block.ids[null.row]))
                 raise error from None
         return unit(mix(hashes ^ self._salt))
-
-
-def _with_those_of_a_mix(below: Sequence[Stage]) -> Iterator[Stage]:
-    """Stages, and those of the pipelines that they mix: rows keep who they are in a mix."""
-    for stage in below:
-        yield stage
-        if isinstance(stage, MixingSource):
-            for pipeline in stage.options["sources"].values():
-                yield from _with_those_of_a_mix(pipeline.stages)
 
 
 class Sample(Drawn):

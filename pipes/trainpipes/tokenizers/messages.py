@@ -53,11 +53,12 @@ def tools_of(value: Any) -> list[dict[str, Any]] | None:
         found = json.loads(value or "[]") if isinstance(value, str) else value or []
         if isinstance(found, list):
             found = [json.loads(tool) if isinstance(tool, str) else tool for tool in found]
-    except ValueError as error:
+        filled = _filled(found)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"tools are JSON, which this is not ({error}): {value!r:.80}") from None
     if not isinstance(found, list) or not all(isinstance(tool, Mapping) for tool in found):
         raise DataError(f"tools are a list of JSON schemas, got {value!r:.80}")
-    return _filled(found) or None
+    return filled or None
 
 
 def _filled(value: Any) -> Any:
@@ -77,7 +78,7 @@ def _parse(calls: Any) -> None:
             continue
         try:
             arguments = json.loads(function["arguments"])
-        except ValueError:  # what a model wrote, and may be wrong
+        except (ValueError, RecursionError):  # what a model wrote, and may be wrong
             continue
         if isinstance(arguments, dict):
             function["arguments"] = arguments

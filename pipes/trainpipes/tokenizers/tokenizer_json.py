@@ -35,7 +35,7 @@ class Named:
         """From a ``tokenizer_config.json``; what is not there or not understood is None."""
         try:
             config = json.loads(content or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return Named()
         eos, pad, side = (config.get(k) for k in ("eos_token", "pad_token", "padding_side"))
         return Named(_token(eos), _token(pad), side if side in ("left", "right") else None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
@@ -49,11 +51,17 @@ def array_of(array: pa.Array) -> npt.NDArray[Any] | None:
 
 
 def lists_of(array: npt.NDArray[Any]) -> pa.Array:
-    """An array ``[rows, n, ...]`` as fixed-size lists, of which rows come as arrays again."""
+    """An array ``[rows, n, ...]`` as fixed-size lists, of which rows come as arrays again; as lists where n
+    is 0, since Parquet has no fixed-size ones without values."""
     inner = to_arrow(array.reshape(-1))
-    for size in array.shape[:0:-1]:
-        kind = pa.list_(pa.field(CELL, inner.type), size)
-        inner = pa.FixedSizeListArray.from_arrays(inner, type=kind)
+    for axis in range(array.ndim - 1, 0, -1):
+        size = array.shape[axis]
+        if size:
+            kind = pa.list_(pa.field(CELL, inner.type), size)
+            inner = pa.FixedSizeListArray.from_arrays(inner, type=kind)
+        else:
+            starts = np.zeros(math.prod(array.shape[:axis]) + 1, np.int32)
+            inner = pa.ListArray.from_arrays(to_arrow(starts), inner)
     return inner
 
 

@@ -98,7 +98,7 @@ def read_manifest(storage: Storage, name: str) -> dict[str, Any]:
         good = found["trainpipes_files"] == FORM and all(map(_is_entry, found["files"]))
     except UnreachableError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _no_manifest(path) from error
     if not good:
         raise _no_manifest(path)
@@ -128,7 +128,7 @@ def opened_of(storage: Storage, state: Mapping[str, Any], names: Sequence[str]) 
                 if not _is_entry(found["file"]):
                     break
                 opened = opened.after(found)
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 break
     return opened
 

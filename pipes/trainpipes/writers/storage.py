@@ -186,8 +186,8 @@ class RemoteStorage:
 
     root: str
     asker: str
-    _system: Any = field(repr=False)
-    _path: str = field(repr=False)
+    system: Any = field(repr=False)
+    path: str = field(repr=False)
 
     def at(self, name: str) -> str:
         return f"{self.root}/{name}"
@@ -196,17 +196,17 @@ class RemoteStorage:
         return list(self.sizes())
 
     def sizes(self) -> dict[str, int]:
-        self._system.invalidate_cache()
+        self.system.invalidate_cache()
         try:
-            found = self._call("ls", self._path, detail=True)
+            found = self._call("ls", self.path, detail=True)
         except FileNotFoundError:
             return {}
         there = {entry["name"].rstrip("/"): int(entry["size"] or 0) for entry in found}
-        return {path.rpartition("/")[2]: size for path, size in there.items() if path != self._path}
+        return {path.rpartition("/")[2]: size for path, size in there.items() if path != self.path}
 
     def read(self, name: str) -> Iterator[bytes]:
-        path = f"{self._path}/{name}"
-        self._system.invalidate_cache()
+        path = f"{self.path}/{name}"
+        self.system.invalidate_cache()
         size = int(self._call("info", path)["size"])
         for start in range(0, size, BLOCK_BYTES):
             yield self._call("cat_file", path, start=start, end=min(size, start + BLOCK_BYTES))
@@ -223,30 +223,30 @@ class RemoteStorage:
             yield Path(folder, name)
 
     def put(self, made: Path, name: str) -> None:
-        protocol = self._system.protocol
+        protocol = self.system.protocol
         protocols = {protocol} if isinstance(protocol, str) else {*protocol}
-        path = f"{self._path}/{name}"
+        path = f"{self.path}/{name}"
         with self._writing(name):
             try:
                 if protocols & OBJECT_STORES:
                     self._send(made, path)
                     return
-                self._system.makedirs(self._path, exist_ok=True)
-                part = f"{self._path}/{PART}{name}"
+                self.system.makedirs(self.path, exist_ok=True)
+                part = f"{self.path}/{PART}{name}"
                 self._send(made, part)
-                self._system.mv(part, path)
+                self.system.mv(part, path)
             except FileNotFoundError as error:
                 raise OSError(f"there is no such place ({error})") from error
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError), self._writing(name):
-            self._call("rm_file", f"{self._path}/{name}")
+            self._call("rm_file", f"{self.path}/{name}")
 
     def _call(self, method: str, path: str, **options: Any) -> Any:
-        return Requests().call(self._system, method, path, **options)
+        return Requests().call(self.system, method, path, **options)
 
     def _send(self, made: Path, path: str) -> None:
-        Requests().put(self._system, str(made), path)
+        Requests().put(self.system, str(made), path)
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:

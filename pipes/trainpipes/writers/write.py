@@ -28,6 +28,7 @@ from trainpipes.writers.one_file import (
     write_file,
 )
 from trainpipes.writers.output_folder import OutputFolder
+from trainpipes.writers.own_input import refuse_own_input
 from trainpipes.writers.storage import storage_at
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def write(
         about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
         about |= about_inputs(rows.plan.inputs.source)
         storage = storage_at(folder, form.asker, urls=ray is not None)
+        refuse_own_input(rows.plan.inputs.source, storage, [form.name_of(0)], form.asker)
         out = stack.enter_context(OutputFolder(storage, form.asker, about, overwrite))
         stack.enter_context(closing(rows))
         if ray is not None:

@@ -181,7 +181,7 @@ def _calls(role: Any, content: Any) -> tuple[Any, Any]:
     for place in pc.indices_nonzero(pc.equal(role, "function_call")).to_pylist():
         try:
             said = json.loads(content[place].as_py() or "")
-        except ValueError:  # it stays what the assistant says
+        except (ValueError, RecursionError):  # it stays what the assistant says
             continue
         every = said if isinstance(said, list) else [said]
         if every and all(isinstance(call, dict) and "name" in call for call in every):

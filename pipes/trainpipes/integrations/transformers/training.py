@@ -57,7 +57,7 @@ class SavedPosition(NamedTuple):
                 return saved
         except FileNotFoundError:
             return None
-        except (ValueError, OSError, TypeError, KeyError):
+        except (ValueError, RecursionError, OSError, TypeError, KeyError):
             pass
         raise StateError(
             f"{path} is damaged, or of another checkpoint: resume from a checkpoint as it was saved",
@@ -69,7 +69,7 @@ def trained(folder: Path) -> tuple[int, int]:
     """Optimizer steps and whole epochs that were trained before a checkpoint, as the Trainer says."""
     try:
         state = json.loads((folder / TRAINER_STATE).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return 0, 0
     return int(state.get("global_step") or 0), int((state.get("epoch") or 0) + 1e-6)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from trainpipes.shown import shown
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.formats import READERS, ends_of_names, reader_by_name
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.files.patterns import has_magic
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import from_memmap, list_files
 from trainpipes.writers.inputs import file_lists
-from trainpipes.writers.storage import LocalStorage, Storage
+from trainpipes.writers.own_input import refuse_own_input
+from trainpipes.writers.storage import Storage
 
 __all__ = ["files_of", "given_rows", "inputs_of", "kept_metadata", "refuse_inside"]
 
@@ -108,50 +107,17 @@ def inputs_of(data: Any, source: RowSource | RowStream) -> Iterator[str]:
 
 
 def refuse_inside(data: Any, source: RowSource | RowStream, out: Storage, asker: str) -> None:
-    """Raise ConfigError if the output folder is one of the input's, or within it."""
-    local = isinstance(out, LocalStorage)
-    own = _real(out.root) if local else out.root
-    files = files_of(source)
-    for name in files.names if files is not None else ():
-        if _is_local(name) == local and (_real(name) if local else name).startswith(f"{own}/"):
-            raise ConfigError(
-                f"{asker}(): the output folder {out.root} holds {name}, which is read: give a folder "
-                "beside the input",
-                path=out.root,
-            )
-    for path in [] if isinstance(data, Pipeline) else _paths(data, asker):
-        if _is_local(path) == local and _takes_in(path, own):
-            raise ConfigError(
-                f"{asker}(): the output folder {out.root} is within {path}, so that a second run would "
-                "read what the first has written: give a folder beside the input",
-                path=out.root,
-            )
+    """Raise ConfigError if the output folder is one of the input's, or would be read with it.
+
+    Args:
+        data: as it was given. Files of all formats are looked for in folders, where it is no pipeline.
+    """
+    suffixes = None if isinstance(data, Pipeline) else ends_of_names()
+    refuse_own_input(source, out, ["part-00000.parquet"], asker, suffixes)
 
 
 def _is_local(path: str) -> bool:
     return "://" not in path and "::" not in path
-
-
-def _real(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
-
-
-def _takes_in(path: str, folder: str) -> bool:
-    """Whether a path or URL, of a folder or a glob, stands for files in a folder, too."""
-    local = _is_local(path)
-    if not has_magic(path):
-        given = _real(path) if local else path.rstrip("/")
-        return f"{folder}/".startswith(f"{given}/") and (not local or Path(given).is_dir())
-    pattern = Path(path).expanduser().absolute().parts if local else path.split("/")
-    parts = Path(folder).parts if local else folder.split("/")
-    for wanted, part in zip(pattern, parts, strict=False):
-        if wanted == "**":
-            return True
-        if not fnmatchcase(part, wanted):
-            return False
-    return len(pattern) <= len(parts) + 1 and (
-        len(pattern) <= len(parts) or fnmatchcase("part-00000.parquet", pattern[-1])
-    )
 
 
 def kept_metadata(pipeline: Pipeline, source: RowSource | RowStream) -> dict[bytes, bytes] | None:

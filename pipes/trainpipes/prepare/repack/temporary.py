@@ -132,7 +132,7 @@ class TemporaryFiles:
             return json.loads(self._whole(name))
         except FileNotFoundError:
             return None
-        except (ValueError, OSError) as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise self.damaged(name, error) from error
 
     def array(self, name: str) -> Any:

@@ -116,7 +116,7 @@ def _manifests(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
 def _manifest(system: Any, beside: str, folder: str, requests: Requests) -> dict[str, Any] | None:
     for name in (MANIFEST, UNFINISHED):
         about: Any = None
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             about = json.loads(requests.call(system, "cat_file", f"{beside}/{name}"))
         if not isinstance(about, dict) or "tokenized" not in about:
             continue

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -32,6 +31,7 @@ from trainpipes.writers.inputs import about_inputs
 from trainpipes.writers.manifest import Written, check_bytes
 from trainpipes.writers.on_ray import Cluster
 from trainpipes.writers.output_folder import OutputFolder
+from trainpipes.writers.own_input import refuse_own_input
 from trainpipes.writers.parquet import CODECS
 from trainpipes.writers.storage import storage_at
 from trainpipes.writers.write import check_codec
@@ -177,7 +177,7 @@ def tokenize(
         if cluster is not None:
             cluster.check_path(storage.root, "tokenize(folder)")
         plan = open_plan([stage.fresh() for stage in parts.ahead])
-        _apart(storage.root, plan)
+        refuse_own_input(plan.inputs.source, storage, [f"part{form.suffix}"], "tokenize")
         if cluster is not None:
             _check_inputs(cluster, plan)
         first = first_rows(plan)
@@ -230,22 +230,6 @@ def _check_inputs(cluster: RayCluster, plan: Plan) -> None:
     for system in set(files.system_of.tolist()):
         first = files.system_of.tolist().index(system)
         cluster.check_path(files.names[first], "tokenize(pipeline)")
-
-
-def _apart(folder: str, plan: Plan) -> None:
-    """Raise where the files are written below those that are read: another call would read them, too."""
-    urls = plan.chain.urls
-    for url in [urls] if isinstance(urls, str) else urls or ():
-        place = str(url).rstrip("/")
-        if "://" not in folder:
-            path = Path(url).expanduser().absolute()
-            place = str(path) if path.is_dir() else folder + "/"
-        if f"{folder}/".startswith(f"{place}/"):
-            raise ConfigError(
-                f"tokenize(folder): {folder} lies below {url}, whose files are read, and what is written "
-                "there would be read with them: give a folder elsewhere",
-                path=folder,
-            )
 
 
 def _check_training(pipeline: Pipeline, parts: Parts) -> None:

@@ -208,15 +208,6 @@ class ConsumerIterator:
         over = self._plan.counts.known and (self._over or self._m >= self.end)
         return ConsumerState(self._m, self._next, over, moved, self.provenance)
 
-    def has_more(self) -> bool:
-        """Whether another item is known to come; no item is made to find that out."""
-        if self._plan.counts.known:
-            return not (self._over or self._m >= self.end)
-        if self._items is None or self._next >= self.end:
-            return False
-        shards = {self._next % self._num_shards} if self.ends_at_holes else self._running
-        return any(map(self._items.holds_one_of, shards & self._running))
-
     def close(self) -> None:
         """Let threads and workers go. The state stays."""
         if self._pool is not None:

@@ -140,9 +140,6 @@ class EpochEndSync(Prefetcher):
             world = self._topology.world_size
             self._end_at(self._origin + (first - self._origin) // world * world)
 
-    def has_more(self) -> bool:
-        return self._agreed and bool(self._taken) and self._taken[0][1] is None
-
     def _end_at(self, end: int) -> None:
         """Drop what was taken from micro-batch ``end`` on: the pass is over after what is left."""
         while self._taken:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -109,7 +109,6 @@ class OnePass:
         self.ended = False
         #: Whether the iterator that gave its items is no more.
         self.left = False
-        self._had_more = False  # whether another item was known to come then
         self.one_at_a_time = one_at_a_time or OneAtATime()
         self._may_go_on = go_on and position.m > 0
         self._open(position)
@@ -200,21 +199,12 @@ class OnePass:
             position = replace(start, m=state.m, cursors={}, extra=extra, notes=notes)
             return render(position, plan.identity, cursors)
 
-    def leave(self) -> None:
-        """The iterator that gave its items is no more."""
-        self.left = True
-        self._had_more = not self.ended and self.items.has_more()
-
     def was_left_unfinished(self) -> bool:
-        """Whether the iterator is no more, and did not come to the end. Where the next item alone tells, it
-        is made, unless that takes other processes."""
-        if not self.left or self.ended or self._had_more or self._plan.counts.known:
-            return self._had_more
-        if self.options.workers is None and self._topology.world_size == 1:
-            with suppress(Exception):  # StopIteration too
-                next(self.items)
-                self._had_more = True
-        return self._had_more
+        """Whether the iterator is no more, and did not come to the end. Where the number of items is unknown,
+        it has come there only once it was asked for another."""
+        if not self.left or self.ended:
+            return False
+        return not (self._plan.counts.known and self.items.state().over)
 
     @property
     def gave_one_step(self) -> bool:

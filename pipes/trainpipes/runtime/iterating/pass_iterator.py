@@ -85,7 +85,7 @@ class PassIterator:
 
     def __del__(self) -> None:
         if self._current is not None:
-            self._current.leave()
+            self._current.left = True
             if self._options.workers is not None:
                 self._current.close()  # its workers go with it
 

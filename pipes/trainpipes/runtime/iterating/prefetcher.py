@@ -113,13 +113,6 @@ class Prefetcher:
         self._last = last._replace(moved={})
         return last
 
-    def has_more(self) -> bool:
-        """Whether another item is known to come; no item is made to find that out."""
-        if self._taken:
-            return self._taken[0][1] is None
-        over = self._last is not None and self._last.over
-        return not over and self._source.has_more()
-
     def close(self) -> None:
         """Let threads and worker processes go. The state stays."""
         self._source.close()

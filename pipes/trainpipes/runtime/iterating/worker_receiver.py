@@ -14,7 +14,6 @@ from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
 from trainpipes.runtime.iterating.worker_message import WorkerMemory, WorkerMessage
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.runtime.shards.items import Items, items_of
-from trainpipes.runtime.shards.shard_iterator import ENDED
 from trainpipes.runtime.shards.turns import Turns
 from trainpipes.state import Position
 from trainpipes.topology import Topology
@@ -108,13 +107,6 @@ class WorkerReceiver:
     def cursor_text(self, shard: int) -> str:
         """Where a shard's next item starts: as a worker said, or else where it started."""
         return self._cursors.get(shard) or self._at_start.cursor_text(shard)
-
-    def holds_one_of(self, shard: int) -> bool:
-        """Whether an item of a shard is there that was not taken."""
-        here = [
-            item for m, (item, _) in self._ready.items() if m % self._position.num_shards == shard
-        ]
-        return any(item is not ENDED and not isinstance(item, ExceptionWrapper) for item in here)
 
     @cached_property
     def _at_start(self) -> Items:

@@ -92,7 +92,7 @@ class AsColumns(RunStage):
             table = table_of_rows(data, schema, self.schema is None)
         except UnfitRow as unfit:
             error = SchemaError(self._refusal(unfit, schema), stage=self.asker)
-            error._trainpipes = self.asker, int(run.block.ids[unfit.number])  # type: ignore[attr-defined]
+            error._trainpipes = self.asker, int(run.block.ids[unfit.number])
             raise error from unfit.__cause__
         return run.with_block(run.block.with_data(table))
 

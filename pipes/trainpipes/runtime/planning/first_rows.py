@@ -51,6 +51,7 @@ def find_schema(
     cure: str = "give them by schema= of the stage that makes the rows, schema={}",
     rows_of: Callable[[Block], Sequence[Any]] = Block.rows,
     typed: Collection[str] = (),
+    whole: Inputs | None = None,
 ) -> pa.Schema:
     """The schema that rows have after some stages of a pipeline.
 
@@ -61,6 +62,7 @@ def find_schema(
         cure: what to do where types are not found; their schema goes in.
         rows_of: makes the rows that are looked at of those that come out of the stages.
         typed: columns whose types are known from elsewhere: they are null where none is found here.
+        whole: of the mix that the pipeline is part of, by whose numbers the rows are known in the end.
 
     Raises:
         UnfitRows: a row is no dict, holds what Arrow can't, or does not go with those before it.
@@ -68,12 +70,11 @@ def find_schema(
     """
     if isinstance(inputs.source, RowMixture):
         found = {
-            name: find_schema(
-                part, (*part.chain.steps, inputs.source.naming(name), *below), asker, cure, rows_of
-            )
-            for name, part in inputs.mixed.items()
+            name: find_schema(part, steps, asker, cure, rows_of, whole=whole or inputs)
+            for name, part, steps in _parts_of_mix(inputs, inputs.source, below)
         }
-        return inputs.source.united(found, asker)
+        with_rows = {name: schema for name, schema in found.items() if schema.names}
+        return inputs.source.united(with_rows or found, asker)
     finder, source, typed = SchemaFinder(), _FirstRows(inputs, asker), set(typed)
     runs = source.runs()
     try:
@@ -82,7 +83,8 @@ def find_schema(
                 return run.block.data.schema.remove_metadata()
             rows = rows_of(run.block)
             for start in range(0, len(rows), STEP):
-                _add(finder, rows[start : start + STEP], run.block.ids[start:], inputs, asker)
+                ids = run.block.ids[start:]
+                _add(finder, rows[start : start + STEP], ids, whole or inputs, asker)
                 if finder.rows >= ROWS and typed >= set(finder.open):
                     return finder.schema
     except TrainpipesError:
@@ -107,16 +109,23 @@ def first_rows(inputs: Inputs, below: Sequence[Stage], asker: str) -> Payload | 
         asker: who asks, for messages.
     """
     if isinstance(inputs.source, RowMixture):
-        for name, part in inputs.mixed.items():
-            steps = (*part.chain.steps, inputs.source.naming(name))
+        for _, part, steps in _parts_of_mix(inputs, inputs.source, below):
             data = first_rows(part, steps, asker)
             if data is not None:
-                given = iter([_run_of(data, 0)])
-                return next((run.block.data for run in _runs(given, below)), None)
+                return data
         return None
     keeps = all(isinstance(stage, RunStage) and stage.keeps_rows for stage in below)
     with closing(_FirstRows(inputs, asker, 1 if keeps else STEP).runs()) as rows:
         return next((run.block.data for run in _runs(rows, below)), None)
+
+
+def _parts_of_mix(
+    inputs: Inputs, mixture: RowMixture, below: Sequence[Stage]
+) -> Iterator[tuple[str, Inputs, Sequence[Stage]]]:
+    """Name and inputs of each pipeline of a mix, and the stages that its rows go through: its own, and those
+    on rows of the mix."""
+    for name, part in inputs.mixed.items():
+        yield name, part, (*part.chain.steps, mixture.naming(name), *below)
 
 
 def _no_type(schema: pa.Schema, rows: int, asker: str, cure: str) -> SchemaError:

@@ -155,10 +155,6 @@ class CountedItems:
         if places and self._pool is not None and isinstance(items, LazyBatches):
             self._pool.submit(partial(_make_items, items, places), Urgency.ITEMS)
 
-    def holds_one_of(self, shard: int) -> bool:
-        """Never asked: how many there are is known."""
-        return False
-
     def cursor_text(self, shard: int) -> str:
         """Nothing: where a shard stands follows from m."""
         return ""

@@ -38,10 +38,6 @@ class Items(Protocol):
         """Where a shard's next item starts, as it stands in a state; empty where that follows from m."""
         ...
 
-    def holds_one_of(self, shard: int) -> bool:
-        """Whether an item of a shard is there that was not taken."""
-        ...
-
     def close(self) -> None:
         """Let the windows go."""
         ...

@@ -112,11 +112,6 @@ class ShardIterator:
         if self._pool is not None:
             self.work_ahead()
 
-    @property
-    def holds_one(self) -> bool:
-        """Whether an item is there that was not taken."""
-        return self._run is not None and self._k < self._run.last
-
     def work_ahead(self) -> None:
         """Have the next run in work, or ready, beside the one at hand."""
         if self._ticket is None and not self._ended:
@@ -211,11 +206,6 @@ class ShardItems:
     def cursor_text(self, shard: int) -> str:
         """Where a shard's next item starts, as it stands in a state."""
         return self._of(shard).cursor_text()
-
-    def holds_one_of(self, shard: int) -> bool:
-        """Whether an item of a shard is there that was not taken."""
-        found = self._iterators.get(shard)
-        return found is not None and found.holds_one
 
     def _of(self, shard: int) -> ShardIterator:
         found = self._iterators.get(shard)

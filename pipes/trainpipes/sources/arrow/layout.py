@@ -4,15 +4,21 @@ without a look at the rows.
 An Arrow stream is a row of messages: a schema, then dictionaries and record batches, each a header (a
 flatbuffer) and a body. A file is a stream between two magic words, with a footer that lists the messages.
 See https://arrow.apache.org/docs/format/Columnar.html. Called by any thread.
+
+A flipped bit can hide a field of a flatbuffer, which is then read as nothing: no record batches, no rows. So
+what is said twice is compared: the messages that a footer lists lie side by side between the schema and the
+footer, its schema is that of the first message, and each batch counts its rows for itself and each column.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainpipes.sources.files.each_file import BadFileError
+import pyarrow as pa
+
+from trainpipes.sources.files.each_file import BadFileError, one_line
 
 __all__ = ["ArrowLayout", "read_layout"]
 
@@ -26,6 +32,10 @@ CONTINUED = 0xFFFFFFFF
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
 #: Bytes that are read of a message's header at first.
 HEAD = 4096
+#: Bytes between two messages at most: writers let them begin at multiples of up to 64.
+PADDING = 63
+#: Bytes that end a stream, also within a file.
+END = 8
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class ArrowLayout:
     """The messages of an Arrow file.
 
     Args:
-        schema: of the schema's message.
+        schema: where the schema's message begins and ends.
         batches: record batches in order, those without rows left out.
         dictionaries: each with the number of batches that stand before it.
     """
@@ -75,15 +85,15 @@ class ArrowLayout:
         return sorted((m for each in found.values() for m in each), key=lambda m: m.start)
 
 
-def read_layout(fetch: Fetch, size: int) -> ArrowLayout:
-    """The layout of an Arrow file of ``size`` bytes.
+def read_layout(fetch: Fetch, size: int) -> tuple[ArrowLayout, pa.Schema]:
+    """The layout and the schema of an Arrow file of ``size`` bytes.
 
     Raises:
         BadFileError: it is none, or is damaged; says how.
     """
     if size == 0:
         raise BadFileError("empty: 0 bytes")
-    head = fetch([(0, min(size, 8))])[0]
+    head = fetch([(0, min(size, 8 + PADDING))])[0]
     if head.startswith(b"FEA1"):
         raise BadFileError(
             "Feather of version 1, which is no Arrow file: write it anew with "
@@ -93,48 +103,116 @@ def read_layout(fetch: Fetch, size: int) -> ArrowLayout:
         raise BadFileError("a Parquet file: use read_parquet()")
     try:
         if head.startswith(MAGIC):
-            return _file(fetch, size)
+            return _file(fetch, size, head)
         if head[:4] == b"\xff\xff\xff\xff":
             return _stream(fetch, size)
     except (struct.error, IndexError) as error:
         raise BadFileError(f"damaged: a header cannot be understood ({error})") from error
-    raise BadFileError(f"not an Arrow file (starts with {head!r})")
+    raise BadFileError(f"not an Arrow file (starts with {head[:8]!r})")
 
 
-def _stream(fetch: Fetch, size: int) -> ArrowLayout:
-    messages = _walk(fetch, 0, size)
-    first = next(messages, None)
-    if first is None or first.kind != SCHEMA:
-        raise BadFileError("damaged: it does not begin with a schema")
-    layout = ArrowLayout((first.start, first.stop))
-    for message in messages:
+def _stream(fetch: Fetch, size: int) -> tuple[ArrowLayout, pa.Schema]:
+    layout, schema, nodes = _begun(fetch, 0, size)
+    at = layout.schema[1]
+    while at < size:
+        message = _message(fetch, at, size, nodes)
+        if message is None:
+            _check_end(fetch, at + END, size)
+            break
         _add(layout, message)
-    return layout
+        at = message.stop
+    return layout, schema
 
 
-def _file(fetch: Fetch, size: int) -> ArrowLayout:
+def _check_end(fetch: Fetch, at: int, size: int) -> None:
+    """Raise if another stream follows one that has ended."""
+    if at < size and any(fetch([(at, min(size, at + END))])[0]):
+        raise BadFileError(
+            f"it goes on behind its end, at byte {at:,}, as streams do that were put together by cat: read "
+            "them one by one"
+        )
+
+
+def _file(fetch: Fetch, size: int, head: bytes) -> tuple[ArrowLayout, pa.Schema]:
     tail = fetch([(max(0, size - 10), size)])[0]
     if size < 30 or tail[-6:] != MAGIC:
         raise BadFileError(f"cut short: {size:,} bytes, its footer is missing")
     (length,) = struct.unpack("<i", tail[:4])
     if not 0 < length <= size - 18:
         raise BadFileError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
-    footer = _Table.root(fetch([(size - 10 - length, size - 10)])[0])
-    schema = _message(fetch, 8, size)
-    if schema is None or schema.kind != SCHEMA:
-        raise BadFileError("damaged: it does not begin with a schema")
-    layout = ArrowLayout((schema.start, schema.stop))
+    end = size - 10 - length
+    footer = fetch([(end, size - 10)])[0]
+    first = len(head) - len(head[len(MAGIC) :].lstrip(b"\0"))
+    layout, schema, nodes = _begun(fetch, first, size)
+    if not _schema_of(footer, tail).equals(schema, check_metadata=True):
+        raise BadFileError("damaged: its footer and its first message have different schemas")
+    table = _Table.root(footer)
+    spans = [layout.schema]
     for number in (2, 3):  # dictionaries, record batches
-        blocks = footer.blocks(number)
+        blocks = table.blocks(number)
         if any(start < 0 or header < 8 or start + header > size for start, header, _ in blocks):
             raise BadFileError("damaged: its footer names bytes that it does not have")
         heads = fetch([(start, start + header) for start, header, _ in blocks])
         for (start, header, body), head in zip(blocks, heads, strict=True):
-            message = _message(fetch, start, size, head)
+            message = _message(fetch, start, size, nodes, head)
             if message is None or message.stop != start + header + body:
                 raise BadFileError(f"damaged: its footer and its message at byte {start:,} differ")
             _add(layout, message)
-    return layout
+            spans.append((message.start, message.stop))
+    _check_side_by_side(spans, end)
+    return layout, schema
+
+
+def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
+    """The schema in a footer, which Arrow looks at as a whole: a file of nothing else is put around it."""
+    alone = pa.py_buffer(MAGIC + b"\0\0" + footer + tail)
+    try:
+        return pa.ipc.open_file(alone).schema
+    except (pa.ArrowException, OSError) as error:
+        raise BadFileError(f"damaged footer: {one_line(error)}") from error
+
+
+def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
+    """Raise unless messages lie one after the other, and the last one before the footer: those that a damaged
+    footer leaves out are missed."""
+    spans = sorted(spans)
+    starts = [start for start, _ in spans[1:]] + [end - END]
+    for (_, stop), start in zip(spans, starts, strict=True):
+        if not 0 <= start - stop <= PADDING and not (start == end - END and stop == end):
+            raise BadFileError(
+                f"damaged: its footer lists no message from byte {stop:,} to {start:,}"
+                if stop < start
+                else f"damaged: its footer lists two messages at byte {start:,}"
+            )
+
+
+def _begun(fetch: Fetch, at: int, size: int) -> tuple[ArrowLayout, pa.Schema, struct.Struct]:
+    """A layout with the schema's message, the schema, and the nodes that each record batch has."""
+    first = _message(fetch, at, size)
+    if first is None or first.kind != SCHEMA:
+        raise BadFileError("damaged: it does not begin with a schema")
+    span = first.start, first.stop
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(fetch([span])[0]))
+        return ArrowLayout(span), schema, _nodes(schema)
+    except (pa.ArrowException, OSError) as error:
+        raise BadFileError(f"damaged schema: {one_line(error)}") from error
+
+
+def _nodes(schema: pa.Schema) -> struct.Struct:
+    """What a record batch says of its columns: 16 bytes for each field at every depth, which begin with its
+    length. Only the lengths of columns are unpacked."""
+    each = ("q8x" + "16x" * (_fields(field.type) - 1) for field in schema)
+    return struct.Struct("<" + "".join(each))
+
+
+def _fields(kind: pa.DataType) -> int:
+    """A field of this type and those within it."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _fields(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return 1
+    return 1 + sum(_fields(kind.field(n).type) for n in range(kind.num_fields))
 
 
 def _add(layout: ArrowLayout, message: Message) -> None:
@@ -146,22 +224,16 @@ def _add(layout: ArrowLayout, message: Message) -> None:
         raise BadFileError(f"damaged: a message of kind {message.kind} at byte {message.start:,}")
 
 
-def _walk(fetch: Fetch, at: int, size: int) -> Iterator[Message]:
-    while at < size:
-        message = _message(fetch, at, size)
-        if message is None:
-            return
-        yield message
-        at = message.stop
-
-
-def _message(fetch: Fetch, at: int, size: int, head: bytes | None = None) -> Message | None:
+def _message(
+    fetch: Fetch, at: int, size: int, nodes: struct.Struct | None = None, head: bytes | None = None
+) -> Message | None:
     """The message at a byte; None for the end of a stream.
 
     Args:
         fetch: reads the file.
         at: the byte.
         size: bytes of the file.
+        nodes: see ``_nodes``.
         head: the message's first bytes, where they are known.
     """
     if head is None:
@@ -195,8 +267,11 @@ def _message(fetch: Fetch, at: int, size: int, head: bytes | None = None) -> Mes
     if kind != BATCH:
         return Message(at, stop, kind)
     rows = content.number(0, "<q")
-    if not 0 <= rows < 1 << 40 or content.first(1, "<q") not in (None, rows):
+    if not 0 <= rows < 1 << 40:
         raise BadFileError(f"damaged: a record batch of {rows:,} rows at byte {at:,}")
+    lengths = () if nodes is None else content.lengths(1, nodes)
+    if lengths.count(rows) != len(lengths):
+        raise BadFileError(f"damaged: the record batch at byte {at:,} has columns of other lengths")
     return Message(at, stop, kind, rows, content.table(3) is not None)
 
 
@@ -237,14 +312,14 @@ class _Table:
             return None
         return _Table(self._data, place + int(struct.unpack_from("<I", self._data, place)[0]))
 
-    def first(self, field: int, kind: str) -> int | None:
-        """The first number of a field's list; None if there is none."""
+    def lengths(self, field: int, nodes: struct.Struct) -> tuple[int, ...]:
+        """The numbers that are unpacked from all of a field's list, of pairs of numbers."""
         place = self._place(field)
-        if not place:
-            return None
-        start = place + int(struct.unpack_from("<I", self._data, place)[0])
-        (count,) = struct.unpack_from("<I", self._data, start)
-        return int(struct.unpack_from(kind, self._data, start + 4)[0]) if count else None
+        start = place + int(struct.unpack_from("<I", self._data, place)[0]) if place else 0
+        (count,) = struct.unpack_from("<I", self._data, start) if place else (0,)
+        if 16 * count != nodes.size:
+            raise IndexError(f"{count} columns and parts of columns")
+        return nodes.unpack_from(self._data, start + 4) if count else ()
 
     def blocks(self, field: int) -> list[tuple[int, int, int]]:
         """A footer's list of messages: where each is, bytes of its header and of its body."""

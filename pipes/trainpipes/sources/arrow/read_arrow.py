@@ -31,7 +31,7 @@ from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles, mapped
-from trainpipes.sources.files.schema import cast_to, one_schema
+from trainpipes.sources.files.schema import cast_to, one_schema, plain
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.values.gathered import gathered
 from trainpipes.values.utf8 import check_sound
@@ -126,12 +126,8 @@ def _look(files: FileList, file: int, requests: Requests) -> tuple[ArrowLayout, 
             starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
             return requests.ranges(system, path, starts, stops, size)[0]
 
-    layout = read_layout(fetch, size)
-    try:
-        schema = pa.ipc.read_schema(pa.py_buffer(fetch([layout.schema])[0]))
-    except (pa.ArrowException, OSError) as error:
-        raise BadFileError(f"damaged schema: {one_line(error)}") from error
-    return layout, schema.remove_metadata(), size
+    layout, schema = read_layout(fetch, size)
+    return layout, pa.schema([plain(field) for field in schema]), size
 
 
 class ArrowFiles(FileRows, RandomAccessSource):

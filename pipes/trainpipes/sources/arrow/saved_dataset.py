@@ -102,7 +102,9 @@ def _named(files: FileList, members: list[int], folder: str, state: Any) -> list
     try:
         names = [str(each["filename"]) for each in state["_data_files"]]
         apart = bool(state.get("_indices_data_files"))
-    except (AttributeError, KeyError, TypeError) as error:
+        if not (names or apart) or any(name != posixpath.basename(name) for name in names):
+            raise ValueError(f"{names!r:.100} are no names of files beside it")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableError(
             f"{path} does not say which files there are in the way of save_to_disk; mend it, or remove it to "
             "read all .arrow files beside it",
@@ -140,8 +142,9 @@ def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
         return None
     try:
         return json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableError(
-            f"{path} is not JSON ({error}); mend it, or remove it to read all .arrow files beside it",
+            f"{path} is not JSON that can be read ({error}); mend it, or remove it to read all .arrow files "
+            "beside it",
             path=path,
         ) from error

@@ -270,7 +270,7 @@ class CommonColumns:
         return self._marked(found, int(block.ids[low]))
 
     def _marked(self, error: SchemaError, row: int) -> SchemaError:
-        error._trainpipes = self._stage, row  # type: ignore[attr-defined]
+        error._trainpipes = self._stage, row
         return error
 
     def _compared(self, name: Any, block: Block) -> Block:

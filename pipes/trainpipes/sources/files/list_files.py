@@ -25,12 +25,29 @@ from trainpipes.shown import shown
 from trainpipes.sources.files.listing import expand, is_local, open_system
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, checked_seconds
 
-__all__ = ["FileList", "ListFiles", "digests"]
+__all__ = ["FileList", "ListFiles", "Listed", "digests"]
 
 #: Ends of names that are Parquet in a folder.
 SUFFIXES = (".parquet", ".pq")
 #: Digests in a fingerprint, at most.
 MAX_DIGESTS = 16
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A folder or a pattern that was listed.
+
+    Args:
+        url: as it was given.
+        path: in the words of its file system.
+        system: the file system.
+        suffixes: what the names of files found in folders end with, in lower case.
+    """
+
+    url: str
+    path: str
+    system: Any
+    suffixes: tuple[str, ...]
 
 
 @dataclass(eq=False)
@@ -45,6 +62,7 @@ class FileList:
         systems: fsspec file systems.
         stamps: of each, when it was changed (ns), or its etag; empty where the store tells neither.
         retry_seconds: how long a request to a server is tried again.
+        listed: the folders and patterns that stood for them.
     """
 
     names: list[str] = field(repr=False)
@@ -54,6 +72,7 @@ class FileList:
     systems: tuple[Any, ...]
     stamps: list[str]
     retry_seconds: float = RETRY_SECONDS
+    listed: tuple[Listed, ...] = ()
     _process: int = field(default_factory=os.getpid, repr=False)
 
     def __len__(self) -> int:
@@ -70,6 +89,7 @@ class FileList:
             self.systems,
             [self.stamps[i] for i in which],
             self.retry_seconds,
+            self.listed,
         )
 
     def system(self, file: int) -> Any:
@@ -266,6 +286,11 @@ class ListFiles(Source):
             tuple(systems.values()),
             stamps,
             seconds,
+            tuple(
+                Listed(url, path, system, suffixes)
+                for url, (system, path), files in zip(urls, opened, found, strict=True)
+                if [*files] != [path]
+            ),
         )
 
     def open(self) -> PathSource:

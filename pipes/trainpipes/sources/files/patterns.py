@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Found", "fixed_root", "has_magic", "hidden", "wild"]
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+__all__ = ["Found", "fixed_root", "has_magic", "hidden", "stands_for", "wild"]
 
 #: Files as path, size (None where it is not known), and time of change or etag (empty where not known).
 Found = dict[str, tuple[int | None, str]]
@@ -30,3 +33,53 @@ def fixed_root(path: str) -> tuple[list[str], list[str]]:
     parts = path.strip("/").split("/")
     first = next(n for n, part in enumerate(parts) if has_magic(part))
     return parts[:first], parts[first:]
+
+
+def stands_for(path: str, is_folder: bool, suffixes: Sequence[str], file: str) -> bool:
+    """Whether a file would be listed for a folder or a pattern, if it were there.
+
+    Args:
+        path: of the folder, or the pattern.
+        is_folder: whether it is a folder.
+        suffixes: what the names of files found in folders end with, in lower case.
+        file: its path.
+
+    >>> names = ["d/a.txt", "d/out/a.txt", "d/out.txt/a.txt"]
+    >>> [stands_for("d/*.txt", False, [".txt"], name) for name in names]
+    [True, False, True]
+    """
+    own, root = file.strip("/").split("/"), path.strip("/").split("/")
+    parts: list[str] = []
+    if not is_folder:
+        root, parts = fixed_root(path)
+    root = [part for part in root if part]
+    inner = own[len(root) :]
+    if own[: len(root)] != root or not inner:
+        return False
+    if parts and _matches(inner, parts):
+        return True
+    if not file.lower().endswith(tuple(suffixes)) or parts[-1:] == ["**"]:
+        return False
+    folders = range(1, len(inner)) if parts else [0]
+    return any(
+        (not parts or _matches(inner[:n], parts)) and not any(map(hidden, inner[n:]))
+        for n in folders
+    )
+
+
+def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether the names of folders and of a file match a pattern, part by part."""
+    if not parts or not names:
+        return not parts and not names
+    part, rest = parts[0], parts[1:]
+    if part == "**":
+        if rest and _matches(names, rest):
+            return True
+        if hidden(names[0]):
+            return False
+        return _matches(names[1:], parts) or (not rest and len(names) == 1)
+    if not has_magic(part):
+        return names[0] == part and _matches(names[1:], rest)
+    if not fnmatchcase(names[0], part) or (hidden(names[0]) and part[0] not in "._"):
+        return False
+    return _matches(names[1:], rest)

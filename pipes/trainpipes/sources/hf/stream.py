@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+from fsspec import AbstractFileSystem
 
 from trainpipes.errors import StateError
 from trainpipes.kinds.source import RowStream, StreamReader
@@ -39,6 +40,16 @@ def _parts(iterable: Any) -> Iterator[Any]:
         yield from _parts(one)
 
 
+def _copied(dataset: Any) -> Any:
+    """A copy of a dataset that shares nothing with it but the cache of file systems that it may have: all
+    datasets of a process have the same, and a copy of a file system adds one of this thread to it."""
+    shared = [value for value in vars(dataset).values() if isinstance(value, dict)]
+    caches = [
+        one for one in shared if any(isinstance(v, AbstractFileSystem) for v in [*one.values()])
+    ]
+    return copy.deepcopy(dataset, {id(one): one for one in caches})
+
+
 class HFStream(RowStream):
     """An ``IterableDataset`` as a stream.
 
@@ -59,7 +70,7 @@ class HFStream(RowStream):
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> HFReader:
         # It knows its own position, and there may be several readers.
-        dataset = copy.deepcopy(self._dataset)
+        dataset = _copied(self._dataset)
         dataset = dataset.with_format(None if self._schema is None else "arrow")
         dataset.set_epoch(epoch)
         return HFReader(dataset, self._schema, state)

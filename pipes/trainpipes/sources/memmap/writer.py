@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from trainpipes.sources.memmap.column_writer import ColumnWriter
 from trainpipes.sources.memmap.given_rows import Part
 from trainpipes.sources.memmap.manifest import MANIFEST, Manifest, pack, read_manifest
 from trainpipes.stages.pad_columns import Ragged
+from trainpipes.writers.output_file import writing
 
 __all__ = ["check_target", "write_parts"]
 
@@ -40,24 +42,28 @@ def write_parts(
 ) -> None:
     """Write blocks of rows to the folder ``path``; otherwise as ``write_memmap``."""
     target = check_target(path, overwrite)
+    to_disk = partial(writing, target, "write_memmap")
     token = secrets.token_hex(6)
     beside = target.with_name(f".{target.name}.{token}.part")
     try:
-        beside.mkdir()
+        with to_disk():
+            beside.mkdir()
         first: Part | None = None
         columns: list[ColumnWriter] = []
         row = 0
         for part in parts:
             if first is None:
-                first, columns = part, _columns(beside, part, dtypes, ragged)
+                with to_disk():
+                    first, columns = part, _columns(beside, part, dtypes, ragged)
             if (part.layout, part.names) != (first.layout, first.names):
                 raise DataError(
                     f"write_memmap(): row {row} has columns {', '.join(part.names)}, and those before it "
                     f"{', '.join(first.names)}: all rows have the same columns",
                     row=row,
                 )
-            for column, given in zip(columns, part.columns, strict=True):
-                column.write(given, row)
+            with to_disk():
+                for column, given in zip(columns, part.columns, strict=True):
+                    column.write(given, row)
             row += len(part)
             if rows is not None and row > rows:
                 raise DataError(
@@ -71,8 +77,9 @@ def write_parts(
             )
         if rows is not None and row != rows:
             raise DataError(f"write_memmap(length={rows:,}): the rows ended after {row:,}")
-        manifest = Manifest(row, first.layout, tuple(column.finish() for column in columns))
-        _put(beside, target, manifest, overwrite, token)
+        with to_disk():
+            manifest = Manifest(row, first.layout, tuple(column.finish() for column in columns))
+            _put(beside, target, manifest, overwrite, token)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

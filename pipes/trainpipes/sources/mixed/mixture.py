@@ -79,7 +79,7 @@ class Mixture(RowMixture):
         return MixWindows(plan, self, pool, number)
 
     def naming(self, name: str) -> RunStage:
-        return _Named(self.rules, self.rules.names.index(name))
+        return _Named(self, name)
 
     def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:
         rule = f"{asker}: rows of all sources have the same columns, and"
@@ -132,21 +132,24 @@ class Mixture(RowMixture):
 
 
 class _Named(RunStage):
-    """Adds its name to the rows of one source.
+    """Makes the rows of one source rows of the mix: they get its name, and the numbers that they have there.
 
     Args:
-        rules: of the mix.
-        number: of the source.
+        mixture: the rows of the mix.
+        source: the name of the source.
     """
 
     holds_data = True
 
-    rules: Any
-    number: int
+    mixture: Any
+    source: str
 
     def process(self, run: Run) -> Run:
-        source = np.full(len(run.block), self.number, dtype=np.int64)
-        return run.with_block(self.rules.with_names(run.block, source))
+        rules, ids = self.mixture.rules, self.mixture.ids
+        number = np.full(len(run.block), rules.names.index(self.source), dtype=np.int64)
+        block = rules.with_names(run.block.of_epoch(run.block.epoch), number)
+        block.ids = ids.of(self.source, block.ids)
+        return run.with_block(block)
 
 
 class MixWindows(MixedWindows):

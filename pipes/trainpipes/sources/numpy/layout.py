@@ -11,21 +11,30 @@ import io
 import struct
 import threading
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from trainpipes.naming import need_columns
+from trainpipes.shown import cut
 from trainpipes.sources.files.each_file import BadFileError
 
-__all__ = ["StoredArray", "loaded", "read_arrays"]
+__all__ = ["StoredArray", "check_sum", "loaded", "read_arrays"]
 
 MAGIC = b"\x93NUMPY"
+KEYS = {"descr", "fortran_order", "shape"}
 #: Bytes of a header, at most.
 MOST = 1 << 20
+#: Dimensions that NumPy knows, at most, and rows of an array that holds no values.
+MOST_DIMENSIONS, MOST_EMPTY = 64, 1 << 31
+#: Numbers that tensors do not hold.
+WIDE = ("float96", "float128", "complex192", "complex256")
+#: Bytes of which the checksum is told at once.
+SUMMED = 1 << 20
 #: Python 3.11 fails with a SystemError where two threads parse at once: python/cpython issue 106905.
 _parsing = threading.Lock()
 
@@ -41,6 +50,8 @@ class StoredArray:
         start: where they are in the file; None where they are compressed.
         member: the name in an ``.npz`` file; None in an ``.npy`` file.
         field: which field of a structured array; None for all of a plain one.
+        stored: of a member that is not compressed: where its bytes, with its header, begin and end in the
+            file, and the CRC-32 that the archive has of them.
     """
 
     dtype: np.dtype[Any]
@@ -49,6 +60,7 @@ class StoredArray:
     start: int | None
     member: str | None = None
     field: str | None = None
+    stored: tuple[int, int, int] | None = None
 
     @property
     def rows(self) -> int:
@@ -116,8 +128,12 @@ def _of_zip(
     found = {}
     try:
         with zipfile.ZipFile(file) as archive:
-            members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
-            named = {member.filename.removesuffix(".npy"): member for member in members}
+            named = {}
+            for member in archive.infolist():
+                if member.filename.endswith(".npy"):
+                    named[member.filename.removesuffix(".npy")] = member
+                else:
+                    archive.open(member).close()  # whose name may be damaged: it stands there twice
             if not named:
                 raise BadFileError("there are no arrays in it")
             for name in wanted(list(named)):
@@ -128,10 +144,14 @@ def _of_zip(
                     local = file.read(30)
                     start = member.header_offset + 30 + sum(struct.unpack_from("<HH", local, 26))
                 with archive.open(member) as inner:
-                    found[name] = _checked(name, _header(inner, member.file_size, name, start))
+                    array = _header(inner, member.file_size, name, start)
+                if start is not None:
+                    stored = start, start + member.file_size, member.CRC
+                    array = replace(array, stored=stored)
+                found[name] = _checked(name, array)
     except (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise BadFileError(f"damaged, or no .npz: {error}") from error
-    if any(one.start is not None and one.start > size for one in found.values()):
+    if any(one.stored is not None and one.stored[1] > size for one in found.values()):
         raise BadFileError("damaged: an array would lie behind the file's end")
     return found
 
@@ -160,18 +180,33 @@ def _header(file: Any, size: int, member: str | None, offset: int | None = 0) ->
     try:
         with _parsing:
             told = ast.literal_eval(text.decode("utf-8" if head[6] > 2 else "latin-1"))
-        dtype, shape = np.dtype(_descr(told["descr"])), tuple(map(int, told["shape"]))
-        fortran = bool(told["fortran_order"])
-    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
+        shape, fortran = told["shape"], told["fortran_order"]
+        kinds = type(shape), type(fortran), *map(type, shape)
+        if told.keys() != KEYS or kinds != (tuple, bool, *[int] * len(shape)):
+            raise ValueError(f"it says {cut(str(told), 80)}")
+        dtype = np.dtype(_descr(told["descr"]))
+    except (
+        ValueError,
+        SyntaxError,
+        KeyError,
+        TypeError,
+        MemoryError,
+        RecursionError,
+        AttributeError,
+    ) as error:
         raise BadFileError(f"{where}damaged header: {error}") from error
     begin = len(head) + len(length_bytes) + length
     if not shape:
         raise BadFileError(f"{where}a single value, and rows need a first dimension")
+    if len(shape) > MOST_DIMENSIONS or (shape[0] > MOST_EMPTY and not prod(shape[1:])):
+        raise BadFileError(
+            f"{where}damaged header: no array has the shape {cut(str(list(shape)), 80)}"
+        )
     if any(n < 0 for n in shape) or begin + prod(shape) * dtype.itemsize > size:
         needed = f"{begin + prod(shape) * dtype.itemsize:,}"
         raise BadFileError(
-            f"{where}cut short: an array of shape {list(shape)} needs {needed} bytes, and there "
-            f"are {size:,}"
+            f"{where}cut short: an array of shape {cut(str(list(shape)), 80)} needs {needed} bytes, and "
+            f"there are {size:,}"
         )
     start = None if offset is None else offset + begin
     return StoredArray(dtype, shape, fortran and len(shape) > 1, start, member)
@@ -182,9 +217,7 @@ def _descr(descr: Any) -> Any:
 
 
 def _field(array: StoredArray, name: str) -> StoredArray:
-    return StoredArray(
-        array.dtype, array.shape, array.fortran, array.start, array.member, field=name
-    )
+    return replace(array, field=name)
 
 
 def _checked(name: str, array: StoredArray) -> StoredArray:
@@ -193,7 +226,7 @@ def _checked(name: str, array: StoredArray) -> StoredArray:
             f"array {name!r} holds Python objects, pickled, which are not read, since loading them runs "
             "code: save numbers"
         )
-    if array.row_dtype.kind not in "biufc" or array.row_dtype.itemsize > 16:
+    if array.row_dtype.kind not in "biufc" or array.row_dtype.name in WIDE:
         raise BadFileError(
             f"array {name!r} is of {array.row_dtype}, and rows are of integers, floats, complex numbers or "
             "bools: save it as one of these, leave it out by columns=[...], or write text to Parquet"
@@ -205,3 +238,22 @@ def loaded(content: bytes) -> Any:
     """A decompressed array."""
     with _parsing:
         return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+
+
+def check_sum(content: memoryview, array: StoredArray) -> None:
+    """Raise BadFileError unless the bytes of a member of an archive have the checksum that it says.
+
+    Args:
+        content: bytes of the file.
+        array: the array.
+    """
+    if array.stored is None:
+        return
+    start, stop, told = array.stored
+    found = 0
+    for place in range(start, stop, SUMMED):
+        found = zlib.crc32(content[place : min(stop, place + SUMMED)], found)
+    if found != told:
+        raise BadFileError(
+            f"array {array.member!r}: its bytes have changed since it was written: their checksum differs"
+        )

@@ -22,14 +22,15 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.naming import need_columns
 from trainpipes.order import IntArray
 from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.sources.files.each_file import each_file
-from trainpipes.sources.files.file_errors import check_unchanged
+from trainpipes.sources.files.each_file import BadFileError, each_file
+from trainpipes.sources.files.file_errors import check_unchanged, unreadable
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.mapped_files import mapped
 from trainpipes.sources.files.opened_file import opened_file
-from trainpipes.sources.numpy.layout import StoredArray, read_arrays
+from trainpipes.sources.numpy.layout import StoredArray, check_sum, read_arrays
 from trainpipes.sources.numpy.reader import NumpyReader
 from trainpipes.sources.remote.retry import Requests
 
@@ -50,10 +51,12 @@ class ReadNumpy(FileReader):
     as ``column`` for any other ``.npy`` file. Cursor: which block, and how many rows of it.
 
     Local ``.npy`` files, and ``.npz`` files of ``np.savez``, are mapped into memory, and their rows can be
-    chosen by number (``shuffle(scope="global")``, ``draw``). Files of ``np.savez_compressed`` are
-    decompressed whole each time that a reader comes to them, which suits files of about 10 MB. Only the rows
-    that are needed are fetched from remote files. Big-endian numbers come in this machine's byte order.
-    Python objects are never loaded, since that runs code.
+    chosen by number (``shuffle(scope="global")``, ``draw``). Each process compares the checksum of each array
+    of such an ``.npz`` once, when it first reads from the file: 0.4 to 1 s a GB. Files of
+    ``np.savez_compressed`` are decompressed whole each time that a reader comes to them, which suits files of
+    about 10 MB. Only the rows that are needed are fetched from remote files, so that of those which are not
+    compressed no checksum is compared. Big-endian numbers come in this machine's byte order. Python objects
+    are never loaded, since that runs code.
 
     Args:
         columns: names of arrays or fields; None for all; then all files must have the same names.
@@ -230,13 +233,24 @@ class OpenArrays:
     def __init__(self) -> None:
         self._arrays: dict[int, dict[str, Any]] = {}
         self._lock = threading.Lock()
+        self._sums: dict[int, threading.Lock] = {}  # one who sums up a file keeps none from others
+        self._sound: set[int] = set()
 
     def __reduce__(self) -> Any:
         return OpenArrays, ()
 
     def arrays(self, source: NumpyFiles, file: int, place: Place) -> dict[str, Any]:
-        """The arrays of a file by name, which are those that were listed."""
+        """The arrays of a file by name, which are those that were listed.
+
+        Raises:
+            UnreadableError: the checksum of an array in an archive is another; it is compared once.
+        """
         check_unchanged(source.files, file, place)
+        if file not in self._sound:
+            with self._lock:
+                alone = self._sums.setdefault(file, threading.Lock())
+            with alone:
+                self._check(source, file, place)
         with self._lock:
             found = self._arrays.get(file)
             if found is None:
@@ -247,6 +261,19 @@ class OpenArrays:
                 while len(self._arrays) > MAPPED:
                     del self._arrays[next(iter(self._arrays))]
             return found
+
+    def _check(self, source: NumpyFiles, file: int, place: Place) -> None:
+        stored = [source.arrays[file][name] for name in source.names]
+        if file in self._sound or all(array.stored is None for array in stored):
+            self._sound.add(file)
+            return
+        try:
+            with memoryview(mapped(source.files.paths[file])) as content:
+                for array in stored:
+                    check_sum(content, array)
+        except BadFileError as error:
+            raise unreadable(place, str(error)) from error
+        self._sound.add(file)
 
 
 def _mapped(path: str, array: StoredArray) -> Any:

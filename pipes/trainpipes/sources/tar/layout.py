@@ -156,6 +156,8 @@ def _members(file: Forward) -> Iterator[tuple[str, int, int]]:
                 raise BadFileError(f"not a tar archive (starts with {header[:16]!r})")
             raise BadFileError(f"cut short after {file.at:,} bytes: the mark of its end is missing")
         if not header.strip(b"\0"):
+            if longer:
+                raise BadFileError(f"damaged: at byte {begin:,} it ends where a member should be")
             _check_end(file)
             return
         size = _number(header[124:136])

@@ -4,6 +4,7 @@ utf8_bytes      whether bytes are UTF-8
 exact_integers  integers that floats would round
 format          what a format tells of itself: where a row ends, and what a row is
 lines           lines, paragraphs, documents
+json_depth      JSON that nests too deep
 json_rows       JSON
 csv_rows        CSV
 block_scan      cuts a file into pieces of whole rows

@@ -188,6 +188,8 @@ class Csv(TextFormat):
             raise BadFileError(
                 f"byte {error.start:,} of its first line is not UTF-8: write it as UTF-8"
             ) from error
+        if "\0" in text:
+            raise BadFileError("its first line is no text: it holds a byte of zero")
         quoting: Any = csv.QUOTE_NONE if self.quote is None else csv.QUOTE_MINIMAL
         cells = csv.reader(
             text.strip("\r\n").splitlines(keepends=True),
@@ -218,6 +220,8 @@ class Csv(TextFormat):
     def parse(
         self, data: bytes, start: Start, path: str, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
+        if data.startswith(BOM):  # Arrow leaves one out, and this is not the file's
+            data = BOM + data
         try:
             found = self._parsed(data, start, path, schema, PARSED_BYTES)
         except pa.ArrowInvalid:  # a row may be longer; what else is wrong is said once more

@@ -72,12 +72,14 @@ class TextFormat(ABC):
         rule: what a row is, for messages.
         reader: the stage that reads it.
         suffixes: what names of its files in folders end with.
+        between: bytes that may stand before and behind a row.
     """
 
     name: ClassVar[str]
     rule: ClassVar[str] = "rows are text"
     reader: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
+    between: ClassVar[bytes] = b"\r\n"
 
     @property
     def settings(self) -> dict[str, Any]:

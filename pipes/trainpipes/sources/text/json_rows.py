@@ -18,6 +18,7 @@ from trainpipes.shown import cut
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.exact_integers import refuse_rounded_values
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
+from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_deep
 from trainpipes.sources.text.lines import LineCutter
 from trainpipes.sources.text.utf8_bytes import BOM
 
@@ -52,8 +53,13 @@ class ArrayCutter:
         found: IntArray = objects + 1
         return found
 
-    def places(self, data: Bytes) -> tuple[IntArray, IntArray]:
-        """Where objects end in the next bytes, and the commas between them."""
+    def places(self, data: Bytes, deep: bool = True) -> tuple[IntArray, IntArray]:
+        """Where objects end in the next bytes, and the commas between them.
+
+        Args:
+            data: the bytes.
+            deep: whether objects may nest too deep.
+        """
         if self._ended:
             self._nothing_more(data)
             return _NONE, _NONE
@@ -69,6 +75,8 @@ class ArrayCutter:
             self._nothing_more(data[seen[last] + 1 :])
             self._ended = True
             seen, change, depth = seen[:last], change[:last], depth[:last]
+        if not deep:
+            refuse_deep(depth)
         self._depth = int(depth[-1]) if len(depth) else self._depth
         top = depth == 0
         objects: IntArray = seen[top & (change < 0)]
@@ -131,6 +139,7 @@ class Json(TextFormat):
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
     suffixes: ClassVar[tuple[str, ...]] = with_endings((".jsonl", ".json", ".ndjson"))
+    between: ClassVar[bytes] = b"," + WHITE
 
     exact: bool = False
 
@@ -156,6 +165,10 @@ class Json(TextFormat):
     ) -> pa.Table:
         if start.header:
             data = _as_lines(data)
+        else:
+            check_depth(data)
+        if data.startswith(BOM):  # Arrow leaves one out, and this is not the file's
+            data = BOM + data
         kinds = None if schema is None else pa.schema([_plainer(field) for field in schema])
         unexpected = "infer" if schema is None else "error" if strict else "ignore"
         found = pj.read_json(
@@ -163,6 +176,7 @@ class Json(TextFormat):
             pj.ReadOptions(use_threads=False, block_size=max(64, len(data) + 1)),
             pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
         )
+        check_types(found.schema.types, data)
         if self.exact:
             refuse_rounded_values(found, data)
         return found if kinds is None or kinds.equals(schema) else found.cast(schema)
@@ -179,7 +193,7 @@ class Json(TextFormat):
 def _as_lines(data: bytes) -> bytes:
     """Objects of an array as lines."""
     view = np.frombuffer(data, np.uint8).copy()
-    _, commas = ArrayCutter().places(view)
+    _, commas = ArrayCutter().places(view, deep=False)
     view[(view == FEED) | (view == RETURN)] = SPACE
     view[commas] = FEED
     return view.tobytes()

@@ -177,6 +177,9 @@ class PieceReader:
             self._rest = self._rest[len(part) :]
             self._at += len(part)
             parts.append(part)
+        if piece + 1 == self._index.pieces(file).stop:
+            while self._stream.read():  # blank lines, and the checksum of the last member
+                pass
         return b"".join(parts)
 
     def _open(self, file: int, entry: int, place: int) -> None:

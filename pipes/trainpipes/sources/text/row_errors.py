@@ -86,10 +86,10 @@ def bad_row(
         said = wrong or said
     first = stops[high - 2] if high > 1 else 0
     row = data[first : stops[high - 1]]
-    blank = len(row) - len(row.lstrip(b"\r\n"))
+    blank = len(row) - len(row.lstrip(form.between))
     line = int(index.lines[piece]) + data.count(b"\n", 0, first + blank) + 1
     before = int(index.rows[index.pieces(file).start : piece].sum())
-    text = repr(cut(row.strip().decode("utf-8", "replace"), SHOWN))
+    text = repr(cut(row.strip(form.between).strip().decode("utf-8", "replace"), SHOWN))
     where, number = f"{path}, line {line:,}", before + high - 1
     if schema is None and first:
         schema = form.infer(data[:first], start, path)[0]

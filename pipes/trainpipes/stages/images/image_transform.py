@@ -63,6 +63,7 @@ class ImageTransform(RunStage):
     by_epoch = True
     in_caller = True
     versioned = "transform"
+    draws_by = "draw from torch's generator, which is seeded for each row, or use map(fn, rng=True)"
     free = frozenset({"num_workers"})
 
     transform: Callable[[torch.Tensor], Any]
@@ -95,7 +96,7 @@ class ImageTransform(RunStage):
             Seeded(self.transform, self.column, str(self), name), rng=True, seed=self.seed,
             num_workers=self.num_workers, method="process",
         )  # fmt: skip
-        return found.resolved(_turn=self._turn)
+        return found.resolved(_turn=self._turn, _watch=self._draw_watch)
 
     @property
     def runs_user_code(self) -> bool:

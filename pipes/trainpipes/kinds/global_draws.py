@@ -1,0 +1,150 @@
+"""Whether a function of the user's draws from a global generator, which no state holds.
+
+NumPy's, Python's and torch's global generators are looked at before and after the first calls of a function
+in a process. They are read, never set. Later calls cost nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from trainpipes.warn_once import warn_once
+
+__all__ = ["DrawWatch", "seen_draws"]
+
+#: Calls of a function that are looked at, about 0.2 ms each. In a thread beside the main one only the first:
+#: the loop that trains waits for that, and may draw during later ones.
+CALLS, CALLS_ASIDE = 8, 1
+#: Numbers of a block of the Mersenne Twister, which NumPy and Python use.
+BLOCK = 624
+#: Blocks that are drawn anew, at most, to tell a call that draws many numbers from one that sets a seed.
+BLOCKS = 512
+#: A state: the numbers of a block, where they are known, and what else changes with each draw.
+State: TypeAlias = "tuple[np.ndarray[Any, Any] | None, Any]"
+Call: TypeAlias = "Callable[..., Any]"
+
+#: Calls of each function that have been looked at in this process.
+_looked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+#: By the stage, what was said of a function that was seen to draw.
+_seen: dict[str, str] = {}
+
+
+def seen_draws(stages: Sequence[object]) -> str:
+    """What is known in this process of stages that draw from global generators, in words; "" if nothing."""
+    return "; ".join(_seen[str(one)] for one in stages if str(one) in _seen)
+
+
+class DrawWatch:
+    """Looks at the global generators around the first calls of a function, and warns once if it draws.
+
+    Args:
+        fn: the function, or the class that has it; None where there is none of the user's.
+        said: the stage, as messages name it.
+        cure: what to do instead.
+
+    Attributes:
+        tells: whether it warns; else ``found`` says what there is to tell.
+        found: the generator that the function drew from; "" so far.
+    """
+
+    def __init__(self, fn: Any, said: str, cure: str) -> None:
+        self._fn = fn
+        self._said = said
+        self._cure = cure
+        self._calls = CALLS if fn is None else 0
+        self.tells = True
+        self.found = ""
+
+    @property
+    def _over(self) -> bool:
+        return self._calls >= CALLS
+
+    def around(self, fn: Call) -> Call:
+        """The function, looked at as long as there is need."""
+        if self._over:
+            return fn
+        with suppress(TypeError):  # it has no hash, or no weak references
+            self._calls = max(self._calls, _looked.get(self._fn, 0))
+        return fn if self._over else self._watched(fn)
+
+    def _watched(self, fn: Call) -> Call:
+        def watched(*given: Any) -> Any:
+            in_main = threading.current_thread() is threading.main_thread()
+            if self._calls >= (CALLS if in_main else CALLS_ASIDE):
+                return fn(*given)
+            modules, before = len(sys.modules), _states()
+            found = fn(*given)
+            after = _states()
+            self._calls += 1
+            with suppress(TypeError):
+                _looked[self._fn] = self._calls
+            moved = [name for name in before if _drew(before[name], after[name])]
+            if moved and modules == len(sys.modules):  # modules may draw as they are imported
+                self.hear(f"{' and '.join(moved)} global generator{'s' * (len(moved) > 1)}")
+            return found
+
+        return watched
+
+    def hear(self, found: str) -> None:
+        """Take note of a generator that the function drew from, here or in another process."""
+        if not found or self.found:
+            return
+        self._calls, self.found = CALLS, found
+        if self.tells:
+            _seen[self._said] = (
+                f"{self._said} draws from {found}, which no state holds: after a resume it draws other "
+                f"numbers; {self._cure}"
+            )
+            warn_once(_seen[self._said])
+
+
+def _states() -> dict[str, State]:
+    """The global generators, as they stand."""
+    own = np.random.get_state(legacy=False)
+    block = own["state"].get("key")
+    of_numpy = (
+        own["bit_generator"], None if block is not None else repr(own["state"]),
+        own["state"].get("pos"), own.get("has_gauss"), own.get("gauss"),
+    )  # fmt: skip
+    _, numbers, spare = random.getstate()
+    return {
+        "NumPy's": (block, of_numpy),
+        "Python's": (np.array(numbers[:BLOCK], dtype=np.uint32), (numbers[BLOCK], spare)),
+        "torch's": (None, (torch.initial_seed(), torch.get_rng_state().numpy().tobytes())),
+    }
+
+
+def _drew(before: State, after: State) -> bool:
+    """Whether numbers were drawn between two states, and no seed was set: a function that sets one itself is
+    as exact as the seed."""
+    (block, rest), (new_block, new_rest) = before, after
+    if (
+        block is None or new_block is None
+    ):  # torch's, whose seed stands first, or a generator put in by hand
+        return bool(rest[0] == new_rest[0] and rest != new_rest)
+    if np.array_equal(block, new_block):
+        return bool(rest != new_rest)
+    return _follows(block, new_block)
+
+
+def _follows(block: np.ndarray[Any, Any], later: np.ndarray[Any, Any]) -> bool:
+    """Whether a block of the Mersenne Twister comes soon after another one."""
+    numbers = _twister(block, BLOCK).random_raw(BLOCK * BLOCKS).reshape(BLOCKS, BLOCK)
+    wanted = _twister(later, 0).random_raw(BLOCK)
+    return bool((numbers == wanted).all(axis=1).any())
+
+
+def _twister(block: np.ndarray[Any, Any], place: int) -> np.random.MT19937:
+    """A generator of its own, at a place in a block."""
+    bits = np.random.MT19937(0)
+    bits.state = {"bit_generator": "MT19937", "state": {"key": block, "pos": place}}
+    return bits

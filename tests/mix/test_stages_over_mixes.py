@@ -1,0 +1,85 @@
+"""Stages that choose rows by who they are, or draw for them, over rows of several sources, with Python
+functions and stages on columns before and after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import trainpipes as tp
+from trainpipes.testing import check_resume
+
+IDS = pa.list_(pa.int64())
+
+
+def table(start: int, rows: int = 30) -> tp.Pipeline:
+    return tp.from_arrow(pa.table({"id": range(start, start + rows)}))
+
+
+def parts(as_objects: bool) -> list[tp.Pipeline]:
+    found = [table(0), table(100), table(200)]
+    return [pipe.map(dict) for pipe in found] if as_objects else found
+
+
+SOURCES: dict[str, Callable[[list[tp.Pipeline]], tp.Pipeline]] = {
+    "mix": lambda p: tp.mix({"a": p[0], "b": p[1]}),
+    "a mix that names": lambda p: tp.mix({"a": p[0], "b": p[1]}, column="source"),
+    "a mix of mixes": lambda p: tp.mix(
+        {"m": tp.mix({"a": p[0], "b": p[1]}), "c": p[2]}, weights={"m": 2, "c": 1}
+    ),
+    "concat": lambda p: tp.concat(*p),
+    "zip": lambda p: tp.zip(p[0], p[1].rename({"id": "other"})),
+}
+
+
+def tokens(pipe: tp.Pipeline) -> tp.Pipeline:
+    def columns(rows: pa.Table) -> dict[str, Any]:
+        ids = [[n % 50, n % 50 + 1, n % 50 + 2] for n in rows["id"].to_pylist()]
+        return {"input_ids": pa.array(ids, IDS)}
+
+    return pipe.with_columns(columns)
+
+
+STAGES: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
+    "sample": lambda p: p.sample(0.5),
+    "split": lambda p: p.split({"train": 0.5, "valid": 0.5})["train"],
+    "sample by key": lambda p: p.sample(0.5, key="id"),
+    "mask_tokens": lambda p: tokens(p).mask_tokens(mask_id=3, vocab_size=200, special_ids=[]),
+    "map with rng": lambda p: p.map(lambda row, rng: {**row, "n": rng.random()}, rng=True),
+}
+
+
+def values(items: Any) -> list[Any]:
+    return [{name: str(value) for name, value in row.items()} for batch in items for row in batch]
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_of_several_sources_are_the_same_with_functions_around(
+    source: str, stage: str, before: bool
+) -> None:
+    own = STAGES[stage](SOURCES[source](parts(False))).rename({"id": "i"}).batch(4)
+    around = STAGES[stage](SOURCES[source](parts(before))).map(dict).rename({"id": "i"}).batch(4)
+    assert len(wanted := values(own)) > 0
+    assert values(around) == wanted
+    check_resume(around, processes=0, epochs=1, every=6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_source_of_which_nothing_is_chosen_has_no_say_in_the_columns(seed: int) -> None:
+    pipe = tp.mix({"a": table(100, 1), "b": table(0)}).sample(0.5, seed=seed)
+    wanted = sorted(row["id"] for row in pipe)
+    assert sorted(row["i"] for row in pipe.map(dict).rename({"id": "i"})) == wanted
+
+
+def test_a_row_that_makes_no_columns_is_named_with_its_source() -> None:
+    def odd(row: dict[str, Any]) -> Any:
+        return 7 if row["id"] == 103 else dict(row)
+
+    pipe = tp.mix({"a": table(0), "b": table(100)}).map(odd).rename({"id": "i"})
+    with pytest.raises(tp.SchemaError, match=r"a row is int.*row 3.*source 'b'|source 'b'.*row 3"):
+        list(pipe)

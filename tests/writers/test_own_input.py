@@ -1,0 +1,170 @@
+"""What is written is never part of what is read: the next run would read each row twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from trainpipes.prepare import repack, tokenize
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Parquet files in a folder ``d`` and below it, others in ``elsewhere``, and JSON in ``j``."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("d", "d/more", "elsewhere"):
+        Path(folder).mkdir()
+        table = pa.table({"x": [1, 2], "text": ["a", "b"]})
+        pq.write_table(table, f"{folder}/a.parquet")
+    Path("link").symlink_to("d")
+    Path("j").mkdir()
+    Path("j/a.jsonl").write_text('{"x": 1, "text": "a"}\n')
+    return tmp_path
+
+
+def parquet(files: Any, **options: Any) -> tp.Pipeline:
+    return tp.list_files(files, **options).read_parquet()
+
+
+WRITERS: dict[str, Callable[[tp.Pipeline, str], Any]] = {
+    "write_parquet": lambda pipe, out: pipe.write_parquet(out),
+    "repack": lambda pipe, out: repack(pipe, out),
+    "tokenize": lambda pipe, out: tokenize(
+        pipe.tokenize("bytes", columns="text"), out, processes=1
+    ),
+}
+
+
+def everything() -> list[str]:
+    return sorted(str(path) for path in Path().rglob("*"))
+
+
+def refused(
+    write: Callable[[], Any], match: str = "is within the input .* give a folder beside"
+) -> None:
+    before = everything()
+    with pytest.raises(tp.ConfigError, match=match):
+        write()
+    assert everything() == before
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_folder_below_the_one_that_is_read_is_refused_by_every_writer(name: str) -> None:
+    refused(lambda: WRITERS[name](parquet("d"), "d/out"))
+    refused(lambda: WRITERS[name](parquet("d/**/*.parquet"), "d/out"))
+    WRITERS[name](parquet("d"), "out")
+
+
+def test_json_arrow_and_memory_maps_are_refused_too() -> None:
+    json = tp.list_files("j").read_json()
+    refused(lambda: json.write_json("j/out"))
+    refused(lambda: json.write_json("j/out", compression="gzip"))
+    Path("e").mkdir()
+    parquet("d").write_arrow("e/in")
+    refused(lambda: tp.list_files("e").read_arrow().write_arrow("e/out"))
+    tp.write_memmap("e/map", parquet("d").select("x"))
+    numbers = tp.list_files("e/map/x.npy").read_numpy()
+    tp.write_memmap("e/again", numbers)
+    refused(lambda: tp.write_memmap("e/new", tp.list_files("e").read_numpy()))
+    refused(lambda: tp.write_memmap("j/new", json.select("x")))
+
+
+INSIDE: list[tuple[Any, str]] = [
+    ("d", "d/out"),
+    ("d", "d/deep/er/out"),
+    ("./d/", "d/../d/out"),
+    ("d", "link/out"),
+    ("link", "d/out"),
+    ("d/more/..", "d/out"),
+    ("d/**", "d/out"),
+    ("d/*", "d/out"),
+    ("*/*.parquet", "new"),
+    ("d/*.parquet", "d/out.parquet"),
+    ("d/[mo]*", "d/out"),
+    (["elsewhere/a.parquet", "d"], "d/out"),
+]
+
+
+@pytest.mark.parametrize(("files", "out"), INSIDE)
+def test_a_folder_whose_files_the_same_listing_would_find_is_refused(files: Any, out: str) -> None:
+    refused(lambda: parquet(files).write_parquet(out))
+    absolute = [os.path.abspath(one) for one in ([files] if isinstance(files, str) else files)]
+    refused(lambda: parquet(absolute).write_parquet(Path(out)))
+    refused(lambda: parquet(files).write_parquet(out, overwrite=True))
+    refused(lambda: parquet(files).write_parquet("file://" + os.path.abspath(out)))
+
+
+OUTSIDE: list[tuple[Any, str]] = [
+    ("d", "out"),
+    ("d", "d-out"),
+    ("d", "d/_out"),
+    ("d", "d/.out"),
+    ("d/*.parquet", "d/out"),
+    ("d/more", "d/out"),
+    ("d/more/*", "d/out"),
+    ("d/*/a.parquet", "d/out"),
+    ("d/*/[a-m]*.parquet", "d/out"),
+    ("d/a.parquet", "d/out"),
+    (["d/a.parquet", "d/more/a.parquet"], "d/out"),
+]
+
+
+@pytest.mark.parametrize(("files", "out"), OUTSIDE)
+def test_a_folder_that_the_same_listing_does_not_find_is_written_to(files: Any, out: str) -> None:
+    rows = list(parquet(files))
+    parquet(files).write_parquet(out)
+    assert list(parquet(files)) == rows
+
+
+def test_files_of_another_format_are_not_found_by_the_same_listing() -> None:
+    rows = list(tp.list_files("j").read_json())
+    tp.list_files("j").read_json().write_parquet("j/out")
+    assert list(tp.list_files("j").read_json()) == rows
+    both = tp.list_files("d", suffix=[".parquet", "l"]).read_parquet()
+    refused(lambda: both.write_json("d/out"))
+
+
+def test_what_repack_finds_by_itself_is_of_any_format() -> None:
+    refused(lambda: repack("j", "j/out"))
+    repack(tp.list_files("j").read_json(), "j/out")
+
+
+def test_a_link_within_the_input_leads_to_what_is_read() -> None:
+    Path("d/other").symlink_to("../elsewhere")
+    refused(lambda: parquet("d").write_parquet("elsewhere/out"))
+    refused(lambda: parquet("d/*/*").write_parquet("elsewhere/out"))
+    parquet("d/*.parquet").write_parquet("elsewhere/out")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_folder_that_is_read_is_not_written_to(overwrite: bool) -> None:
+    parquet("d").write_parquet("first")
+    for files in ("first", "first/*.parquet", ["first/part-00000.parquet", "d"]):
+        refused(
+            lambda files=files: parquet(files).write_parquet("first", overwrite=overwrite),
+            "holds files that are read|is within",
+        )
+
+
+@pytest.mark.parametrize("how", ["mix", "concat", "zip"])
+def test_inputs_of_several_sources_are_looked_at(how: str) -> None:
+    other, own = parquet("elsewhere"), parquet("d/more")
+    pipe = {
+        "mix": lambda: tp.mix({"a": other, "b": own}),
+        "concat": lambda: tp.concat(other, own),
+        "zip": lambda: tp.zip(other, own.rename({"x": "y", "text": "t"})),
+    }[how]()
+    refused(lambda: pipe.write_parquet("d/more/out"))
+    pipe.write_parquet("d/out")
+
+
+def test_rows_that_are_read_from_no_files_are_written_anywhere() -> None:
+    tp.from_dataset([{"x": 1}]).write_parquet("d/out")
+    tp.write_memmap("d/map", tp.from_dataset([{"x": 1}]))
