@@ -1,12 +1,15 @@
-"""A job that takes longer than a second says how far it is; nobody says anything else."""
+"""A job that takes longer than a second shows a progress bar; nothing else does."""
 
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
+import os
+import subprocess
 import sys
 import threading
-import types
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,44 +19,45 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes import progress, progress_displays
+from trainpipes import progress
 from trainpipes.inspection import inspect_files
 from trainpipes.prepare import repack, tokenize
 from trainpipes.progress import Progress, counted
 from trainpipes.shuffle_quality import shuffle_quality
 
 
-class Recorded:
-    """A display that keeps what it was given."""
-
-    every = 0.0
-
-    def __init__(self) -> None:
-        self.given: list[Any] = []
-        self.ends: list[str] = []
-
-    def show(self, shown: Any) -> None:
-        self.given.append(shown)
-
-    def close(self, shown: Any) -> None:
-        self.ends.append("closed")
-
-    def clear(self) -> None:
-        self.ends.append("cleared")
-
-    @property
-    def jobs(self) -> set[str]:
-        return {shown.job for shown in self.given}
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job counts as long, and shows each step."""
+    for name in ("PATIENCE", "EVERY_DRAWN", "EVERY_LOGGED"):
+        monkeypatch.setattr(progress, name, 0.0)
 
 
 @pytest.fixture
-def display(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """What is shown, from the first moment on."""
-    found = Recorded()
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    monkeypatch.setattr(progress, "display_for", lambda stream: found)
-    monkeypatch.setattr(progress_displays, "_holder", None)
-    return found
+def lines(at_once: None, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What the log has got."""
+    caplog.set_level(logging.INFO, "trainpipes")
+    return lambda: caplog.messages
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError("none")
+
+
+@pytest.fixture
+def terminal(at_once: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Terminal]:
+    """Makes stderr a terminal: in the test, since pytest sets it before."""
+
+    def make() -> Terminal:
+        found = Terminal()
+        monkeypatch.setattr(sys, "stderr", found)
+        return found
+
+    return make
 
 
 @pytest.fixture
@@ -66,9 +70,6 @@ def files(tmp_path: Path) -> str:
 
 def rows(files: str) -> tp.Pipeline:
     return tp.list_files(files).read_parquet(index=False)
-
-
-# What takes long
 
 
 JOBS = {
@@ -95,32 +96,28 @@ JOBS = {
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_long_job_is_shown_and_then_taken_away(
-    display: Recorded, files: str, tmp_path_factory: pytest.TempPathFactory, job: str
+def test_a_long_job_says_how_far_it_is(
+    lines: Callable[[], list[str]], files: str, tmp_path_factory: pytest.TempPathFactory, job: str
 ) -> None:
     JOBS[job](files, tmp_path_factory.mktemp("out"))
-    assert job in display.jobs
-    assert set(display.ends) == {"cleared"}
-    for shown in display.given:
-        assert 0 <= shown.done <= (shown.total or sys.maxsize)
+    assert any(line.startswith(f"{job}: ") for line in lines())
 
 
 def test_text_is_indexed_by_its_bytes_however_few_files_it_is_in(
-    display: Recorded, tmp_path: Path
+    lines: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.jsonl"
     with path.open("w") as file:
         for n in range(60_000):
             file.write(json.dumps({"text": f"some text, which is number {n}", "n": n}) + "\n")
     tp.list_files(str(path)).read_json(index=False).explain()
-    indexing = [s for s in display.given if s.job == "indexing JSON"]
+    indexing = [line for line in lines() if line.startswith("indexing JSON: ")]
     assert len(indexing) > 2, "more often than once a file"
-    assert indexing[-1].done == indexing[-1].total == path.stat().st_size
-    assert "MB of " in indexing[-1].line
-    assert "MB/s, " in indexing[-1].line
+    size = f"{path.stat().st_size / 1e6:.1f} MB"
+    assert indexing[-1] == f"indexing JSON: 100%, {size} of {size}"
 
 
-def test_what_is_read_again_after_a_resume_is_shown(display: Recorded) -> None:
+def test_what_is_read_again_after_a_resume_is_shown(lines: Callable[[], list[str]]) -> None:
     pipe = tp.from_iterable(lambda: iter(range(1000)), version="1").shuffle(50).batch(10)
     batches = iter(pipe)
     for _ in range(60):
@@ -128,50 +125,90 @@ def test_what_is_read_again_after_a_resume_is_shown(display: Recorded) -> None:
     resumed = tp.Loader(pipe)
     resumed.load_state_dict(pipe.state_dict())
     assert next(iter(resumed)) == next(batches)
-    assert "reading again up to the saved place" in display.jobs
+    assert any(line.startswith("reading again up to the saved place: ") for line in lines())
 
 
-# Who says so, and when
-
-
-def test_before_a_second_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_a_second_nothing_is_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trainpipes")
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    found = Recorded()
-    monkeypatch.setattr(progress, "display_for", lambda stream: found)
-    monkeypatch.setattr(progress_displays, "_holder", None)
-    with Progress("reading", 10, "files") as shown:
+    with Progress("reading", 20, "files") as shown:
         for _ in range(9):
             now[0] += 0.11
             shown.advance()
-        assert not found.given
+        assert not caplog.messages
         now[0] += 0.11
         shown.advance()
-    assert [(s.done, s.text) for s in found.given] == [(10, "9/s, 0 s left")]
+    assert caplog.messages == ["reading: 50%, 10 of 20 files"]
 
 
-@pytest.mark.parametrize("value", ["0", "false", "OFF"])
-def test_the_environment_turns_it_off(
-    display: Recorded, files: str, monkeypatch: pytest.MonkeyPatch, value: str
+@pytest.mark.parametrize("total", [None, 2000])
+def test_a_terminal_shows_a_bar_and_is_left_as_it_was(
+    terminal: Callable[[], Terminal], total: int | None
 ) -> None:
-    monkeypatch.setenv("TRAINPIPES_PROGRESS", value)
-    rows(files).explain()
-    loader = tp.Loader(rows(files).batch(100))
-    assert len(list(loader.progress())) == 10
-    assert not display.given
+    screen = terminal()
+    with Progress("reading [a]", total, "files") as shown:
+        shown.advance(1000)
+    assert "reading [a]" in screen.getvalue()
+    assert "1000" in screen.getvalue()
+    assert "\n" not in screen.getvalue(), "it stays in its line"
+    assert screen.getvalue().endswith("\r")
+
+
+def test_the_bar_of_a_job_that_fails_is_removed(terminal: Callable[[], Terminal]) -> None:
+    screen = terminal()
+    with pytest.raises(ZeroDivisionError), Progress("reading", 10, "rows") as shown:  # noqa: PT012
+        shown.advance()
+        raise ZeroDivisionError
+    for _ in counted(range(5), "counting", 5, "rows"):
+        break
+    assert screen.getvalue().endswith("\r")
+
+
+def test_an_environment_variable_turns_the_bars_off() -> None:
+    script = (
+        "import sys; sys.stderr.isatty = lambda: True\n"
+        "from trainpipes import progress; progress.PATIENCE = 0.0\n"
+        "with progress.Progress('reading', 10, 'rows') as shown: shown.advance(5)\n"
+    )
+    for value, shows in (("1", False), ("", True)):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "TQDM_DISABLE": value},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ("reading" in done.stderr) is shows
+
+
+def test_without_tqdm_the_log_gets_a_line(
+    terminal: Callable[[], Terminal],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, "trainpipes")
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
+    screen = terminal()
+    with Progress("reading", None, "bytes") as shown:
+        shown.advance(5000)
+    assert caplog.messages == ["reading: 5.0 kB"]
+    assert screen.getvalue() == ""
 
 
 def test_other_ranks_are_silent(
-    display: Recorded, files: str, monkeypatch: pytest.MonkeyPatch
+    lines: Callable[[], list[str]], files: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     rows(files).sharding_filter(2).explain()
-    assert not display.given
+    assert not lines()
 
 
 def may_show(answer: Any) -> None:
-    answer.put(progress_displays.may_show())
+    answer.put(progress._may_show())
 
 
 @pytest.mark.parametrize(
@@ -181,7 +218,6 @@ def may_show(answer: Any) -> None:
         ("fork", True, "0", False),  # of a rank that torchrun started
         ("fork", False, "0", True),  # a rank that mp.spawn started
         ("fork", False, "1", False),
-        ("spawn", True, None, False),
     ],
 )
 def test_worker_processes_are_silent(
@@ -198,52 +234,16 @@ def test_worker_processes_are_silent(
     worker.join()
 
 
-def test_of_two_jobs_at_a_time_the_first_is_shown(display: Recorded) -> None:
-    with Progress("first", 10, "rows") as first:
-        first.advance()
-        with Progress("second", 10, "rows") as second:
-            second.advance()
-            first.advance()
-        first.advance()
-    with Progress("third", 10, "rows") as third:
-        third.advance()
-    assert [shown.job for shown in display.given] == ["first", "first", "first", "third"]
-    assert display.ends == ["cleared", "cleared"]
-
-
-def test_within_a_training_loop_only_the_loop_is_shown(
-    display: Recorded, files: str, monkeypatch: pytest.MonkeyPatch
+def test_threads_that_advance_do_not_wait_for_what_is_drawn(
+    at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = Recorded()
-    monkeypatch.setattr("trainpipes.training_progress.display_for", lambda: loop)
-    loader = tp.Loader(tp.from_tensors(range(40)).batch(4))
-    for _ in loader.progress():
-        rows(files).explain()  # an evaluation, say
-    assert len(loop.given) == 10
-    assert loop.ends == ["closed"]
-    assert not display.given
-    rows(files).explain()
-    assert display.given
-
-
-def test_a_job_that_fails_is_taken_away(display: Recorded) -> None:
-    with pytest.raises(ZeroDivisionError), Progress("reading", 10, "rows") as shown:  # noqa: PT012
-        shown.advance()
-        raise ZeroDivisionError
-    assert display.ends == ["cleared"]
-    for _ in counted(range(5), "reading", 5, "rows"):
-        break
-    assert progress_displays.take_screen(display)
-
-
-def test_threads_that_advance_do_not_wait_for_what_is_drawn(display: Recorded) -> None:
     drawing, go_on = threading.Event(), threading.Event()
 
-    def show(shown: Any) -> None:
+    def show(text: str) -> None:
         drawing.set()
         assert go_on.wait(30)
 
-    display.show = show  # type: ignore[method-assign]
+    monkeypatch.setattr(progress.log, "info", show)
     with Progress("reading", 100, "rows") as shown:
         slow = threading.Thread(target=shown.advance)
         slow.start()
@@ -252,54 +252,13 @@ def test_threads_that_advance_do_not_wait_for_what_is_drawn(display: Recorded) -
             shown.advance()
         go_on.set()
         slow.join()
-        assert shown._done == 100
 
 
-# Where it is shown
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        raise OSError("none")
-
-
-@pytest.mark.parametrize("missing", [(), ("rich",), ("rich", "tqdm")])
-@pytest.mark.parametrize("total", [None, 2000])
-def test_a_terminal_is_left_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...], total: int | None
-) -> None:
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    monkeypatch.setattr(progress_displays, "_holder", None)
-    monkeypatch.setenv("TERM", "xterm")
-    real = progress_displays.find_spec
-    monkeypatch.setattr(
-        progress_displays, "find_spec", lambda name: None if name in missing else real(name)
-    )
-    screen = Terminal()
-    with Progress("reading [a]", total, "files", screen) as shown:
-        shown.advance(1000)
-    written = screen.getvalue()
-    assert "reading [a]" in written
-    assert written.count("\n") <= 1, "it stays in its line"
-    assert written.endswith(("\r", "\x1b[2K", "\x1b[?25h"))
-
-
-def test_a_notebook_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    handle = types.SimpleNamespace(update=shown.append)
-    ipython: Any = types.ModuleType("IPython")
-    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
-    ipython.display = types.SimpleNamespace(
-        HTML=str, display=lambda html, display_id: (shown.append(html), handle)[1]
-    )
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    monkeypatch.setattr(progress_displays, "_holder", None)
-    with Progress("reading <b>", 10, "files") as job:
-        job.advance(5)
-    assert 'value="0.5000"' in shown[0]
-    assert "reading &lt;b&gt;: 50%, 5 of 10 files" in shown[0]
-    assert shown[-1] == ""
+def test_a_loader_says_how_long_its_loops_have_waited() -> None:
+    loader = tp.Loader(tp.from_tensors(range(40)).batch(4))
+    assert loader.wait_seconds == 0
+    assert len(list(loader)) == 10
+    first = loader.wait_seconds
+    assert first > 0
+    list(loader)
+    assert loader.wait_seconds > first

@@ -32,7 +32,7 @@ def test_every_cell_runs_and_gives_what_the_notebook_shows(
         folder = tmp_path / name.lower()
         folder.mkdir()
         monkeypatch.setenv(name, str(folder))
-    monkeypatch.setenv("TRAINPIPES_PROGRESS", "0")  # a slow machine would show some
+    monkeypatch.setenv("TQDM_DISABLE", "1")  # a slow machine would show some
     work = tmp_path / "work"
     work.mkdir()
     changed = tour.differences(kept(), tour.run(work))

@@ -34,7 +34,6 @@ from trainpipes.shown import shown
 from trainpipes.sources.memory.packed_list import packed
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.to import To
-from trainpipes.training_progress import TrainingProgress, training_progress
 
 if TYPE_CHECKING:
     from trainpipes.preview.preview import Preview
@@ -282,34 +281,18 @@ class Loader:
         """
         return provenance_of(self._session.last)
 
-    def progress(self, *, total: int | None = None) -> TrainingProgress:
-        """Iterate, and show how far the loop is: ``for batch in loader.progress():``.
-
-        A bar shows the epoch and how much of it is done, rows and tokens a second, and the share of the time
-        that the loop waits for data. It is drawn by rich, else by tqdm, else as a line; in a notebook below
-        the cell. Where stderr is not a terminal, the logger ``trainpipes`` writes a line every 10 seconds at
-        level INFO instead. Ranks other than 0 show nothing. The loader's state is the same as without it.
-
-        Tokens are counted without padding, on one batch in each half second; where batches are on a device
-        already, padding counts too.
-
-        Args:
-            total: batches of this rank in all, where the loader does not know them: with an endless
-                ``repeat``, the steps of the run; where rows are filtered, packed or batched by length,
-                ``loader.estimate_len()``, which reads the first rows.
+    @property
+    def wait_seconds(self) -> float:
+        """How long loops over this loader have waited for batches, in seconds, all epochs together. Where it
+        grows as fast as the clock, training waits for data.
 
         >>> import trainpipes as tp
-        >>> loader = tp.Loader(tp.from_tensors(range(8)).repeat().batch(4))
-        >>> for batch in loader.progress(total=3):
-        ...     state = loader.state_dict()
-        ...     print(len(batch), state["m"])
-        ...     if state["m"] == 3:
-        ...         break
-        4 1
-        4 2
-        4 3
+        >>> loader = tp.Loader(tp.from_tensors(range(8)).batch(4))
+        >>> batches = list(loader)
+        >>> 0 < loader.wait_seconds < 60
+        True
         """
-        return training_progress(self, total)
+        return self._session.wait_seconds
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last batch delivered: a flat dict of integers and strings. Where batches are

@@ -1,60 +1,66 @@
-"""A bar that says how far a long job is, and nothing for a short one.
+"""A progress bar for long jobs, by tqdm, and nothing for short ones.
 
-It is shown as ``loader.progress()`` is: by rich, else by tqdm, else as a line, in a notebook below the cell;
-and is gone when the job ends. Where stderr is no terminal a line goes to the logger ``trainpipes`` at level
-INFO now and then, for those who have asked for it. Other ranks than 0 and worker processes show nothing, nor
-does any process with ``TRAINPIPES_PROGRESS=0`` in its environment.
+The bar appears after a second and is gone when the job ends. Without a terminal or a notebook, or without
+tqdm, the logger ``trainpipes`` gets a line every 10 seconds at level INFO instead. Only rank 0 shows
+anything, and no worker process. ``TQDM_DISABLE=1`` turns the bars off.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import multiprocessing
+import os
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from types import TracebackType
-from typing import TextIO, TypeVar
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from trainpipes.amount import amount
-from trainpipes.progress_displays import Display, Shown, display_for, take_screen
 
 __all__ = ["JobReport", "Progress", "counted"]
 
 T = TypeVar("T")
 
+log = logging.getLogger("trainpipes")
+
 #: Seconds after which a job counts as long.
 PATIENCE = 1.0
+#: Seconds from one drawing of a bar to the next, and from one line of the log to the next.
+EVERY_DRAWN = 0.2
+EVERY_LOGGED = 10.0
 
 
 class Progress:
     """Counts how much of a job is done. Threads may share one; an ``advance`` costs less than 1 µs.
 
-    Nothing draws by itself: it is drawn in the thread that advances, after a second and then a few times a
-    second, and the other threads do not wait for that. Of two jobs at a time the first one is shown.
+    The thread that advances draws the bar, and the other threads do not wait for it.
 
     Args:
         job: what is done, as in "reading footers".
-        total: how many there are; None where nobody knows.
-        unit: of what, in the plural; "bytes" are told in MB.
-        stream: where to show it; stderr if None.
+        total: how many there are; None where that is unknown.
+        unit: what is counted, in the plural, or "bytes".
 
     >>> with Progress("reading footers", total=3, unit="files") as progress:
     ...     for _ in range(3):
     ...         progress.advance()
     """
 
-    def __init__(
-        self, job: str, total: int | None, unit: str, stream: TextIO | None = None
-    ) -> None:
+    def __init__(self, job: str, total: int | None, unit: str) -> None:
         self._job = job
         self._total = total or None
         self._unit = unit
-        self._stream = stream
-        self._display: Display | None = None
-        self._quiet = False
         self._counting, self._drawing = threading.Lock(), threading.Lock()
+        self._bar: Any = None
         self._done = self._before = 0
-        self._started = time.monotonic()
-        self._next = self._started + PATIENCE
+        self._next = time.monotonic() + PATIENCE
 
     def __enter__(self) -> Progress:
         return self
@@ -66,19 +72,17 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         with self._drawing:
-            self._quiet = True
-            if self._display is not None:
-                self._display.clear()
-                take_screen(self, give_back=True)
+            self._next = math.inf
+            if self._bar is not None:
+                self._bar.close()
 
     def advance(self, count: int = 1) -> None:
         """``count`` more are done."""
         with self._counting:
             self._done += count
-        now = time.monotonic()
-        if now >= self._next and not self._quiet and self._drawing.acquire(blocking=False):
+        if time.monotonic() >= self._next and self._drawing.acquire(blocking=False):
             try:
-                self._draw(now)
+                self._draw()
             finally:
                 self._drawing.release()
 
@@ -87,31 +91,35 @@ class Progress:
         self._done += count
         self._before += count
 
-    def _draw(self, now: float) -> None:
-        if self._quiet:
+    def _draw(self) -> None:
+        if self._next == math.inf:
             return
-        if self._display is None:
-            self._quiet = not take_screen(self)
-            if self._quiet:
-                return
-            self._display = display_for(self._stream)
-        self._display.show(self._shown(now - self._started))
-        self._next = time.monotonic() + self._display.every
+        if not _may_show():
+            self._next = math.inf
+        elif _has_bar():
+            if self._bar is None:
+                self._bar = _new_bar(self._job, self._total, self._unit, self._before)
+            self._bar.update(self._done - self._bar.n)
+            self._next = time.monotonic() + EVERY_DRAWN
+        else:
+            log.info(self._line())
+            self._next = time.monotonic() + EVERY_LOGGED
 
-    def _shown(self, seconds: float) -> Shown:
-        done = self._done
-        rate = (done - self._before) / max(seconds, 1e-9)
-        text = f"{amount(round(rate)) if self._unit == 'bytes' else f'{rate:,.0f}'}/s"
-        if self._total and rate:
-            text += f", {max(0.0, self._total - done) / rate:.0f} s left"
-        return Shown(self._job, done, self._total, text, self._unit)
+    def _line(self) -> str:
+        if self._unit == "bytes":
+            done, total = amount(self._done), amount(self._total or 0)
+        else:
+            done, total = f"{self._done:,}", f"{self._total or 0:,} {self._unit}"
+        if self._total is None:
+            return f"{self._job}: {done}" + f" {self._unit}" * (self._unit != "bytes")
+        return f"{self._job}: {self._done / self._total:.0%}, {done} of {total}"
 
 
 class JobReport:
-    """Shows one job after the other: what a function is given that takes ``progress=``.
+    """Shows one job after the other: the default of functions that take ``progress=``.
 
     Args:
-        name: of what all of them are about.
+        name: what all of them are about.
     """
 
     def __init__(self, name: str) -> None:
@@ -139,16 +147,47 @@ class JobReport:
 def counted(
     items: Iterable[T], job: str, total: int | None, unit: str, size: int | None = 1
 ) -> Iterator[T]:
-    """The items, with progress.
+    """The items, with a progress bar.
 
     Args:
-        items: what is gone through.
+        items: any iterable.
         job: what is done, as in "measuring padding".
-        total: how many there are in all; None where nobody knows.
-        unit: of what, in the plural.
+        total: how many there are in all; None where that is unknown.
+        unit: what is counted, in the plural.
         size: how many one item counts; None for its length.
     """
     with Progress(job, total, unit) as progress:
         for item in items:
             yield item
             progress.advance(len(item) if size is None else size)  # type: ignore[arg-type]
+
+
+def _may_show() -> bool:
+    """Whether this process is rank 0, and no worker of another process."""
+    started = dist.is_available() and dist.is_initialized()
+    if (dist.get_rank() if started else os.environ.get("RANK", "0")) not in (0, "0"):
+        return False
+    if get_worker_info() is not None or multiprocessing.current_process().daemon:
+        return False
+    # mp.spawn starts ranks as child processes.
+    return started or "RANK" in os.environ or multiprocessing.parent_process() is None
+
+
+def _has_bar() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    in_notebook = getattr(shell, "kernel", None) is not None
+    return (in_notebook or sys.stderr.isatty()) and find_spec("tqdm") is not None
+
+
+def _new_bar(job: str, total: int | None, unit: str, initial: int) -> Any:
+    with warnings.catch_warnings():  # that a notebook lacks ipywidgets: a line of text does as well
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm
+
+    bar = type("Bar", (tqdm,), {"monitor_interval": 0})  # without a thread of its own
+    is_bytes = unit == "bytes"
+    return bar(
+        desc=job, total=total, initial=initial, unit="B" if is_bytes else f" {unit}",
+        unit_scale=is_bytes, dynamic_ncols=True, leave=False, mininterval=0,
+    )  # fmt: skip

@@ -10,7 +10,6 @@ import click
 
 from trainpipes_cli.app import Command
 from trainpipes_cli.console import note, out, print_json
-from trainpipes_cli.progress import progress
 from trainpipes_cli.ray_options import engine_options
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 from trainpipes_cli.storage_options import storage_options as parsed
@@ -137,7 +136,7 @@ def command(
 
     options = parsed(storage_options)
     try:
-        with options_as_typed(), progress("rows") as report:
+        with options_as_typed():
             done = repack(
                 files if len(files) > 1 else files[0], folder,
                 shuffle=shuffle, seed=seed, sort=names[0], descending=descending,
@@ -146,7 +145,7 @@ def command(
                 files=number, compression=None if compression == "none" else compression,
                 compression_level=compression_level, memory=memory,
                 temporary_folder=temporary_folder, overwrite=overwrite, verify=verify,
-                threads=threads, storage_options=options, progress=report,
+                threads=threads, storage_options=options,
                 engine=engine,  # type: ignore[arg-type]
                 address=address, shared_filesystem=shared_filesystem,
             )  # fmt: skip

@@ -16,11 +16,11 @@ from trainpipes_cli.recipes import recipe_names
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 
 if TYPE_CHECKING:
-    from trainpipes.checkpoint import FoundState, Told
+    from trainpipes.checkpoint import FoundState, StateSummary
 
 __all__ = ["command"]
 
-#: Columns of what is told, before its text.
+#: Columns before the text of a line.
 INDENT = 11
 
 
@@ -74,27 +74,27 @@ def show(checkpoint: str, as_json: bool) -> int:
     Example:
       trainpipes state show checkpoint.pt
     """
-    from trainpipes.checkpoint import read_states, tell
+    from trainpipes.checkpoint import read_states, summarize
     from trainpipes.errors import StateError
 
     found = read_states(checkpoint)
-    told: list[Told | str] = []
+    summaries: list[StateSummary | str] = []
     for one in found:
         try:
-            told.append(tell(one))
+            summaries.append(summarize(one))
         except StateError as error:
-            told.append(str(error))
+            summaries.append(str(error))
     if as_json:
-        print_json([_as_json(one, said) for one, said in zip(found, told, strict=True)])
+        print_json([_as_json(one, said) for one, said in zip(found, summaries, strict=True)])
     else:
-        for number, (one, said) in enumerate(zip(found, told, strict=True)):
+        for number, (one, said) in enumerate(zip(found, summaries, strict=True)):
             if number:
                 out().print()
             _print(one, said)
-    problems = [said for said in told if isinstance(said, str)]
-    if len(problems) < len(told):
+    problems = [said for said in summaries if isinstance(said, str)]
+    if len(problems) < len(summaries):
         return 0
-    alone = len(told) == 1
+    alone = len(summaries) == 1
     error_line(
         f"{found[0].where}: {problems[0]}" if alone else f"{checkpoint}: no state can be read"
     )
@@ -210,60 +210,61 @@ def check(
     return FAILED if any(one.problem for one in tried) else 0
 
 
-def _print(found: FoundState, told: Told | str) -> None:
+def _print(found: FoundState, summary: StateSummary | str) -> None:
     from rich.text import Text
 
     out().print(Text(printable(found.where), "bold"), soft_wrap=True)
-    for label, text in _lines(found, told):
+    for label, text in _lines(found, summary):
         style = "bold red" if label == "problem" else "dim"
         line = Text.assemble((f"  {label}".ljust(INDENT), style), printable(text))
         out().print(line, soft_wrap=True)
 
 
-def _lines(found: FoundState, told: Told | str) -> Sequence[tuple[str, str]]:
-    """What is told of a state, line by line."""
-    if isinstance(told, str):
-        return [("problem", told)]
-    done = f"epoch {told.epoch}, {told.batches:,} batches of all ranks done"
+def _lines(found: FoundState, summary: StateSummary | str) -> Sequence[tuple[str, str]]:
+    """A summary, line by line."""
+    if isinstance(summary, str):
+        return [("problem", summary)]
+    done = f"epoch {summary.epoch}, {summary.batches:,} batches of all ranks done"
     if found.kept_by == "datasets":
-        done = f"epoch {told.epoch}, row {told.batches:,}"
-    if told.epoch_batches and told.share is not None:
-        done = (
-            f"epoch {told.epoch}, {told.batches:,} of {told.epoch_batches:,} batches of all ranks done, "
-            f"{told.share:.1%}"
+        done = f"epoch {summary.epoch}, row {summary.batches:,}"
+    saved = f"{found.kept_by} with {summary.workers} workers" if summary.workers else found.kept_by
+    if summary.rank is not None:
+        rank, world = summary.rank
+        own = (
+            ""
+            if summary.rank_batches is None
+            else f", which has had {summary.rank_batches:,} of them"
         )
-    saved = f"{found.kept_by} with {told.workers} workers" if told.workers else found.kept_by
-    if told.rank is not None:
-        rank, world = told.rank
-        own = "" if told.rank_batches is None else f", which has had {told.rank_batches:,} of them"
         saved = f"rank {rank} of {world}{own}{f'; {saved}' if saved else ''}"
     lines = [("position", done)]
     if saved:
         lines.append(("saved by", saved))
     data = [f"{count:,} {what}{'s' * (count != 1)}" for count, what in
-            ((told.files, "file"), (told.rows, "row")) if count is not None]  # fmt: skip
+            ((summary.files, "file"), (summary.rows, "row")) if count is not None]  # fmt: skip
     lines += [
-        ("pipeline", " > ".join(told.stages)),
+        ("pipeline", " > ".join(summary.stages)),
         ("data", ", ".join(data) or "not counted"),
-        ("loads on", _ranks(found, told)),
-        ("format", str(told.format)),
+        ("loads on", _ranks(found, summary)),
+        ("format", str(summary.format)),
     ]
     return lines
 
 
-def _ranks(found: FoundState, told: Told) -> str:
+def _ranks(found: FoundState, summary: StateSummary) -> str:
     """Which numbers of ranks may load a state."""
     if found.kept_by == "datasets":
         return "as many ranks and workers as have saved it"
-    sizes = [str(size) for size in told.world_sizes]
+    sizes = [str(size) for size in summary.world_sizes]
     if len(sizes) > 13:
         sizes = [*sizes[:11], "…", sizes[-1]]
     several = f"{', '.join(sizes[:-1])} or {sizes[-1]} ranks" if sizes[1:] else "1 rank"
-    if told.rank is None:
+    if summary.rank is None:
         return several
-    return f"{told.rank[1]} ranks, each with its own; {several} with the states of all merged"
+    return f"{summary.rank[1]} ranks, each with its own; {several} with the states of all merged"
 
 
-def _as_json(found: FoundState, told: Told | str) -> dict[str, Any]:
-    said = {"problem": told} if isinstance(told, str) else {"problem": None, **told.to_dict()}
+def _as_json(found: FoundState, summary: StateSummary | str) -> dict[str, Any]:
+    said = (
+        {"problem": summary} if isinstance(summary, str) else {"problem": None, **summary.to_dict()}
+    )
     return {"path": found.path, "keys": found.keys, "kept_by": found.kept_by or None, **said}

@@ -11,7 +11,6 @@ import click
 from trainpipes_cli.app import Command
 from trainpipes_cli.console import note, out, print_json
 from trainpipes_cli.pipelines import of_config, of_recipe, recipe_options
-from trainpipes_cli.progress import progress
 from trainpipes_cli.ray_options import engine_options
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 from trainpipes_cli.storage_options import storage_options as of_json
@@ -130,12 +129,12 @@ def command(
 
     storage = of_json(storage_options) if "://" in folder else None
     started = time.monotonic()
-    with options_as_typed(), progress("rows") as report:
+    with options_as_typed():
         done = tokenize(
             pipe, folder, format=form, dtype=dtype,  # type: ignore[arg-type]
             compression=None if compression == "none" else compression,
             bytes_per_file=bytes_per_file or FILE_BYTES, processes=processes, overwrite=overwrite,
-            verify=verify, progress=report, engine=engine,  # type: ignore[arg-type]
+            verify=verify, engine=engine,  # type: ignore[arg-type]
             address=address, shared_filesystem=shared_filesystem,
             storage_options=storage,
         )  # fmt: skip

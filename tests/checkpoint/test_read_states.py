@@ -9,7 +9,6 @@ import pickle
 import shutil
 import struct
 import sys
-import threading
 import zipfile
 from collections import OrderedDict
 from contextlib import suppress
@@ -25,8 +24,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from checkpoint.layouts import counted, of_ranks, save, state, stateful, uncounted
-from trainpipes.checkpoint import read_states, tell
-from trainpipes.checkpoint.inert import Inert, read_inert
+from trainpipes.checkpoint import read_states, summarize
 from trainpipes.errors import TrainpipesError
 
 
@@ -106,8 +104,8 @@ def test_states_of_several_ranks_are_each_told(tmp_path):
         '["ranks"][1]',
         '["ranks"][2]',
     ]
-    assert [tell(one).rank for one in found] == [None, (0, 3), (1, 3), (2, 3)]
-    assert {tell(one).rank_batches for one in found[1:]} == {3}
+    assert [summarize(one).rank for one in found] == [None, (0, 3), (1, 3), (2, 3)]
+    assert {summarize(one).rank_batches for one in found[1:]} == {3}
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -117,7 +115,7 @@ def test_the_state_of_a_stateful_data_loader_is_one(workers, layout, tmp_path):
     (found,) = read_states(path)
     assert (found.keys, found.kept_by) == ('["dl"]', "StatefulDataLoader")
     assert len(found.states) == max(1, workers)
-    told = tell(found)
+    told = summarize(found)
     assert (told.batches, told.workers) == (5, workers if workers > 1 else 0)
     assert tp.merge_states(found.states)["m"] == 5
 
@@ -128,26 +126,7 @@ def test_a_stateful_data_loader_between_snapshots_says_so(tmp_path):
     (found,) = read_states(save(late, tmp_path / "late.pt", "torch"))
     assert "3 batches after its last snapshot" in found.problem
     with pytest.raises(tp.StateError, match="snapshot"):
-        tell(found)
-
-
-def test_a_checkpoint_of_format_1_saved_by_two_ranks(golden):
-    counted_, uncounted_ = read_states(golden / "format-1" / "checkpoint")
-    assert (counted_.keys, uncounted_.keys) == ('["counted"]', '["uncounted"]')
-    for found in (counted_, uncounted_):
-        told = tell(found)
-        assert (told.format, told.epoch, told.batches, told.num_shards) == (1, 0, 10, 12)
-        assert told.rank is None
-    from elastic.saved_on_ranks import LOADERS
-
-    for found in (counted_, uncounted_):
-        LOADERS[found.keys[2:-2]]().load_state_dict(dict(found.states[0]))
-
-
-def test_the_states_of_a_json_of_many(golden):
-    found = read_states(golden / "state-format-1.json")
-    assert found
-    assert {tell(one).format for one in found} == {1}
+        summarize(found)
 
 
 def test_a_folder_is_looked_through(tmp_path):
@@ -164,7 +143,7 @@ def test_a_folder_is_looked_through(tmp_path):
         "checkpoint-2/trainpipes.json",
         "dcp",
     ]
-    assert [tell(one).batches for one in found] == [10, 2, 4]
+    assert [summarize(one).batches for one in found] == [10, 2, 4]
 
 
 def test_a_folder_says_which_of_its_files_cannot_be_read(tmp_path, sprung):
@@ -173,10 +152,10 @@ def test_a_folder_says_which_of_its_files_cannot_be_read(tmp_path, sprung):
     (tmp_path / "cut.pt").write_bytes(save(state(), tmp_path / "x.pt", "torch").read_bytes()[:-900])
     (tmp_path / "x.pt").unlink()
     bad, cut, good = read_states(tmp_path)
-    assert "could run code" in bad.problem
+    assert "nothing of it is read" in bad.problem
     assert "cut short" in cut.problem
     assert good.problem == ""
-    assert tell(good).batches == 7
+    assert summarize(good).batches == 7
 
 
 def test_what_reads_a_folder_does_not_go_round_in_links(tmp_path):
@@ -196,8 +175,8 @@ def test_nothing_is_there(tmp_path):
     (tmp_path / "empty" / "notes.json").write_text("{}")
     assert "none of its 1 files holds one" in refused(tmp_path / "empty")
     (tmp_path / "zero.pt").write_bytes(b"")
-    assert "is empty" in refused(tmp_path / "zero.pt")
-    with pytest.raises(tp.StateError, match="copy it here first"):
+    assert "of no known format" in refused(tmp_path / "zero.pt")
+    with pytest.raises(TrainpipesError, match="copy the checkpoint here"):
         read_states("s3://bucket/checkpoint.pt")
 
 
@@ -208,7 +187,7 @@ def test_nothing_is_there(tmp_path):
         ({"global_step": 3, "log_history": []}, "trainer_state.json of a Hugging Face Trainer"),
         ({"state": {}, "param_groups": []}, "the state of an optimizer"),
         ({"a": 1}, "the key 'trainpipes' is missing"),
-        ([1, 2], "holds no state of trainpipes, but [1, 2]"),
+        ([1, 2], "holds no state of trainpipes: it holds [1, 2]"),
         ({"trainpipes": 2}, "the key 'trainpipes' is missing|not a state of trainpipes"),
     ],
 )
@@ -222,14 +201,14 @@ def test_what_another_library_saved_is_named(value, said, tmp_path):
     [
         (b"\x00" * 100, "is of no known format"),
         (b"{", "is no JSON, or is cut short"),
-        (b"[" * 200_000, "is JSON that is nested too deeply"),
+        (b"[" * 200_000, "is no JSON"),
         (b'{"a": 1e999999, "b": ' + b"9" * 10_000 + b"}", "is no JSON"),
         (b"PK\x03\x04", "is damaged or cut short"),
-        (b"\x80", "is a pickle that torch.save has not written, or damaged"),
-        (b"\x80\x02}q\x00.", "is a pickle that torch.save has not written"),
-        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f", "nothing of it was read"),
+        (b"\x80", "use another checkpoint"),
+        (b"\x80\x02}q\x00.", "not of torch.save"),
+        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f", "nothing of it is read"),
         (b"\xff\xfe{", "is of no known format"),
-        (struct.pack("<Q", 40) + b'{"w":{"dtype":"F32"}}' + bytes(50), "is safetensors"),
+        (struct.pack("<Q", 40) + b'{"w":{"dtype":"F32"}}' + bytes(50), "is of no known format"),
         (gzip.compress(b"{}", mtime=0), "is of no known format"),
     ],
 )
@@ -241,7 +220,7 @@ def test_files_of_something_else(content, said, tmp_path):
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert "is a pipe" in refused(tmp_path / "pipe")
+    assert "no regular file" in refused(tmp_path / "pipe")
     with pytest.raises(TrainpipesError, match="no regular file"):
         read_states("/dev/zero")
     save(state(), tmp_path / "state.json", "json")
@@ -263,7 +242,7 @@ def test_what_may_not_be_read_says_so(tmp_path):
 def test_a_pickle_that_would_run_something_runs_nothing(protocol, tmp_path, sprung):
     path = tmp_path / "evil.pt"
     path.write_bytes(pickle.dumps({"trainpipes": 2, "m": Trap()}, protocol))
-    assert "nothing of it was read" in refused(path)
+    assert "nothing of it is read" in refused(path)
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -274,7 +253,7 @@ def test_torch_save_of_objects_is_refused_with_the_way_out(new, tmp_path, sprung
         torch.save(checkpoint, path, _use_new_zipfile_serialization=new)
         told = refused(path)
         assert name in told
-        assert "nothing of it was read" in told
+        assert "nothing of it is read" in told
         assert "torch.save(loader.state_dict(), path)" in told
 
 
@@ -284,13 +263,13 @@ def test_the_index_of_a_dcp_folder_runs_nothing(tmp_path, sprung):
     metadata.planner_data = {**metadata.planner_data, "x": Trap()}
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
     (found,) = read_states(path)
-    assert dict(found.states[0]) == state()
+    assert "whose code could run" in found.problem
 
 
 def test_a_value_of_a_dcp_folder_runs_nothing(tmp_path, sprung):
     path = save({"loader": {**state(), "batch_sizes": Trap()}}, tmp_path / "dcp", "dcp")
     (found,) = read_states(path)
-    assert "could run code" in found.problem
+    assert "nothing of it is read" in found.problem
 
 
 def test_a_dcp_folder_that_was_not_finished_says_so(tmp_path):
@@ -326,24 +305,24 @@ def test_an_archive_that_grows_when_it_is_read_is_refused(tmp_path):
     path = tmp_path / "bomb.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02" + bytes(200_000_000))
-    assert "compressed archive" in refused(path)
+    assert "torch.save has not written" in refused(path)
 
 
 def test_an_archive_of_something_else_is_refused(tmp_path):
     np.savez(tmp_path / "arrays.npz", x=np.arange(3))
-    assert "an archive that torch.save has not written" in refused(tmp_path / "arrays.npz")
+    assert "not of torch.save" in refused(tmp_path / "arrays.npz")
 
 
 def test_a_value_that_holds_another_many_times_is_quoted_in_short(tmp_path):
     bomb: list[Any] = ["x"]
     for _ in range(60):
         bomb = [bomb] * 20
-    assert "holds no state of trainpipes, but [[[" in refused(
+    assert "holds no state of trainpipes: it holds [[[" in refused(
         save(bomb, tmp_path / "bomb.pt", "torch")
     )
     (found,) = read_states(save({**state(), "epoch": bomb}, tmp_path / "odd.pt", "torch"))
     with pytest.raises(tp.StateError, match="epoch: must be an integer"):
-        tell(found)
+        summarize(found)
 
 
 def test_a_value_that_holds_itself_is_looked_into_once(tmp_path):
@@ -371,7 +350,7 @@ def test_a_damaged_file_is_one_sentence_or_a_state_that_is_damaged(data):
     path.write_bytes(content)
     with suppress(TrainpipesError):
         for found in read_states(path):
-            tell(found)
+            summarize(found)
     path.unlink()
 
 
@@ -387,62 +366,6 @@ def _saved() -> list[tuple[bytes, str]]:
 
 
 _SAVED: list[tuple[bytes, str]] = []
-
-
-def test_inert_objects_of_every_kind():
-    values = [
-        torch.float32,
-        OrderedDict(a=1),
-        threading.Thread,
-        SimpleNamespace(x=[1]),
-        b"\x00",
-        {1, 2},
-        1j,
-    ]
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        found = read_inert(pickle.dumps(values, protocol))
-        assert len(found) == len(values)
-        assert isinstance(found[3], Inert)
-        assert found[3].held == {"x": [1]}
-    with pytest.raises(ValueError, match="no pickle"):
-        read_inert(b"\x80\x04nonsense")
-
-
-def test_a_pickle_takes_no_more_room_than_it_has():
-    for code in (b"r\xff\xff\xff\x3f", b"\x96" + b"\xff" * 6 + b"\x00\x00"):  # a memo, a bytearray
-        with pytest.raises(ValueError, match="no pickle"):
-            read_inert(b"\x80\x05" + code + b"K\x01" + code + b".x")
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (b"}", b"K\x01s."),
-        (b"}(", b"K\x01u."),
-        (b"(", b"K\x01d."),
-        (b"\x8f(", b"\x90."),
-        (b"(", b"\x91."),
-    ],
-)
-def test_a_pickle_whose_keys_would_be_hashed_for_ever(before, after):
-    doubled = b"q\x01h\x01\x86"  # a pair of what was there before
-    hostile = b"\x80\x04" + before + b"X\x01\x00\x00\x00x\x85" + doubled * 80 + after
-    with pytest.raises(ValueError, match="tuples in tuples without end"):
-        read_inert(hostile)
-
-
-def test_keys_of_tuples_are_read():
-    value = {("a", (1, (2, 3))): 1, frozenset({(1, 2)}): 2}
-    assert read_inert(pickle.dumps(value)) == value
-
-
-def test_an_archive_whose_keys_would_be_hashed_for_ever_is_refused(tmp_path):
-    doubled = b"q\x01h\x01\x86" * 80
-    with zipfile.ZipFile(tmp_path / "slow.pt", "w") as archive:
-        hostile = b"\x80\x02}X\x01\x00\x00\x00x\x85" + doubled + b"K\x01s."
-        archive.writestr("slow/data.pkl", hostile)
-        archive.writestr("slow/version", b"3\n")
-    assert "tuples in tuples without end" in refused(tmp_path / "slow.pt")
 
 
 def test_json_in_which_a_state_is_a_text_is_told_to_be_parsed(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import pickle
 import random
 from pathlib import Path
@@ -13,9 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainpipes import progress, progress_displays
 from trainpipes.errors import MissingFilesError, SchemaError, UnreadableError
-from trainpipes.progress import Progress
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.parquet import index as index_module
 from trainpipes.sources.parquet.index import read_index
@@ -328,46 +324,3 @@ def test_the_size_of_a_row_is_told_within_a_factor_of_two_and_a_half(
 def test_the_size_of_a_row_is_of_the_chosen_columns(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", {"id": range(100), "idx": ["x" * 1000] * 100})
     assert (source(tmp_path, ["id"]).row_bytes or 0) < 10
-
-
-# Progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_short_job_shows_nothing() -> None:
-    screen = Terminal()
-    with Progress("reading", 10, "files", screen) as shown:
-        shown.advance(10)
-    assert screen.getvalue() == ""
-
-
-def test_a_long_job_shows_a_line_on_a_terminal_and_wipes_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    monkeypatch.setattr(progress_displays, "find_spec", lambda name: None)  # neither rich nor tqdm
-    screen = Terminal()
-    with Progress("reading", 2000, "files", screen) as shown:
-        shown.advance(1000)
-    assert screen.getvalue().startswith("\rreading: 50%, 1,000 of 2,000 files, ")
-    assert screen.getvalue().endswith(" \r")
-
-
-def test_a_long_job_without_a_terminal_is_told_to_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    screen = io.StringIO()
-    with (
-        caplog.at_level(logging.INFO, "trainpipes"),
-        Progress("reading", 20, "files", screen) as shown,
-    ):
-        shown.advance(10)
-    assert screen.getvalue() == ""
-    (said,) = caplog.messages
-    assert said.startswith("reading: 50%, 10 of 20 files, ")
-    assert said.endswith("/s, 0 s left")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import perf_counter
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -65,9 +66,12 @@ class PassIterator:
             self._one_at_a_time.wait()
         try:
             rest = self._rest
+            asked = perf_counter()
             item = self._first() if rest is None else next(rest)
             if self._info is None:
-                self._session.last = self._current
+                session = self._session
+                session.last = self._current
+                session.wait_seconds += perf_counter() - asked
             return item
         except StopIteration:
             if self._current is not None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 from weakref import WeakSet
 
 from torch.utils.data import get_worker_info
 
-from trainpipes.callers import callers
 from trainpipes.cursor import is_count
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.foreign_state import is_stateful_data_loaders
@@ -31,8 +29,6 @@ from trainpipes.warn_once import has_warned, warn_once
 
 __all__ = ["MOST_EPOCHS", "Session"]
 
-#: The module of what ``Loader.progress()`` gives.
-SHOWS_PROGRESS = "trainpipes.training_progress"
 #: Above it, numbers of epochs no longer fit where they are kept.
 MOST_EPOCHS = 1 << 40
 
@@ -75,6 +71,8 @@ class Session:
         self.last: OnePass | None = None
         #: Those whose items were asked for.
         self.begun: WeakSet[OnePass] = WeakSet()
+        #: How long loops of this process have waited for items.
+        self.wait_seconds = 0.0
         #: How often a worker has iterated it.
         self.iterated = 0
         #: Whether there was no pass yet but the one at hand, which was not told where to start: it may be a
@@ -229,8 +227,7 @@ class Session:
             f"the loop before was left within {epoch}, {said[0]}. To continue within an epoch, keep its "
             f"iterator, batches = iter(loader); to look at one item, use peek(); {said[1]}",
             key,
-            # The loop; around its loader may be what shows its progress.
-            level=6 + any(module == SHOWS_PROGRESS for module, _ in islice(callers(), 8)),
+            level=6,
         )
 
     def upcoming(self) -> Position:

@@ -1,4 +1,4 @@
-"""``tell`` says what a state says, and ``fits`` whether a pipeline takes it."""
+"""``summarize`` says where a state stands, and ``fits`` whether a pipeline takes it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ from pathlib import Path
 
 import pytest
 
-import golden_pipelines
 import trainpipes as tp
 from checkpoint.layouts import counted, of_ranks, save, state, stateful, uncounted
-from every_recipe import EVERY
-from every_stage import ENDLESS, FINITE
-from trainpipes.checkpoint import FoundState, Told, fits, read_states, tell
+from trainpipes.checkpoint import FoundState, StateSummary, fits, read_states, summarize
 
 
-def told(pipe: tp.Pipeline, steps: int = 2) -> Told:
-    return tell(FoundState("x", "", (state(pipe, steps),)))
+def summary_of(pipe: tp.Pipeline, steps: int = 2) -> StateSummary:
+    return summarize(FoundState("x", "", (state(pipe, steps),)))
 
 
 def found(*states: dict[str, object]) -> list[FoundState]:
     return [FoundState(f"rank-{number}.pt", "", (one,)) for number, one in enumerate(states)]
 
 
-def test_what_is_told() -> None:
-    one = told(counted(), 7)
+def test_a_summary_says_where_the_run_stands() -> None:
+    one = summary_of(counted(), 7)
     assert one.to_dict() == {
         "format": 2,
         "epoch": 0,
         "batches": 7,
-        "epoch_batches": 60,
         "rank": None,
         "rank_batches": None,
         "workers": 0,
@@ -39,7 +35,6 @@ def test_what_is_told() -> None:
         "stages": ["from_tensors", "sharding_filter(12)", "shuffle(11)", "batch(5)", "collate"],
         "files": None,
         "rows": 300,
-        "share": 7 / 60,
     }
     assert json.loads(json.dumps(one.to_dict())) == one.to_dict()
 
@@ -47,47 +42,12 @@ def test_what_is_told() -> None:
 @pytest.mark.parametrize("world", [2, 3, 4, 6, 12])
 def test_whose_rank_a_state_is(world: int) -> None:
     for rank, one in enumerate(of_ranks(world)):
-        said = tell(FoundState("x", "", (one,)))
+        said = summarize(FoundState("x", "", (one,)))
         assert (said.rank, said.rank_batches) == ((rank, world), 3)
         assert said.needs_others
-        assert said.epoch_batches is None
 
 
-def test_epochs_are_counted_up() -> None:
-    loader = tp.Loader(counted())
-    assert len(list(loader)) == 60
-    assert (said := tell(found(loader.state_dict())[0])).share in (0, None, 1.0)
-    next(iter(loader))
-    said = tell(found(loader.state_dict())[0])
-    assert (said.epoch, said.batches, said.epoch_batches) == (1, 1, 60)
-
-
-MADE = {
-    **{f"golden, {name}": make for name, make in golden_pipelines.COUNTED.items()},
-    **{f"golden, {name}": make for name, make in golden_pipelines.UNCOUNTED.items()},
-    **{f"recipe, {name}": make for name, make in EVERY.items()},
-    **{f"stage, {name}": make for name, make in {**FINITE, **ENDLESS}.items()},
-}
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_batches_of_an_epoch_are_right_or_not_told(name: str, tmp_path: Path) -> None:
-    pipe = MADE[name](tmp_path)
-    counts = pipe._session.plan.counts
-    said = told(pipe, 1)
-    if said.epoch_batches is not None:
-        assert counts.known
-        assert said.epoch_batches == counts.batches_in_pass
-    assert len(said.stages) == len(json.loads(str(pipe.state_at(0)["pipeline"]))["stages"])
-
-
-def test_most_counted_pipelines_tell_the_batches_of_an_epoch(tmp_path: Path) -> None:
-    makes = golden_pipelines.COUNTED
-    known = [name for name, make in makes.items() if told(make(tmp_path), 1).epoch_batches]
-    assert len(known) > len(makes) / 2
-
-
-def test_a_damaged_state_is_not_told() -> None:
+def test_a_damaged_state_is_refused() -> None:
     for damaged in (
         {**state(), "m": 9},
         {**state(), "pipeline": "{}"},
@@ -95,14 +55,7 @@ def test_a_damaged_state_is_not_told() -> None:
         {"trainpipes": 2, "m": 1},
     ):
         with pytest.raises(tp.StateError):
-            tell(found(damaged)[0])
-
-
-def test_absurd_numbers_of_shards_are_not_counted_through(golden: Path) -> None:
-    old = read_states(golden / "state-format-1.json")  # which has no checksums
-    one = {k: v for k, v in old[0].states[0].items() if not k.startswith("shard-")}
-    with pytest.raises(tp.StateError, match="more than any run has ranks"):
-        tell(found({**one, "m": 0, "num_shards": 2**61})[0])
+            summarize(found(damaged)[0])
 
 
 # Whether a pipeline takes it
