@@ -131,13 +131,13 @@ EVERY: dict[str, Make] = {
     ),
     "masked_lm": lambda f: masked_lm(text_files(f), words(), **SMALL),
     "masked_lm / words": lambda f: masked_lm(text_files(f), words(), whole_words=True, **SMALL),
-    "chat": lambda f: chat(chats(), small_tokenizer(), bad_rows="keep", **SMALL),
-    "chat / dropped": lambda f: chat(chats(), small_tokenizer(), bad_rows="drop", **SMALL),
+    "chat": lambda f: chat(chats(), small_tokenizer(), on_error="keep", **SMALL),
+    "chat / dropped": lambda f: chat(chats(), small_tokenizer(), on_error="skip", **SMALL),
     "chat / packed": lambda f: chat(
-        chats(), small_tokenizer(), bad_rows="keep", packed=True, max_length=256, **SMALL
+        chats(), small_tokenizer(), on_error="keep", packed=True, max_length=256, **SMALL
     ),
     "preference": lambda f: preference(preferences(), "bytes", **SMALL),
-    "preference / dropped": lambda f: preference(preferences(), "bytes", bad_rows="drop", **SMALL),
+    "preference / dropped": lambda f: preference(preferences(), "bytes", on_error="skip", **SMALL),
     "tokens": lambda f: tokens(token_rows(), max_length=16, window=8, epochs=1, **SMALL),
     "tokens / mapped": lambda f: tokens(
         token_file(f), dtype="uint16", max_length=16, epochs=2, **SMALL

@@ -10,6 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import trainpipes as tp
 from trainpipes.extra import pip_install
 
@@ -119,3 +121,55 @@ def test_importing_brings_nothing_that_takes_its_time() -> None:
     assert not {
         name for name in brought if name.startswith(("trainpipes.describe", "numpy.testing"))
     }
+
+
+# Extras
+
+
+def names_of(extra: str) -> set[str]:
+    return {name_of(one) for one in EXTRAS[extra]}
+
+
+INTEGRATIONS = {
+    "accelerate": ["accelerate.py"],
+    "hf": ["datasets.py", "transformers/__init__.py"],
+    "keras": ["keras.py"],
+    "lightning": ["lightning/__init__.py"],
+    "ray": ["ray.py", "ray_data.py"],
+    "torchft": ["torchft.py"],
+    "transformers": ["transformers/__init__.py"],
+    "trl": ["trl/__init__.py", "trl/trainers.py", "trl/position.py", "transformers/__init__.py"],
+}
+
+
+@pytest.mark.parametrize("extra", INTEGRATIONS)
+def test_an_extra_brings_what_its_integration_asks_for(extra: str) -> None:
+    asked = set()
+    for name in INTEGRATIONS[extra]:
+        tree = ast.parse((ROOT / "pipes" / "trainpipes" / "integrations" / name).read_text())
+        calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call))
+        asked |= {str(ast.literal_eval(n.args[0])) for n in calls if ast.unparse(n.func) == "need"}
+    assert asked
+    assert asked <= names_of(extra)
+
+
+@pytest.mark.parametrize(
+    ("package", "least"), [("transformers", "5.3"), ("datasets", "4.8"), ("accelerate", "0.34")]
+)
+def test_no_extra_brings_a_version_that_is_refused(package: str, least: str) -> None:
+    brought = [one for several in EXTRAS.values() for one in several if name_of(one) == package]
+    assert brought
+    for one in brought:
+        oldest = re.search(r">=([\d.]+)", one)
+        assert oldest is not None, one
+        assert tuple(map(int, oldest[1].split("."))) >= tuple(map(int, least.split("."))), one
+
+
+def test_every_extra_is_tried_alone() -> None:
+    (uses,) = (
+        ast.literal_eval(node.value)
+        for node in ast.parse((ROOT / ".ci" / "each_extra.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "USES"
+    )
+    assert uses.keys() == EXTRAS.keys() - {"all"}
+    assert ".ci/each_extra.py" in (ROOT / ".ci" / "run").read_text()

@@ -1,6 +1,7 @@
 """The folder tree keeps its promises."""
 
 import ast
+import builtins
 import importlib
 import pkgutil
 from pathlib import Path
@@ -250,6 +251,14 @@ def test_public_names_are_sorted_and_there():
     assert trainpipes.__all__ == sorted(trainpipes.__all__)
     for name in trainpipes.__all__:
         assert getattr(trainpipes, name) is not None
+
+
+def test_importing_all_names_leaves_pythons_own_alone():
+    found = {}
+    exec("from trainpipes import *", found)
+    assert not found.keys() - {"__builtins__"} & vars(builtins).keys()
+    assert found["concat"] is trainpipes.concat
+    assert trainpipes.zip is not zip
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ from trainpipes.start import (
     read_parquet,
     read_text,
     read_webdataset,
-    zip,
+)
+from trainpipes.start import (
+    zip as zip,
 )
 from trainpipes.version import __version__ as __version__
 
@@ -74,8 +76,8 @@ __all__ = [
     "from_ray", "from_source", "from_tensors", "from_torchdata", "list_files", "load", "locate",
     "merge_states", "mix", "nodes", "pad_sequences", "read_arrow", "read_bytes", "read_csv", "read_files",
     "read_images", "read_json", "read_memmap", "read_numpy", "read_parquet", "read_text",
-    "read_webdataset", "recipe", "recipes", "samplers", "show", "write_memmap", "zip",
-]  # fmt: skip
+    "read_webdataset", "recipe", "recipes", "samplers", "show", "write_memmap",
+]  # fmt: skip  # not "zip", which is a builtin of Python's where names are imported by *
 
 
 def __getattr__(name: str) -> Any:
@@ -86,5 +88,6 @@ def __getattr__(name: str) -> Any:
     if name == "show":
         return importlib.import_module("trainpipes.preview.preview").show_item
     raise AttributeError(
-        f"module 'trainpipes' has no attribute {name!r}{other_name(name, __all__)}", name=name
+        f"module 'trainpipes' has no attribute {name!r}{other_name(name, [*__all__, 'zip'])}",
+        name=name,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,7 @@ from trainpipes_cli.storage_options import storage_options
 if TYPE_CHECKING:
     from trainpipes import Pipeline
 
-__all__ = ["of_config", "of_recipe", "recipe_option", "recipe_options"]
+__all__ = ["of_config", "of_recipe", "recipe_of", "recipe_option", "recipe_options"]
 
 
 def of_recipe(
@@ -62,6 +63,19 @@ def of_config(
         storage_options=storage_options(storage),
         changes=given,
     )
+
+
+def recipe_of(path: str, changes: Sequence[str]) -> str | None:
+    """The recipe of a config that can be loaded; None if it has stages alone."""
+    from trainpipes.config.changes import apply
+    from trainpipes.config.compose import compose
+    from trainpipes.config.nodes import Keyed, Text
+    from trainpipes.config.origin import Origin
+
+    origin = Origin(path)
+    root = apply(compose(Path(path).read_text("utf-8-sig"), origin), _changes(changes), origin)
+    named = root.get("recipe") if isinstance(root, Keyed) else None
+    return named.text if isinstance(named, Text) else None
 
 
 def _changes(texts: Sequence[str]) -> dict[str, Any]:

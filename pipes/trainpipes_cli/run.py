@@ -11,7 +11,7 @@ import click
 
 from trainpipes_cli.app import Command
 from trainpipes_cli.console import note, out, print_json
-from trainpipes_cli.pipelines import of_config, of_recipe, recipe_options
+from trainpipes_cli.pipelines import of_config, of_recipe, recipe_of, recipe_options
 from trainpipes_cli.signals import INTERRUPTED, stop_like_ctrl_c
 from trainpipes_cli.storage_options import STORAGE_OPTIONS
 
@@ -143,15 +143,17 @@ def command(
                 "--files, --tokenizer and --option are for a recipe"
             )
         pipe = of_config(source, changes, allow_imports, storage_options)
+    recipe = source if _is_recipe(source) else recipe_of(source, changes)
     with stop_like_ctrl_c() as signals:
         report, shown, last = _run(
             _of_rank(pipe, rank, world_size), steps, epochs, show, resume, save_state is not None,
-            {"threads": threads, "num_workers": num_workers, "simulate_step": simulate_step},
+            {"threads": threads, "num_workers": num_workers, "simulate_step": simulate_step,
+             "recipe": recipe},
         )  # fmt: skip
     if as_json:
         print_json({**report.to_dict(), "shown": shown.to_dict()["items"]})
     else:
-        _print(report, shown, source if _is_recipe(source) else None)
+        _print(report, shown, recipe)
     if save_state is not None:
         _write_state(save_state, last)
     if report.ended == "interrupted":

@@ -17,6 +17,8 @@ __all__ = ["run_line", "summary"]
 
 #: Seconds between two changes of the line.
 EVERY = 0.1
+#: Seconds of loading that are worth a line.
+LOADING = 0.05
 
 
 @contextmanager
@@ -97,10 +99,9 @@ def _amounts(report: TrialReport) -> list[str]:
     if report.world_size > 1:
         rows.append(("rank", f"{report.rank} of {report.world_size}"))
     if report.cells:
-        learnt = (
-            "" if report.learnt_share is None else f", {report.learnt_share:.1%} of them learnt"
-        )
-        rows.append(("tokens", f"{report.tokens:,}{learnt if report.learnt_share else ''}"))
+        share = report.learnt_share
+        targets = "" if share is None else f", {share:.1%} of them targets"
+        rows.append(("tokens", f"{report.tokens:,}{targets}"))
         padding = report.cells - report.tokens
         rows.append(("padding", f"{padding / report.cells:.1%} of {report.cells:,} cells"))
     rows.append(
@@ -139,13 +140,16 @@ def _stages(report: TrialReport) -> list[str]:
     if not total:
         return []
     told = {name: s for name, s in report.stages.items() if s >= 0.001 * total}
-    width = max(map(len, told))
+    width = max(len("loading"), *map(len, told))
     lines = [
         f"  {name:{width}}  {_seconds(seconds):>8}  {seconds / total:6.1%}  "
         f"{'█' * round(20 * seconds / total)}".rstrip()
         for name, seconds in told.items()
     ]
     who = "workers" if report.num_workers else "threads"
+    if report.loading_seconds >= LOADING:
+        said = f"{_seconds(report.loading_seconds):>8}"
+        lines.append(f"  {'loading':{width}}  {said}  in first calls: imports, tokenizers")
     return ["", f"seconds of {who} in each stage, together {_seconds(total)}", *lines]
 
 

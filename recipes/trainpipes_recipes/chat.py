@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes_recipes.chats.bad_rows import BadRows
+from trainpipes.stages.targets import OnError
 from trainpipes_recipes.chats.conversations import conversations
 from trainpipes_recipes.inputs import CONVERSATIONS, Input, shuffled
 
@@ -21,7 +21,7 @@ def chat(
     tools: str | None = None,
     template: str | None = None,
     roles: Mapping[str, str] | None = None,
-    bad_rows: BadRows = "error",
+    on_error: OnError | None = None,
     parse_arguments: bool = True,
     max_length: int = 2048,
     packed: bool = False,
@@ -63,13 +63,15 @@ def chat(
         template: a Jinja template, in place of the tokenizer's own. Needed where the tokenizer's own writes
             earlier turns differently from the last one: mark the assistant's turns by ``{% generation %}``.
         roles: other names of roles: ``{"narrator": "system"}``.
-        bad_rows: "error" names the first row whose roles are in the wrong order, in which the assistant says
-            nothing, or whose response is empty; "drop" leaves such rows out; "keep" takes them as they are.
+        on_error: for rows whose roles are in the wrong order, in which the assistant says nothing, or whose
+            response is empty; and for rows without a target, which are cut before the assistant speaks.
+            "raise" names the first of either; "skip" leaves both out, and the log counts them; "keep" takes
+            them as they are. None raises for the former, and warns of the latter once.
         parse_arguments: give the template a tool call's arguments as a dict where they are JSON text; False
             for a template that wants text.
         max_length: the most tokens of a row.
         packed: let conversations share rows. How many batches an epoch has is then not known before its end,
-            as with ``bad_rows="drop"``; the last batch of each shard may be short.
+            as with ``on_error="skip"``; the last batch of each shard may be short.
         batch_size: rows in a batch.
         buffer_size: the fewest conversations that the shuffle mixes with each other.
         seed: for the order of rows.
@@ -98,20 +100,21 @@ def chat(
     """
     given = Input("chat", files, storage_options)
     rows = given.tokenized(
-        tokenizer, ["input_ids", "labels"], named=[messages, tools],
+        tokenizer, ["input_ids", "labels"], named=[messages, tools], on_error=on_error,
         chat_template={"max_length": max_length, "template": template},
     )  # fmt: skip
     if rows is None:
         (messages,) = given.find({"messages": messages}, CONVERSATIONS)
         columns = [messages] if tools is None else [messages, tools]
-        rows = conversations(given.rows(columns), messages, roles=roles, bad_rows=bad_rows)
+        rows = conversations(given.rows(columns), messages, roles=roles, on_error=on_error)
         rows = rows.chat_template(
             tokenizer, messages, template=template, tools=tools, parse_arguments=parse_arguments,
-            max_length=max_length,
+            max_length=max_length, on_error=on_error,
         ).select("input_ids", "labels")  # fmt: skip
     if cache:  # else conversations are written out once rows are dealt, wherever that stands
         rows = rows.cache(None if cache is True else cache)
     rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
     if packed:  # each shard packs its own, and keeps what is left at its end
-        return rows.pack(max_length, seed=seed).batch(batch_size).pad_collate()
+        packed_rows = rows.pack(max_length, seed=seed, on_error="keep")  # they were looked at
+        return packed_rows.batch(batch_size).pad_collate()
     return rows.batch(batch_size, drop_last=drop_last).pad_collate()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from trainpipes import ConfigError, Pipeline
+from trainpipes.stages.targets import OnError
 from trainpipes_recipes.inputs import PAIRS, TEXTS, Input, with_context
 
 __all__ = ["evaluation", "numbered"]
@@ -20,6 +21,7 @@ def evaluation(
     context: str | None = None,
     text: str | None = None,
     keep: str | Sequence[str] = (),
+    on_error: OnError | None = None,
     max_length: int = 1024,
     truncation_side: Literal["right", "left"] = "right",
     padding_side: Literal["right", "left"] = "right",
@@ -70,6 +72,9 @@ def evaluation(
             pair is there, the first of text, content, document and body.
         keep: columns to pass on unchanged: ids, references, class labels. A prompt that is kept is the one
             that the model is given, with its context.
+        on_error: with a response, for rows without a target, whose prompt alone fills ``max_length``: None
+            warns of the first in each process; "raise" names the first; "skip" leaves them out, and rows
+            whose text is null, and the log counts them; "keep" takes them as they are.
         max_length: the most tokens of a row.
         truncation_side: "right" cuts the end of a long row, "left" its start.
         padding_side: "right" or "left"; "left" for generation.
@@ -90,7 +95,7 @@ def evaluation(
         )
     kept = [keep] if isinstance(keep, str) else list(keep)
     ready = given.tokenized(
-        tokenizer, ["row", *kept, "input_ids"], named=[prompt, response, context, text],
+        tokenizer, ["row", *kept, "input_ids"], named=[prompt, response, context, text], on_error=on_error,
         tokenize={"max_length": max_length, "truncation_side": truncation_side},
     )  # fmt: skip
     if ready is not None:
@@ -120,6 +125,7 @@ def evaluation(
         eos=response is not None,
         labels=response,
         keep_text=True,
+        on_error=on_error,
     )
     made = ["input_ids"] if response is None else ["input_ids", "labels"]
     rows = rows.select("row", *dict.fromkeys(kept), *made)

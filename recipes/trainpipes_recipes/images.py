@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +21,7 @@ CLASSES = (*LABELS, ("cls",), ("fine_label",), ("y",))
 
 
 def images(
-    data: Any,
+    files: Any,
     *,
     image: str | None = None,
     label: str | None = None,
@@ -37,7 +37,7 @@ def images(
     std: float | Sequence[float] = STD,
     resize: int | None = None,
     min_size: int | None = None,
-    on_error: str = "error",
+    on_error: Literal["raise", "skip"] = "raise",
     batch_size: int = 32,
     buffer_size: int = 40_960,
     seed: int = 0,
@@ -63,10 +63,10 @@ def images(
     (``write_memmap`` of the decoded rows), which this recipe takes as well.
 
     Args:
-        data: a folder with a folder of pictures for each class; files of any format that ``Input`` knows (tar
-            archives, Parquet with bytes or with images as Hugging Face's datasets have them, a folder that
-            ``write_memmap`` wrote, ...): path, glob, any fsspec URL, or a list of these; or a pipeline of
-            rows.
+        files: a folder with a folder of pictures for each class; files of any format that ``Input`` knows
+            (tar archives, Parquet with bytes or with images as Hugging Face's datasets have them, a folder
+            that ``write_memmap`` wrote, ...): path, glob, any fsspec URL, or a list of these; or a pipeline
+            of rows.
         image: column of the pictures, as bytes or as arrays uint8 ``[C, H, W]``. Left out, the first of
             image, img, picture, photo, jpg, jpeg, png, webp, bytes and pixels that is there.
         label: column of the classes: their numbers, or their names, which ``classes`` numbers. Left out, the
@@ -89,7 +89,7 @@ def images(
             more than ``size``.
         min_size: decode large JPEG files faster, at a smaller size whose sides have at least this many
             pixels: see ``decode_image``.
-        on_error: for pictures that cannot be decoded: "error" raises, "skip" leaves them out and logs how
+        on_error: for pictures that cannot be decoded: "raise" raises, "skip" leaves them out and logs how
             many.
         batch_size: B, rows in a batch.
         buffer_size: the fewest rows that the shuffle mixes with each other.
@@ -113,7 +113,7 @@ def images(
             f"images(classes) is a list of the names of all classes, got {classes!r}; left out, labels are "
             "numbers of classes, or folders"
         )
-    given = Input("images", data, storage_options)
+    given = Input("images", files, storage_options)
     (image,) = given.find({"image": image}, [(name,) for name in PICTURES])
     if label is None and classes is not None and "class" in given.columns:
         label = "class"  # folders' names; their numbers count these folders alone
@@ -122,7 +122,7 @@ def images(
     if lacking:
         raise SchemaError(f"images: there is no column {lacking[0]!r}, only {given.columns}")
     # Python's rows stay as they are: pictures of different sizes make no column.
-    rows = given.rows(None if isinstance(data, Pipeline) else [image, label])
+    rows = given.rows(None if isinstance(files, Pipeline) else [image, label])
 
     first = next(iter(rows.distributed(rank=0, world_size=1)), {image: None})
     encoded = not isinstance(first[image], np.ndarray | Tensor)
@@ -131,7 +131,7 @@ def images(
     elif not any(stage.role == "shard" for stage in rows.stages):
         rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
     if encoded:
-        rows = rows.decode_image(image, into=image, on_error=on_error, min_size=min_size)  # type: ignore[arg-type]
+        rows = rows.decode_image(image, into=image, on_error=on_error, min_size=min_size)
 
     if not train:
         larger = size * 8 // 7 if resize is None else resize

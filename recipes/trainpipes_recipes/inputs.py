@@ -29,6 +29,8 @@ import trainpipes as tp
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.formats import ends_of_names, reader_by_name
 from trainpipes.sources.mixed.mix import Mix
+from trainpipes.stages.targets import OnError
+from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
@@ -69,6 +71,15 @@ TEXT_PAIRS = (
 LABELS = tuple((name,) for name in (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "topic",
 ))  # fmt: skip
+
+#: Recipes by what they take, those of rarer columns first.
+OTHERS = (
+    ("preference", PREFERENCES, "a better and a worse response"),
+    ("chat", CONVERSATIONS, "conversations"),
+    ("sft", PAIRS, "prompts and responses"),
+    ("tokens", TOKENS, "token ids"),
+    ("pretrain", TEXTS, "text"),
+)
 
 #: Those that have no choice of columns.
 WHOLE = ("read_text", "read_images")
@@ -146,6 +157,7 @@ class Input:
         columns: Sequence[str],
         *,
         named: Sequence[str | None] = (),
+        on_error: OnError | None = None,
         **made_by: Mapping[str, Any],
     ) -> tp.Pipeline | None:
         """The rows, where files hold token ids that ``trainpipes tokenize`` made ahead; None otherwise.
@@ -154,6 +166,7 @@ class Input:
             tokenizer: that the recipe is given.
             columns: that it needs.
             named: columns of texts that the user named: if one is, ids are made of it.
+            on_error: what becomes of rows without a target.
             made_by: of each stage that may have made the ids, the options that it must have had.
 
         Raises:
@@ -167,7 +180,9 @@ class Input:
         ids = [name for name in columns if name.endswith("input_ids")]
         if not set(ids) & set(self.columns):  # so that files of texts are not listed twice
             return None
-        return tokenized_rows(self.rows(), tokenizer, columns, asker=self.recipe, made_by=made_by)
+        return tokenized_rows(
+            self.rows(), tokenizer, columns, asker=self.recipe, made_by=made_by, on_error=on_error
+        )
 
     def find(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
@@ -234,11 +249,21 @@ class Input:
                 what = "token ids" if option == "column" else option.replace("_", " ")
                 raise tp.SchemaError(
                     f"{self.recipe}: no column found for the {what}; the "
-                    f"columns are {self.columns}, and names tried were {tried}: name one by {lines}",
+                    f"columns are {self.columns}, and names tried were {tried}: {self._other_recipe()}name "
+                    f"one by {lines}",
                     stage=self.recipe,
                 )
             found.append(usual)
         return found
+
+    def _other_recipe(self) -> str:
+        """The recipe that takes such columns, if it is another one."""
+        for recipe, known, what in OTHERS:
+            names = next((names for names in known if set(names) <= set(self.columns)), None)
+            if names is not None and recipe != self.recipe:
+                there = " + ".join(names)
+                return f"use the recipe {recipe}, which takes {what} ({there}), or "
+        return ""
 
     # Reading
 
@@ -284,16 +309,26 @@ def shuffled(rows: tp.Pipeline, buffer_size: int, *, seed: int, num_shards: int)
     """Rows in another order every epoch, dealt to ranks and workers:
     ``rows.sharding_filter(num_shards).shuffle(buffer_size, seed=seed)``, but for what the rows are given
     with. Rows that are shuffled or sampled already keep their order, and so do those of a mix, whose
-    sources are shuffled each by itself.
+    sources are shuffled each by itself. Stages that make token ids and leave out rows come after it, unless
+    a cache keeps what they make: before it, all rows of a shuffle's buffer would be tokenized for the first
+    batch.
 
     >>> shuffled(tp.from_dataset([1, 2, 3]), 2, seed=0, num_shards=1).stages[1:]
     (sharding_filter(1), shuffle(2))
     """
     roles = {stage.role for stage in rows.stages}
+    dropping = [isinstance(s, Tokenizes) and not s.keeps_rows for s in rows.stages]
+    later: Sequence[Any] = ()
+    if any(dropping) and "cache" not in roles:
+        first = dropping.index(True)
+        later = rows.stages[first:]
+        rows = tp.Pipeline(rows.stages[:first], rows._ranks, rows._members)
     if "shard" not in roles:
         rows = rows.sharding_filter(num_shards)
     if not roles & {"shuffle", "draw"} and not isinstance(rows.stages[0], Mix):
         rows = rows.shuffle(buffer_size, seed=seed)
+    for stage in later:
+        rows = rows.then(stage)
     return rows
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline, SchemaError
-from trainpipes_recipes.chats.bad_rows import BadRows, EmptyTexts, checked
+from trainpipes.stages.targets import OnError
+from trainpipes_recipes.chats.bad_rows import EmptyTexts, checked
 from trainpipes_recipes.chats.conversations import conversations
 from trainpipes_recipes.chats.shared_prompt import SplitPrompt
 from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, shuffled
@@ -23,7 +24,7 @@ def preference(
     rejected: str | None = None,
     template: str | None = None,
     roles: Mapping[str, str] | None = None,
-    bad_rows: BadRows = "error",
+    on_error: OnError | None = None,
     max_length: int = 1024,
     batch_size: int = 8,
     buffer_size: int = 40_960,
@@ -66,8 +67,10 @@ def preference(
         rejected: column of the worse response.
         template: for conversations, a Jinja template in place of the tokenizer's own.
         roles: for conversations, other names of roles: ``{"narrator": "system"}``.
-        bad_rows: "error" names the first row with an empty response, or whose roles are in the wrong order;
-            "drop" leaves such rows out; "keep" takes them as they are.
+        on_error: for rows with an empty response, or whose roles are in the wrong order; and for rows one of
+            whose sides has no target, since its prompt alone fills ``max_length``. "raise" names the first of
+            either; "skip" leaves both out, and the log counts them; "keep" takes them as they are. None
+            raises for the former, and warns of the latter once.
         max_length: the most tokens of prompt and response together, the end token included.
         batch_size: rows in a batch.
         buffer_size: the fewest rows that the shuffle mixes with each other.
@@ -89,13 +92,13 @@ def preference(
     given = Input("preference", files, storage_options)
     names = [*_names("chosen").values(), *_names("rejected").values()]
     rows = given.tokenized(
-        tokenizer, names, named=[prompt, chosen, rejected],
+        tokenizer, names, named=[prompt, chosen, rejected], on_error=on_error,
         tokenize={"max_length": max_length, "eos": True},
         chat_template={"max_length": max_length, "template": template},
     )  # fmt: skip
     if rows is None:
         rows = _tokenized(
-            given, tokenizer, prompt, chosen, rejected, max_length, template, roles, bad_rows
+            given, tokenizer, prompt, chosen, rejected, max_length, template, roles, on_error
         ).select(*names)
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
@@ -118,7 +121,7 @@ def _tokenized(
     max_length: int,
     template: str | None,
     roles: Mapping[str, str] | None,
-    bad_rows: BadRows,
+    on_error: OnError | None,
 ) -> Pipeline:
     """Rows of ids, of texts or of conversations."""
     chosen, rejected = given.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
@@ -128,19 +131,24 @@ def _tokenized(
             f"preference: column {chosen!r} holds texts or lists of messages, got {first!r:.80}"
         )
     if isinstance(first, list | tuple):
-        rows, prompt = _conversations(given, prompt, chosen, rejected, roles, bad_rows)
+        rows, prompt = _conversations(given, prompt, chosen, rejected, roles, on_error)
         for side, column in (("chosen", chosen), ("rejected", rejected)):
             rows = rows.chat_template(
-                tokenizer, column, prompt=prompt, template=template, max_length=max_length
+                tokenizer,
+                column,
+                prompt=prompt,
+                template=template,
+                max_length=max_length,
+                on_error=on_error,
             ).rename(_names(side))
     else:
         (prompt,) = given.find({"prompt": prompt}, PROMPTS)
         rows = given.prompted(prompt, None, [prompt, chosen, rejected])
-        rows = checked(rows, EmptyTexts((chosen, rejected)), bad_rows)
+        rows = checked(rows, EmptyTexts((chosen, rejected)), on_error)
         for side, column in (("chosen", chosen), ("rejected", rejected)):
             rows = rows.tokenize(
                 tokenizer, [prompt, column], max_length=max_length, eos=True, labels=column,
-                keep_text=True,
+                keep_text=True, on_error=on_error,
             ).rename(_names(side))  # fmt: skip
     return rows
 
@@ -151,7 +159,7 @@ def _conversations(
     chosen: str,
     rejected: str,
     roles: Mapping[str, str] | None,
-    bad_rows: BadRows,
+    on_error: OnError | None,
 ) -> tuple[Pipeline, str]:
     """Rows with columns of messages, and the name of the one that holds the prompt."""
     if prompt is None:
@@ -163,7 +171,7 @@ def _conversations(
     else:
         rows = given.rows([prompt, chosen, rejected])
     for column in (chosen, rejected):
-        rows = conversations(rows, column, prompt=prompt, roles=roles, bad_rows=bad_rows)
+        rows = conversations(rows, column, prompt=prompt, roles=roles, on_error=on_error)
     return rows, prompt
 
 

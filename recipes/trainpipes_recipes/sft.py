@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
+from trainpipes.stages.targets import OnError
 from trainpipes_recipes.inputs import PAIRS, Input, shuffled
 
 __all__ = ["sft"]
@@ -18,6 +19,7 @@ def sft(
     prompt: str | None = None,
     response: str | None = None,
     context: str | None = None,
+    on_error: OnError | None = None,
     max_length: int = 1024,
     batch_size: int = 8,
     buffer_size: int = 40_960,
@@ -41,7 +43,7 @@ def sft(
 
     Not for conversations of several turns (``chat``), not for plain text (``pretrain``), and wasteful where
     lengths differ much within a batch: rows are padded, not packed. A row that is too long is cut at its end,
-    and if its prompt alone is too long, nothing of it is learnt: choose ``max_length`` so that few rows are.
+    and if its prompt alone is too long, nothing of it is learnt: see ``on_error``.
 
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
@@ -53,6 +55,10 @@ def sft(
         response: column of the text to learn.
         context: column that is added to the prompt, after an empty line, where it holds text. Left out,
             "input" beside "instruction", as in Alpaca's rows; "" for none.
+        on_error: for rows without a target, whose prompt alone fills ``max_length``: None warns of the first
+            in each process; "raise" names the first; "skip" leaves them out, and rows whose text is null, and
+            the log counts them, so that how many rows there are is not known before an epoch's end; "keep"
+            takes them as they are.
         max_length: the most tokens of a row, end-of-text included.
         batch_size: rows in a batch.
         buffer_size: the fewest rows that the shuffle mixes with each other.
@@ -66,14 +72,15 @@ def sft(
     """
     given = Input("sft", files, storage_options)
     rows = given.tokenized(
-        tokenizer, ["input_ids", "labels"], named=[prompt, response, context],
+        tokenizer, ["input_ids", "labels"], named=[prompt, response, context], on_error=on_error,
         tokenize={"max_length": max_length, "eos": True},
     )  # fmt: skip
     if rows is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
         rows = given.prompted(prompt, context, [prompt, response]).tokenize(
-            tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response
-        )
+            tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response,
+            on_error=on_error,
+        )  # fmt: skip
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trainpipes import ConfigError, Pipeline, from_memmap
 from trainpipes.shown import shown
+from trainpipes.stages.targets import OnError
 from trainpipes_recipes.inputs import TOKENS, Input, shuffled
 
 __all__ = ["tokens"]
@@ -23,6 +24,7 @@ def tokens(
     method: Literal["concat", "first_fit", "best_fit"] = "best_fit",
     window: int = 1024,
     pad_id: int = 0,
+    on_error: OnError | None = None,
     batch_size: int = 8,
     epochs: int | None = None,
     buffer_size: int = 40_960,
@@ -67,6 +69,7 @@ def tokens(
         method: how documents share rows: see ``pack``.
         window: documents that are packed together.
         pad_id: the id that rows of documents are padded with.
+        on_error: for packed rows without a target, where documents have their own "labels": see ``pack``.
         batch_size: rows in a batch.
         epochs: epochs that one pass gives; None for no end.
         buffer_size: the fewest documents that the shuffle mixes with each other.
@@ -108,10 +111,13 @@ def tokens(
     return (
         shuffled(given.rows([column, *labels]), buffer_size, seed=seed, num_shards=num_shards)
         .repeat(epochs)
-        .pack(max_length, method=method, column=column, window=window, pad_id=pad_id, seed=seed)
+        .pack(
+            max_length, method=method, column=column, window=window, pad_id=pad_id, seed=seed,
+            on_error=on_error,
+        )
         .batch(batch_size)
         .pad_collate()
-    )
+    )  # fmt: skip
 
 
 def with_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             args.files,
             args.tokenizer,
             messages=args.messages,
-            bad_rows=args.bad_rows,
+            on_error=args.on_error,
             max_length=args.max_length,
             batch_size=args.batch_size,
             buffer_size=args.buffer_size,
@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = training.text_options("train_chat", __doc__)
     add = parser.add_argument
     add("--messages", help="column of the conversations; found by its name if left out")
-    add("--bad-rows", choices=("error", "drop", "keep"), default="error", help="see chat()")
+    add("--on-error", choices=("raise", "skip", "keep"), help="bad rows: see chat()")
     return parser.parse_args(arguments)
 
 

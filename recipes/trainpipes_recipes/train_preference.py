@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pipe = preference(
             args.files,
             args.tokenizer,
-            bad_rows=args.bad_rows,
+            on_error=args.on_error,
             max_length=args.max_length,
             batch_size=args.batch_size,
             buffer_size=args.buffer_size,
@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = training.text_options("train_preference", __doc__)
     add = parser.add_argument
-    add("--bad-rows", choices=("error", "drop", "keep"), default="error", help="see preference()")
+    add("--on-error", choices=("raise", "skip", "keep"), help="bad rows: see preference()")
     return parser.parse_args(arguments)
 
 

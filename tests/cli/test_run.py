@@ -70,7 +70,7 @@ def test_a_recipe_is_run_and_summed_up(capsys):
     lines = dict(re.split(r"  +", line, maxsplit=1) for line in out.splitlines() if "  " in line)
     assert lines["steps"] == "20 of 20 in an epoch (100.0%)"
     assert lines["rows"] == "200"
-    assert lines["tokens"].endswith("of them learnt")
+    assert lines["tokens"].endswith("of them targets")
     assert "MiB at most" in lines["memory"]
     assert "tokenize" in out
 
@@ -84,6 +84,7 @@ def test_json_is_one_value_with_names_that_stay(capsys):
     found = as_json(capsys, *SFT, "--steps", 3, "--show", 2)
     assert set(found) == {
         "advice", "cells", "ended", "epoch_steps", "epochs", "first_batch_seconds", "learnt_share",
+        "loading_thread_seconds",
         "longest_wait_seconds",
         "memory_peak_bytes", "memory_start_bytes", "num_workers", "padding_share", "rank", "rows",
         "rows_per_second", "seconds", "shown", "simulated_seconds", "stage_thread_seconds", "steps",

@@ -83,7 +83,7 @@ def test_it_is_the_recipe(name: str, data: Path) -> None:
     path = CONFIGS / f"{name}.yaml"
     assert path.read_text().startswith("# ")
     files = str(data) if name == "images" else f"{data}/*.parquet"
-    options = {"tabular": {"label": "label"}, "chat": {"packed": True, "bad_rows": "drop"}}
+    options = {"tabular": {"label": "label"}, "chat": {"packed": True, "on_error": "skip"}}
     given: dict[str, Any] = {**options.get(name, {}), "batch_size": 3}
     if name == "images":
         given["size"] = 8

@@ -126,7 +126,7 @@ HOSTILE = [
     "recipe: sft\noptions: {files: x.jsonl, tokenizer: coded}",
     "recipe: chat\noptions: {files: chats.jsonl, tokenizer: coded}",
     "recipe: chat\noptions: {files: chats.jsonl, tokenizer: templated}",
-    "recipe: images\noptions: {data: pictures, transform: hostile:run}",
+    "recipe: images\noptions: {files: pictures, transform: hostile:run}",
     "recipe: tabular\noptions: {files: x.jsonl, label: response, fit: fit.pkl}",
     "recipe: sft\noptions: {files: pickled.npy, tokenizer: bytes}",
     # What the environment holds is no code either.

@@ -260,7 +260,7 @@ def test_a_broken_picture_names_its_file_and_row(tmp_path: Path) -> None:
         (lambda: rows().batch(2), {}, tp.ConfigError, "got one that batches"),
         (lambda: 7, {}, tp.ConfigError, "got int"),
         (rows, {"classes": ["a", "a"]}, tp.ConfigError, "each class once, got"),
-        (rows, {"on_error": "drop"}, tp.ConfigError, '"error" or "skip"'),
+        (rows, {"on_error": "drop"}, tp.ConfigError, '"raise" or "skip"'),
         (rows, {"size": 0}, tp.ConfigError, "random_resized_crop"),
         (rows, {"image": "pictures"}, tp.SchemaError, "no column 'pictures', only"),
     ],

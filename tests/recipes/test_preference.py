@@ -201,7 +201,7 @@ def test_a_row_that_is_too_long_loses_its_end() -> None:
     rows = tp.from_dataset([{"prompt": "abc", "chosen": "defg", "rejected": "h"}])
     (batch,) = preference(rows, "bytes", max_length=6, **ONE)
     assert rows_of(batch, plain) == [("abcde$", "de", "abch$", "h$")]
-    (batch,) = preference(rows, "bytes", max_length=3, **ONE)
+    (batch,) = preference(rows, "bytes", max_length=3, on_error="keep", **ONE)
     assert rows_of(batch, plain) == [("ab$", "", "ab$", "")]
 
 
@@ -217,12 +217,12 @@ def test_an_empty_response_is_named_or_dropped_or_kept(
     with pytest.raises(tp.DataError, match=f"column '{side}': an empty response") as caught:
         list(preference(path, "bytes", **ONE))
     assert (caught.value.path, caught.value.row_group, caught.value.row) == (str(path), 1, 3)
-    assert len(list(preference(path, "bytes", bad_rows="drop", **ONE))) == 4
+    assert len(list(preference(path, "bytes", on_error="skip", **ONE))) == 4
     if empty is None:
         with pytest.raises(tp.DataError, match="null"):
-            list(preference(path, "bytes", bad_rows="keep", **ONE))
+            list(preference(path, "bytes", on_error="keep", **ONE))
     else:
-        assert len(list(preference(path, "bytes", bad_rows="keep", **ONE))) == 5
+        assert len(list(preference(path, "bytes", on_error="keep", **ONE))) == 5
 
 
 ASK, ANSWER = said("user"), said("assistant")
@@ -254,7 +254,7 @@ def test_a_bad_conversation_is_named_or_dropped(name: str, tmp_path: Path) -> No
     with pytest.raises(tp.DataError, match=message) as caught:
         list(preference(tmp_path, TOKENIZER, **ONE))
     assert caught.value.row == 2
-    assert len(list(preference(tmp_path, TOKENIZER, bad_rows="drop", **ONE))) == 2
+    assert len(list(preference(tmp_path, TOKENIZER, on_error="skip", **ONE))) == 2
 
 
 def test_conversations_that_share_nothing_are_bad() -> None:
@@ -272,8 +272,8 @@ def test_what_is_missing_is_told() -> None:
         tp.SchemaError, match=r"found for the prompt; .*names tried were prompt, question"
     ):
         preference(tp.from_arrow(pa.table({"chosen": ["a"], "rejected": ["b"]})), "bytes")
-    with pytest.raises(tp.ConfigError, match="bad_rows is"):
-        preference(tp.from_dataset(texts()), "bytes", bad_rows="skip")  # type: ignore[arg-type]
+    with pytest.raises(tp.ConfigError, match="on_error must be"):
+        preference(tp.from_dataset(texts()), "bytes", on_error="drop")  # type: ignore[arg-type]
 
 
 def test_columns_of_other_types() -> None:
@@ -288,7 +288,7 @@ def test_columns_of_other_types() -> None:
 def test_a_null_in_the_first_row_does_not_tell_what_the_others_hold() -> None:
     told = [None, [ASK, ANSWER]]
     rows = tp.from_arrow(pa.table({"chosen": told, "rejected": told}))
-    assert len(list(preference(rows, TOKENIZER, bad_rows="drop", **ONE))) == 1
+    assert len(list(preference(rows, TOKENIZER, on_error="skip", **ONE))) == 1
 
 
 def test_columns_of_other_names() -> None:
@@ -318,7 +318,9 @@ def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: 
         return -F.logsigmoid(0.1 * (chosen - rejected)).mean()
 
     check_training(
-        lambda: preference(tmp_path / "x.parquet", "bytes", max_length=128, batch_size=4, buffer_size=64),
+        lambda: preference(
+            tmp_path / "x.parquet", "bytes", max_length=128, batch_size=4, buffer_size=64, on_error="keep"
+        ),
         lambda: training.Transformer(BYTES, 128, 32, 1, 2),
         loss,
         tmp_path,

@@ -23,7 +23,7 @@ UNMARKED = (
 #: Added to responses, so that characters of several bytes and empty responses stand everywhere.
 ENDINGS = ["", "", "  # é", "🙂", "\n猫が\n", " \t"]
 OPTIONS: dict[str, Any] = {
-    "batch_size": 16, "drop_last": False, "num_shards": 1, "buffer_size": 100, "bad_rows": "keep",
+    "batch_size": 16, "drop_last": False, "num_shards": 1, "buffer_size": 100, "on_error": "keep",
 }  # fmt: skip
 
 #: A row as bytes: stretches of tokens, and whether they are learnt.
@@ -97,7 +97,7 @@ def cut(parts: Iterator[tuple[bool, list[int]]], length: int) -> tuple[list[int]
 def test_sft_learns_the_response_and_its_end(pairs: Any, tokenizer: Any) -> None:
     decode = Bytes(tokenizer)
     rows = tp.from_dataset([{"prompt": ask, "response": answer} for ask, answer in pairs])
-    options = {k: v for k, v in OPTIONS.items() if k != "bad_rows"}
+    options = {k: v for k, v in OPTIONS.items() if k != "on_error"}
     found = given(sft(rows, tokenizer, max_length=4096, **options), decode)
     wanted: Counter[Stretches] = Counter()
     for ask, answer in pairs:
@@ -110,7 +110,7 @@ def test_sft_cut_at_every_token(pairs: Any, tokenizer: Any) -> None:
     decode = Bytes(tokenizer)
     some = [(ask[:25], answer[-25:]) for ask, answer in pairs[::24]]
     rows = tp.from_dataset([{"prompt": ask, "response": answer} for ask, answer in some])
-    options = {k: v for k, v in OPTIONS.items() if k != "bad_rows"}
+    options = {k: v for k, v in OPTIONS.items() if k != "on_error"}
     ids = [[tokenizer.encode(text, add_special_tokens=False) for text in pair] for pair in some]
     longest = max(len(ask) + len(answer) for ask, answer in ids)
     end = tokenizer.eos_token_id

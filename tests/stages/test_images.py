@@ -563,7 +563,7 @@ def test_an_error_of_a_transform_names_stage_and_row() -> None:
     [
         (lambda p: p.decode_image(""), r"decode_image\(column\) is the name of a column"),
         (lambda p: p.decode_image(mode="rgb"), '"RGB", "L" or "RGBA", got \'rgb\''),
-        (lambda p: p.decode_image(on_error="drop"), '"error" or "skip"'),
+        (lambda p: p.decode_image(on_error="drop"), '"raise" or "skip"'),
         (lambda p: p.decode_image(min_size=0), "pixels that both sides keep; got 0"),
         (lambda p: p.resize(0), "pixels of the shorter side; got 0"),
         (lambda p: p.resize((3, 4, 5)), r"a number of pixels, or \(height, width\), got \(3, 4, 5\)"),

@@ -365,3 +365,38 @@ def slowly(texts):
 
 def test_what_is_well_says_nothing():
     assert advice(tp.from_tensors(x=torch.arange(100)).batch(10).collate()) == ""
+
+
+# Loading
+
+
+class Loads(tp.RowStage):
+    """Takes half a second for the first row in each process, as an import does."""
+
+    def apply(self, row):
+        if not LOADED:
+            time.sleep(0.5)
+            LOADED.append(row)
+        return row
+
+
+LOADED = []
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_a_first_call_loads_is_no_share_of_its_stage(num_workers, no_processes_left):
+    LOADED.clear()
+    rows = tp.from_dataset([{"text": f"row {k}"} for k in range(400)])
+    pipe = rows.then(Loads()).map(slow).batch(4)
+    report = trial(pipe, steps=60, num_workers=num_workers)
+    assert 0.4 < report.loading_seconds < 0.9
+    assert report.stages["loads"] < 0.1
+    assert report.stages["map"] > 0.3
+    assert not any(said.startswith("loads takes") for said in report.advice)
+    assert any(said.startswith("map takes") for said in report.advice)
+
+
+def test_a_stage_that_is_always_slow_keeps_its_time():
+    report = trial(pairs(120).map(slow).batch(4), epochs=1)
+    assert report.stages["map"] > 0.2
+    assert report.loading_seconds < 0.1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from trainpipes.errors import DataError
 from trainpipes.order import Layout, StreamLayout
 
-__all__ = ["MOST_EMPTY_EPOCHS", "EmptyEpochGuard"]
+__all__ = ["MOST_EMPTY_EPOCHS", "EmptyEpochGuard", "kept_nothing"]
 
 #: Epochs in a row that may give nothing, of small data. Where a shard has one row in an epoch and a
 #: condition that half of the rows meet, that many are empty once in 65,536.
@@ -38,3 +39,12 @@ class EmptyEpochGuard:
         rows = layout.rows if isinstance(layout, Layout) else 0
         most = max(1, min(MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS // max(1, rows)))
         return self._endless and self._epochs >= most
+
+
+def kept_nothing(stage: object) -> DataError:
+    """What to raise where a stage has let no row through for too many epochs."""
+    return DataError(
+        f"{stage} kept no row in {MOST_EMPTY_EPOCHS} epochs, so that repeat() would wait forever: check its "
+        "condition",
+        stage=str(stage),
+    )

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame, each
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
+from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Role, Stage
@@ -517,8 +517,4 @@ class _Processed:
                 return run
             epochs.add(round_of(below.cursors.state(0)))
             if len(epochs) > MOST_EMPTY_EPOCHS + 1:
-                raise DataError(
-                    f"{self._stage} kept no row in {MOST_EMPTY_EPOCHS} epochs, so that repeat() "
-                    "would wait forever: check its condition",
-                    stage=str(self._stage),
-                )
+                raise kept_nothing(self._stage)

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from trainpipes.checks import whole_number
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
 from trainpipes.naming import need_columns
+from trainpipes.rows.block import Block
 from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import refuse_taken, row_table
+from trainpipes.stages.targets import Flags, OnError, have_target
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.chat import Chat, Written
 from trainpipes.tokenizers.messages import messages_of, tools_of
@@ -50,10 +52,16 @@ class ChatTemplate(Tokenizes):
             text. The column stays.
         parse_arguments: give a tool call's arguments to the template as a dict, as most templates expect,
             where they are JSON text, as OpenAI writes them; False for a template that wants text.
+        on_error: for rows that teach nothing. A row without a target has labels that are all -100, as where
+            ``max_length`` cuts it before the assistant speaks. None warns of the first such rows in each
+            process, and keeps them; "raise" refuses the first; "skip" leaves them out, and rows that are no
+            conversation, and the log counts them: how many rows an epoch has is then not known in advance,
+            so put it after ``shuffle``; "keep" keeps them and says nothing.
 
     Raises:
         ConfigError: there is no template, or the tokenizer is no fast one.
-        DataError: a row is no conversation, or the assistant's tokens cannot be told; names the row.
+        DataError: a row is no conversation, or the assistant's tokens cannot be told, or with
+            ``on_error="raise"`` a row has no target; names the row.
         MissingExtraError: transformers is not installed.
         SchemaError: the column is not there, or "input_ids" or "labels" is there already.
     """
@@ -70,6 +78,7 @@ class ChatTemplate(Tokenizes):
     prompt: str | None = None
     tools: str | None = None
     parse_arguments: bool = True
+    on_error: OnError | None = None
 
     def check(self) -> None:
         if not isinstance(self.column, str):
@@ -111,10 +120,12 @@ class ChatTemplate(Tokenizes):
             "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
             "max_length": self.max_length, "prompt": self.prompt, "tools": self.tools,
             "parse_arguments": None if self.parse_arguments else False,
+            "on_error": self._shaping_error(),
         }  # fmt: skip
         return {k: v for k, v in found.items() if v is not None}
 
     def process(self, run: Run) -> Run:
+        self._targets.refuse_batches(run)
         block, table = row_table(run, self)
         taken = [name for name in (self.column, self.prompt, self.tools) if name is not None]
         need_columns(table.column_names, taken, self)
@@ -122,31 +133,48 @@ class ChatTemplate(Tokenizes):
         given = [table.column(name).to_pylist() for name in taken]
         table = table.drop_columns([self.column])
         refuse_taken(table, added, self)
-        chat = self._chat
-        written: list[Written] = []
-        try:
-            for row in zip(*given, strict=True):
-                values = dict(zip(taken, row, strict=True))
-                written.append(
-                    chat.write(
-                        messages_of(values[self.column], self.parse_arguments),
-                        messages_of(values[self.prompt], self.parse_arguments)
-                        if self.prompt
-                        else (),
-                        tools_of(values[self.tools]) if self.tools else None,
-                    )
-                )
-        except ConfigError:
-            raise
-        except Exception as error:
-            blame(error, self, int(block.ids[len(written)]))
-            raise
-        ids, said = chat.encode(written)
+        written, bad = self._written(block, given)
+        ids, said = self._chat.encode(written)
         columns = {"input_ids": ids}
         if self.labels:
             labels = np.where(said, ids.values, np.int32(IGNORED))
             columns["labels"] = Ragged(labels, ids.offsets)
         for key, column in columns.items():
-            cut = assemble([column], room=self.max_length)[0]
-            table = table.append_column(key, cut.to_arrow())
-        return run.with_block(block.with_data(table))
+            columns[key] = assemble([column], room=self.max_length)[0]
+            table = table.append_column(key, columns[key].to_arrow())
+        return self._checked(run.with_block(block.with_data(table)), columns, bad)
+
+    def _written(self, block: Block, given: list[list[Any]]) -> tuple[list[Written], Flags]:
+        """The text of each row's conversation, and which rows have none, as they are to be left out."""
+        written: list[Written] = []
+        bad = np.zeros(len(block), dtype=np.bool_)
+        for place, (messages, *others) in enumerate(zip(*given, strict=True)):
+            try:
+                written.append(self._write(messages, others))
+            except ConfigError:
+                raise
+            except Exception as error:
+                if self.on_error != "skip" or not isinstance(error, DataError):
+                    blame(error, self, int(block.ids[place]))
+                    raise
+                bad[place] = True
+                written.append(Written("", []))
+        return written, bad
+
+    def _write(self, messages: Any, others: list[Any]) -> Written:
+        prompt = others[0] if self.prompt else None
+        tools = others[-1] if self.tools else None
+        return self._chat.write(
+            messages_of(messages, self.parse_arguments),
+            messages_of(prompt, self.parse_arguments) if self.prompt else (),
+            tools_of(tools) if self.tools else None,
+        )
+
+    def _checked(self, run: Run, columns: dict[str, Ragged], bad: Flags) -> Run:
+        """The run without rows to be left out: those that have no target, and ``bad`` ones."""
+        ids, labels = columns["input_ids"], columns.get("labels")
+        if self.on_error == "keep" or (labels is None and not bad.any()):
+            return run
+        found = ~bad if labels is None else have_target(labels.values, labels.lengths)
+        cut = None if self.max_length is None else ids.lengths >= self.max_length
+        return self._targets.check(run, found, cut, bad)

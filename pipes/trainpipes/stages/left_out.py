@@ -25,7 +25,7 @@ class LeftOut:
         stage: which leaves them out; its ``plan_inputs`` say where rows are from.
         why: in words.
         kind: what a row is, in the singular.
-        unit: what is counted of each, in the plural.
+        unit: what is counted of each, in the plural; "" where rows alone are counted.
     """
 
     def __init__(self, stage: Any, why: str, kind: str = "document", unit: str = "tokens") -> None:
@@ -62,13 +62,10 @@ class LeftOut:
         place = int(lost[-1])
         inputs = self._stage.plan_inputs
         where = "" if inputs is None else f" at {inputs.place_of(int(ids[place]))}"
-        log.warning(
-            "%s: %s; the last one has %s%s", self._stage, said, f"{dropped[place]:,}", where
-        )
+        size = f" has {dropped[place]:,}" if self._unit else ""
+        log.warning("%s: %s; the last one%s%s", self._stage, said, size, where)
 
     def __str__(self) -> str:
         many = "" if self.seen == 1 else "s"
-        return (
-            f"{self.documents:,} of {self.seen:,} {self._kind}{many} left out: {self._why} "
-            f"({self.tokens:,} {self._unit})"
-        )
+        size = f" ({self.tokens:,} {self._unit})" if self._unit else ""
+        return f"{self.documents:,} of {self.seen:,} {self._kind}{many} left out: {self._why}{size}"

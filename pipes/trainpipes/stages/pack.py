@@ -14,17 +14,20 @@ import pyarrow as pa
 
 from trainpipes.checks import column_name, column_names, whole_number
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import Stage, option
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 from trainpipes.order import IntArray, permutation
 from trainpipes.rows.block import Block
-from trainpipes.rows.run import Cursors, Run, RunSource
+from trainpipes.rows.run import Cursors, Run, RunSource, round_of
 from trainpipes.shown import shown
 from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
 from trainpipes.stages.pack_rows import PACKED, Documents, Overlong, documents_of, rows_of
+from trainpipes.stages.targets import OnError, Targets, have_target
+from trainpipes.stages.token_columns import numbers_of
 from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["Pack"]
@@ -87,13 +90,18 @@ class Pack(CutStage):
             row), cut to its length ("truncate"), left out ("drop"), or refused ("error"). What is left out
             is counted: the logger ``trainpipes`` warns of it, and ``explain()`` says how much so far.
         along: other columns to pack the same way, of lists as long as those of ``column``; padded with 0.
+        on_error: for rows whose labels are all -100, where documents have their own "labels": such as a row
+            of a piece of a long prompt. None warns of the first such rows in each process, and keeps them;
+            "raise" refuses the first; "skip" leaves them out, and the log counts them; "keep" keeps them and
+            says nothing.
         seed: for the order of a window's rows.
         pad_id: pads input_ids; by default the pad token of the ``tokenize`` before this stage, or 0. Must be
             given where a function tokenizes.
 
     Raises:
         DataError: an id is null or beyond int32, a list is not as long as that of ``column``, or a document
-            is too long and ``overlong="error"``; names the row.
+            is too long and ``overlong="error"``, or a row has no target and ``on_error="raise"``; names the
+            row, or the first one that it is made of.
         SchemaError: a column is not there, or holds no lists of numbers.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -111,6 +119,7 @@ class Pack(CutStage):
     keeps_rows = False
     cursor_keys = ("row",)
     by_place = True
+    asks_inputs = True
 
     max_length: int = option(key="length", was="length")
     _: KW_ONLY
@@ -120,6 +129,7 @@ class Pack(CutStage):
     max_documents: int | None = None
     overlong: Overlong = "split"
     along: Sequence[str] = ()
+    on_error: OnError | None = None
     seed: int = 0
     pad_id: int | None = None
 
@@ -173,7 +183,10 @@ class Pack(CutStage):
         return {**self.options, "pad_id": self.fill_id}
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "pad_id": self.fill_id}
+        found = {**super().identity(), "pad_id": self.fill_id}
+        if self.on_error != "skip":  # nothing else shapes the rows
+            found.pop("on_error", None)
+        return found
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         rows, used = (at["below"], at["row"]) if "below" in at else (at, 0)
@@ -203,8 +216,21 @@ class Pack(CutStage):
             lost = documents.dropped
             self._dropped.add(ids[:count], None if lost is None else lost[:count])
 
+    @made_once
+    def _targets(self) -> Targets:
+        return Targets(self, f"raise max_length={self.max_length}", "packed row")
+
+    def with_targets(self, run: Run) -> Run:
+        """Packed rows, without those to be left out, which have no target."""
+        table = run.block.data
+        if not self._targets.asked_for or not isinstance(table, pa.Table):
+            return run
+        labels, lengths = numbers_of(run.block, "labels", self)
+        return self._targets.check(run, have_target(labels, lengths))
+
     def report(self) -> str:
-        return str(self._dropped) if self._dropped.documents else ""
+        dropped = str(self._dropped) if self._dropped.documents else ""
+        return "; ".join(filter(None, (dropped, str(self._targets))))
 
     def misplaced(self, used: int) -> StateError:
         """What to raise where a cursor points past what is read there."""
@@ -232,6 +258,18 @@ class _Packer(ABC):
         self._lot = max(1, LOT_TOKENS // stage.max_length)
 
     def next_run(self) -> Run:
+        epochs = set()  # whose rows are all left out
+        while True:
+            run = self._next_rows()
+            if "labels" in self._documents.columns:
+                run = self._stage.with_targets(run)
+            if len(run):
+                return run
+            epochs.add(round_of(run.cursors.state(0)))
+            if len(epochs) > MOST_EMPTY_EPOCHS + 1:
+                raise kept_nothing(self._stage)
+
+    def _next_rows(self) -> Run:
         if self._placing is None or self._row == len(self._placing):
             self._held.drop(self._spent)
             if self._spent:

@@ -6,10 +6,12 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.arrays import first_null, one_chunk, python_to_arrow
+from trainpipes.arrays import first_null, one_chunk, python_to_arrow, to_numpy
 from trainpipes.checks import column_names
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import blame
@@ -19,7 +21,7 @@ from trainpipes.rows.block import Block
 from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.shown import shown
 
-__all__ = ["Template", "labelled_of", "outputs_of", "text_columns"]
+__all__ = ["Template", "labelled_of", "null_texts", "outputs_of", "text_columns"]
 
 Texts: TypeAlias = "pa.LargeStringArray"
 
@@ -103,6 +105,23 @@ def text_columns(
                 raise _null(name, int(block.ids[null]), asker)
         columns[name] = one_chunk(column.cast(pa.large_string()))
     return columns
+
+
+def null_texts(block: Block, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which rows have a null in one of some columns, bool ``[rows]``; none where a column is not there, which
+    ``text_columns`` says."""
+    data = block.data
+    found = np.zeros(len(block), dtype=np.bool_)
+    for name in names:
+        if isinstance(data, list):
+            found |= [isinstance(row, Mapping) and row.get(name, "") is None for row in data]
+        elif isinstance(data, pa.Table) and name in data.column_names:
+            column = data.column(name)
+            if pa.types.is_dictionary(column.type):  # which may hold null itself
+                column = column.cast(column.type.value_type)
+            if column.null_count:
+                found |= to_numpy(column.is_null())
+    return found
 
 
 def _is_text(kind: Any) -> bool:

@@ -30,7 +30,7 @@ from trainpipes.stages.pad_columns import (
     of_list,
 )
 
-__all__ = ["ids_of", "label_dtype", "lengths_of", "names_of", "numbers_of"]
+__all__ = ["ids_of", "is_list", "label_dtype", "lengths_of", "names_of", "numbers_of"]
 
 
 def names_of(block: Block, asker: Stage) -> list[str]:
@@ -176,6 +176,22 @@ def ids_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], Int
         message = f"{asker}: column {name!r} holds {values[place]}, and token ids are of 63 bits"
         raise _at_row(message, asker, int(block.ids[row]))
     return values, lengths
+
+
+def is_list(block: Block, name: str) -> bool:
+    """Whether a column of rows holds lists, told by their type, or by the first row."""
+    data: Any = block.data
+    if isinstance(data, pa.Table):
+        kind = data.column(name).type
+        return bool(
+            pa.types.is_list(kind)
+            or pa.types.is_large_list(kind)
+            or pa.types.is_fixed_size_list(kind)
+        )
+    if isinstance(data, TensorRows):
+        return data.tensors[data.names.index(name)].ndim > 1  # type: ignore[union-attr]
+    value = data[0][name]
+    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
 
 
 def label_dtype(ids: npt.NDArray[Any]) -> type[np.int32 | np.int64]:

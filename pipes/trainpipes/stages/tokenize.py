@@ -17,7 +17,14 @@ from trainpipes.rows.block import Block
 from trainpipes.rows.run import Run
 from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
-from trainpipes.stages.text_columns import Template, labelled_of, outputs_of, text_columns
+from trainpipes.stages.targets import OnError, have_target
+from trainpipes.stages.text_columns import (
+    Template,
+    labelled_of,
+    null_texts,
+    outputs_of,
+    text_columns,
+)
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.engine import Affixes
@@ -75,6 +82,11 @@ class Tokenize(Tokenizes):
             end token, and -100 elsewhere; with True all of "input_ids". Where the text's end is cut off,
             the label of the end token is -100, or a model would learn to stop there.
         keep_text: keep the text columns.
+        on_error: for rows that teach nothing. A row without a target has labels that are all -100, as where
+            its prompt alone fills ``max_length``. None warns of the first such rows in each process, and
+            keeps them; "raise" refuses the first; "skip" leaves them out, and rows whose text is null, and
+            the log counts them: how many rows an epoch has is then not known in advance, so put it after
+            ``shuffle``; "keep" keeps them and says nothing.
         engine: what does the work for a tokenizer that the package ``tokenizers`` reads. "auto" takes
             gigatoken, which is faster, where it is installed and known to give the same ids for this type of
             tokenizer. It is compared with ``tokenizers`` on the first 256 rows and on 1 row in 1,000 in
@@ -85,7 +97,7 @@ class Tokenize(Tokenizes):
     Raises:
         ConfigError: the tokenizer is not there, or options do not go together.
         MissingExtraError: the tokenizer's package is not installed.
-        DataError: a text is null; names column and row.
+        DataError: a text is null, or with ``on_error="raise"`` a row has no target; names the row.
         SchemaError: a column is not there, or holds no text.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -109,6 +121,7 @@ class Tokenize(Tokenizes):
     eos: bool | str | int = False
     labels: bool | str | Sequence[str] | None = None
     keep_text: bool = False
+    on_error: OnError | None = None
     engine: Literal["auto", "tokenizers"] = "auto"
 
     def check(self) -> None:
@@ -168,6 +181,7 @@ class Tokenize(Tokenizes):
             for k, v in self.options.items()
             if k != "tokenizer" and k not in self.free
         }
+        shaping["on_error"] = self._shaping_error()
         if shaping["eos"] is True:
             shaping["eos"] = self._end()
         shaping = {k: v for k, v in shaping.items() if v is not None}
@@ -228,6 +242,11 @@ class Tokenize(Tokenizes):
             raise ConfigError(
                 f"{self} must come before pad_collate() or collate(), which make tensors of columns"
             )
+        self._targets.refuse_batches(run)
+        nulls = null_texts(run.block, self._texts) if self.on_error == "skip" else None
+        if nulls is not None and nulls.any():
+            self._targets.left_out.add(run.block.ids[nulls], nulls[nulls].astype(np.int64))
+            run = run.pick(np.flatnonzero(~nulls))
         block = run.block
         if isinstance(block.data, list) and not block.data:
             return run
@@ -240,7 +259,17 @@ class Tokenize(Tokenizes):
         except Exception as error:
             blame(error, self, self._culprit(texts, block))
             raise
-        return run.with_block(block.with_data(self._replaced(block, columns)))
+        return self._checked(
+            run.with_block(block.with_data(self._replaced(block, columns))), columns
+        )
+
+    def _checked(self, run: Run, columns: Mapping[str, Ragged]) -> Run:
+        """The run without rows to be left out, which have no target."""
+        labels, targets = columns.get("labels"), self._targets
+        if labels is None or not targets.asked_for:
+            return run if self.keeps_rows else targets.check(run, np.ones(len(run), dtype=np.bool_))
+        cut = None if self.max_length is None else labels.lengths >= self.max_length
+        return targets.check(run, have_target(labels.values, labels.lengths), cut)
 
     def _encode(self, texts: Mapping[str, Any]) -> dict[str, Ragged]:
         """The columns to add."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.stages.targets import Targets
 from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
@@ -16,7 +17,26 @@ __all__ = ["Tokenizes"]
 
 
 class Tokenizes(RunStage):
-    """A stage that makes token ids of its option ``tokenizer``."""
+    """A stage that makes token ids of its option ``tokenizer``, and says by ``on_error`` what becomes of rows
+    without a target."""
+
+    asks_inputs = True
+
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        return bool(self.options["on_error"] != "skip")
+
+    @made_once
+    def _targets(self) -> Targets:
+        length = self.options.get("max_length")
+        return Targets(self, f"raise max_length={length}" if length else "")
+
+    def report(self) -> str:
+        return str(self._targets)
+
+    def _shaping_error(self) -> str | None:
+        """What ``on_error`` adds to an identity: only "skip" shapes the rows."""
+        return None if self.keeps_rows else "skip"
 
     @made_once
     def _engine(self) -> Engine:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from trainpipes.arrays import list_array
 from trainpipes.byte_rows import cut_rows
 from trainpipes.checks import column_names, whole_number
+from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import option
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.naming import need_columns
 from trainpipes.rows.run import Run
 from trainpipes.stages.ragged_column import row_table
+from trainpipes.stages.targets import OnError, Targets, have_target
 from trainpipes.stages.token_columns import numbers_of
 
 __all__ = ["Truncate"]
@@ -37,9 +39,13 @@ class Truncate(RunStage):
         columns: the columns to cut; by default "input_ids", and "labels", "attention_mask" and
             "token_type_ids" where they are there.
         truncation_side: "right" cuts the end off, "left" the start.
+        on_error: for rows whose "labels" are all -100 once they are cut. None warns of the first such rows in
+            each process, and keeps them; "raise" refuses the first; "skip" leaves them out, and the log
+            counts them, so that how many rows an epoch has is not known in advance; "keep" keeps them and
+            says nothing.
 
     Raises:
-        DataError: a null; names the row.
+        DataError: a null, or with ``on_error="raise"`` a row without a target; names the row.
         SchemaError: a column is not there, or holds no lists of numbers.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -50,11 +56,13 @@ class Truncate(RunStage):
 
     needs_columns = True
     thread_safe = True
+    asks_inputs = True
 
     max_length: int = option(key="length", was="length")
     _: KW_ONLY
     columns: str | Sequence[str] | None = None
     truncation_side: Literal["right", "left"] = option(default="right", key="side", was="side")
+    on_error: OnError | None = None
 
     def check(self) -> None:
         whole_number(
@@ -63,7 +71,25 @@ class Truncate(RunStage):
         if self.columns is not None:
             column_names(self.columns, "truncate(columns)")
 
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        return self.on_error != "skip"
+
+    @made_once
+    def _targets(self) -> Targets:
+        return Targets(self, f"raise max_length={self.max_length}")
+
+    def report(self) -> str:
+        return str(self._targets)
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        if self.keeps_rows:
+            found.pop("on_error", None)
+        return found
+
     def process(self, run: Run) -> Run:
+        self._targets.refuse_batches(run)
         block, table = row_table(run, self)
         if self.columns is None:
             names = [name for name in USUAL if name in table.column_names] or ["input_ids"]
@@ -71,6 +97,7 @@ class Truncate(RunStage):
             names = column_names(self.columns, "truncate(columns)")
         need_columns(table.column_names, names, self)
         most, cut = self.max_length, False
+        lost = np.zeros(len(block), dtype=np.bool_)  # rows whose targets are cut off
         for name in names:
             values, lengths = numbers_of(block, name, self)
             if not (lengths > most).any():
@@ -78,8 +105,10 @@ class Truncate(RunStage):
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             side: Literal["pre", "post"] = "post" if self.truncation_side == "right" else "pre"
             place = table.column_names.index(name)
-            table = table.set_column(
-                place, name, list_array(*cut_rows(values, offsets, most, side))
-            )
+            kept, kept_lengths = cut_rows(values, offsets, most, side)
+            table = table.set_column(place, name, list_array(kept, kept_lengths))
             cut = True
-        return run.with_block(block.with_data(table)) if cut else run.with_block(block)
+            if name == "labels":
+                lost = (lengths > most) & ~have_target(kept, kept_lengths)
+        run = run.with_block(block.with_data(table)) if cut else run.with_block(block)
+        return self._targets.check(run, ~lost, lost) if self._targets.asked_for else run

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from trainpipes.kinds.stage import Stage
 from trainpipes.preview.known_ids import known_ids
+from trainpipes.recipe_registry import recipe_function
 from trainpipes.runtime.planning.plan import Plan
 from trainpipes.trial.report import TrialReport
 
@@ -18,32 +20,71 @@ PADDING, WAITS, ONE_STAGE = 0.2, 0.1, 0.5
 ENOUGH, STEPS = 0.2, 5
 
 
-def with_advice(report: TrialReport, plan: Plan) -> TrialReport:
+@dataclass(frozen=True)
+class Recipe:
+    """The recipe that a pipeline is of.
+
+    Args:
+        name: of it.
+        options: their names.
+    """
+
+    name: str
+    options: tuple[str, ...]
+
+
+def with_advice(report: TrialReport, plan: Plan, recipe: str | None = None) -> TrialReport:
     """A report with what stands out in it.
 
     Args:
         report: of a run.
         plan: of the pipeline.
+        recipe: that it is of; its options are named instead of stages.
     """
-    found = [*_padding(report, plan), *_waits(report, plan), *_stage(report, plan)]
+    of = None
+    if recipe is not None:
+        of = Recipe(recipe, tuple(inspect.signature(recipe_function(recipe)).parameters))
+    found = [
+        *_targets(report, of),
+        *_padding(report, plan, of),
+        *_waits(report, plan),
+        *_stage(report, plan, of),
+    ]
     return replace(report, advice=tuple(found))
 
 
-def _padding(report: TrialReport, plan: Plan) -> Iterator[str]:
+def _targets(report: TrialReport, recipe: Recipe | None) -> Iterator[str]:
+    if report.learnt_share == 0:
+        longer = "prompts as long as max_length leave none, so raise it"
+        if recipe is None or "on_error" in recipe.options:
+            longer += ", or leave such rows out, " + (
+                'on_error="skip"' if recipe is None else "on_error: skip"
+            )
+        yield f"0.0% of the tokens are targets, and the loss of such batches is NaN: {longer}"
+
+
+def _padding(report: TrialReport, plan: Plan, recipe: Recipe | None) -> Iterator[str]:
     share, batch = report.padding_share, plan.chain.batch
     if share is None or share < PADDING or batch is None or batch.batch_size in (None, 1):
         return
     names = {stage.name for stage in plan.chain.stages}
-    if batch.name == "bucket_by_length" or "pack" in names:
+    if batch.name != "batch" or "pack" in names:
         return
-    if batch.name == "batch":
-        size, columns = batch.batch_size, list(known_ids(plan).engines)
-        own = "" if "input_ids" in columns or not columns else f", column={columns[0]!r}"
-        yield (
-            f"{share:.0%} of the cells are padding: rows of about the same length make batches with less, by "
-            f".bucket_by_length({size}{own}) in place of .batch({size}); or rows that share one, by "
+    size, columns = batch.batch_size, list(known_ids(plan).engines)
+    own = "" if "input_ids" in columns or not columns else f", column={columns[0]!r}"
+    buckets = f".bucket_by_length({size}{own}) in place of .batch({size})"
+    if recipe is None:
+        cure = (
+            f"rows of about the same length make batches with less, by {buckets}; or rows that share one, by "
             ".pack(max_length) before it"
         )
+    elif "packed" in recipe.options:
+        cure = f"rows share one by the option packed: true of {recipe.name}"
+    elif "num_buckets" in recipe.options:
+        cure = f"batches of about the same length by the option num_buckets: auto of {recipe.name}"
+    else:
+        cure = f"{recipe.name} has no option for less; in a copy of it write {buckets}"
+    yield f"{share:.0%} of the cells are padding: {cure}"
 
 
 def _waits(report: TrialReport, plan: Plan) -> Iterator[str]:
@@ -70,7 +111,7 @@ def _waits(report: TrialReport, plan: Plan) -> Iterator[str]:
         )
 
 
-def _stage(report: TrialReport, plan: Plan) -> Iterator[str]:
+def _stage(report: TrialReport, plan: Plan, recipe: Recipe | None) -> Iterator[str]:
     total = sum(report.stages.values())
     if total < ENOUGH or len(report.stages) < 2:
         return
@@ -78,27 +119,33 @@ def _stage(report: TrialReport, plan: Plan) -> Iterator[str]:
     if seconds < ONE_STAGE * total:
         return
     name = label.rpartition(": ")[2].partition(" (")[0]
-    cure = _cure(name, plan)
+    cure = _cure(name, plan, recipe)
     if cure:
         yield f"{label} takes {seconds / total:.0%} of the time of all stages: {cure}"
 
 
-def _cure(name: str, plan: Plan) -> str:
-    cached = plan.chain.cache is not None
+def _cure(name: str, plan: Plan, recipe: Recipe | None) -> str:
     if name in ("tokenize", "chat_template"):
-        prepared = "`trainpipes tokenize IN OUT` does it once, before training"
-        return prepared if cached else f"{prepared}; .cache() behind it does it in the first epoch"
+        cure = "`trainpipes tokenize IN OUT` does it once, before training"
+        if plan.chain.cache is None and recipe is None:
+            cure += "; .cache() behind it does it in the first epoch"
+        elif plan.chain.cache is None and recipe is not None and "cache" in recipe.options:
+            cure += f"; the option cache: true of {recipe.name} does it in the first epoch"
+        return cure
     stage = next((s for s in plan.chain.steps if s.name == name), None)
-    if stage is not None and _is_map(stage):
+    if stage is not None and _is_map(stage) and recipe is None:
         return (
             f"let processes do it, .{name}(..., num_workers=2, method='process'), or --num-workers 2; "
             ".cache() behind it keeps what it makes, where that is the same in every epoch"
         )
+    if stage is not None and _is_map(stage):
+        return "let processes do it, by --num-workers 2"
     if name.startswith("read_"):
-        return (
-            "read fewer columns, by columns=[...]; `trainpipes inspect` says whether row groups are too "
-            "large, and `trainpipes repack` rewrites the files"
+        files = (
+            "`trainpipes inspect` says whether row groups are too large, and `trainpipes repack` rewrites "
+            "the files"
         )
+        return files if recipe is not None else f"read fewer columns, by columns=[...]; {files}"
     return ""
 
 

@@ -17,8 +17,8 @@ from trainpipes.runtime.planning.plan import Plan
 
 __all__ = ["BatchCounts"]
 
-#: Cells, tokens and targets of an item.
-Count = tuple[int, int, int]
+#: Cells, tokens and targets of an item, and its tokens once more where something says which are targets.
+Count = tuple[int, int, int, int]
 
 
 @dataclass
@@ -32,7 +32,7 @@ class BatchCounts:
         cells: B * L of all columns of token ids.
         tokens: of these, those that are no padding.
         learnt: of these, targets of the loss, of a few of the first items; see ``looked_at``.
-        looked_at: tokens of the items whose targets were counted.
+        looked_at: tokens of these items, where labels or a mask say which are targets.
     """
 
     plan: Plan
@@ -54,11 +54,11 @@ class BatchCounts:
         self.items += 1
         self.rows += _rows(item) if self._is_batch else 1
         if self.items <= LOOKED_AT or self._count is None:
-            cells, tokens, learnt = self._look(item)
+            cells, tokens, learnt, told = self._look(item)
             self.learnt += learnt
-            self.looked_at += tokens
+            self.looked_at += told
         else:
-            cells, tokens, _ = self._count(item)
+            cells, tokens, *_ = self._count(item)
         self.cells += cells
         self.tokens += tokens
 
@@ -69,8 +69,10 @@ class BatchCounts:
             if self._count is None and all(isinstance(row, Mapping) for row in item):
                 names = {grid.name for _, grids in looked for grid in grids}
                 self._count = lambda batch: _of_rows(batch, names)
-            cells, tokens, learnt = (sum(one) for one in zip(*(c for c, _ in looked), strict=True))
-            return cells, tokens, learnt
+            cells, tokens, learnt, told = (
+                sum(c) for c in zip(*(c for c, _ in looked), strict=True)
+            )
+            return cells, tokens, learnt, told
         values = dict(leaves(item, of_row=not self._is_batch)[0])
         found, grids = self._of(values, not self._is_batch)
         if self._count is None and isinstance(item, Mapping) and grids:
@@ -81,10 +83,13 @@ class BatchCounts:
 
     def _of(self, values: Mapping[str, Any], of_row: bool) -> tuple[Count, list[TokenGrid]]:
         grids = token_grids(values, self._known, of_row)
+        tokens = sum(grid.tokens for grid in grids)
+        told = any(grid.learnt is not None for grid in grids)
         found = (
             sum(int(grid.ids.size) for grid in grids),
-            sum(grid.tokens for grid in grids),
+            tokens,
             sum(grid.learnt_count for grid in grids),
+            tokens if told else 0,
         )
         return found, grids
 
@@ -95,7 +100,7 @@ class BatchCounts:
 
     @property
     def learnt_share(self) -> float | None:
-        """Targets as part of the tokens of the first items."""
+        """Targets as part of the tokens of the first items; None where nothing says which they are."""
         return self.learnt / self.looked_at if self.looked_at else None
 
 
@@ -136,15 +141,15 @@ def _quickly(batch: Any, masks: Mapping[str, str | None]) -> Count:
         size = _size(batch.get(name))
         cells += size
         tokens += size if mask == name else _nonzero(batch.get(mask))
-    return cells, tokens, 0
+    return cells, tokens, 0, 0
 
 
 def _of_rows(batch: Any, names: Collection[str]) -> Count:
     """Of rows that nothing has padded."""
     if not isinstance(batch, list):
-        return 0, 0, 0
+        return 0, 0, 0, 0
     tokens = sum(_size(row[name]) for row in batch for name in names if row.get(name) is not None)
-    return tokens, tokens, 0
+    return tokens, tokens, 0, 0
 
 
 def _size(value: Any) -> int:

@@ -25,7 +25,8 @@ class TrialReport:
         step_seconds: that the loop took for itself after it, as ``simulate_step`` asked.
         later_rows: rows of the batches after the first one.
         later_tokens: tokens in these.
-        stages: seconds of threads in each stage, in the order of the stages.
+        stages: seconds of threads in each stage, in the order of the stages, without loading.
+        loading_seconds: of threads, that first calls took more than later ones: imports, tokenizers.
         memory_start: bytes in memory before, of this process.
         memory_peak: the most of it and its workers together.
         rank: of the run.
@@ -51,6 +52,7 @@ class TrialReport:
     later_rows: int
     later_tokens: int
     stages: dict[str, float]
+    loading_seconds: float
     memory_start: int
     memory_peak: int
     rank: int
@@ -116,7 +118,8 @@ class TrialReport:
             "learnt_share": self.learnt_share, "wait_share": self.wait_share,
             "wait_seconds": self.wait_seconds, "longest_wait_seconds": self.longest_wait_seconds,
             "simulated_seconds": self.step_seconds,
-            "stage_thread_seconds": self.stages, "memory_start_bytes": self.memory_start,
+            "stage_thread_seconds": self.stages, "loading_thread_seconds": self.loading_seconds,
+            "memory_start_bytes": self.memory_start,
             "memory_peak_bytes": self.memory_peak, "rank": self.rank, "world_size": self.world_size,
             "threads": self.threads, "num_workers": self.num_workers, "advice": list(self.advice),
         }  # fmt: skip

@@ -9,6 +9,9 @@ that has passed; and a thread that waits, for a disk or for the interpreter's lo
 of a stage is without that of those below it. What is between stages (gathering a shuffled window's rows,
 queues) is not counted, but where a stage does it: the first one above a shuffle gathers the rows that it
 works on.
+
+What the first call of a thread takes more than later ones is loading: packages are imported, tokenizers and
+templates are read. It is counted apart.
 """
 
 from __future__ import annotations
@@ -65,11 +68,12 @@ class StageClock:
 
     Args:
         plan: to be measured, before anything iterates it.
-        seconds: where they are added up, one for each of ``labels_of(plan)``.
+        seconds: where they are added up, one for each of ``labels_of(plan)``, and last those of loading.
     """
 
     def __init__(self, plan: Plan, seconds: MutableSequence[float]) -> None:
         self._seconds = seconds
+        self._calls: dict[tuple[int, str], _Calls] = {}
         self._lock = threading.Lock()
         self._inner = threading.local()  # seconds of what was measured within, one for each level
         self._changed: list[tuple[dict[str, Any], str, Any]] = []
@@ -97,7 +101,7 @@ class StageClock:
         if isinstance(what, Inputs):
             blocks = what.cached_blocks
             if blocks is not None:
-                self._replace(blocks, "read", self._timed(number, blocks.read))
+                self._replace(blocks, "read", self._timed(number, "read", blocks.read))
         elif isinstance(what, RowSource):
             self._source(number, what)
         elif isinstance(what, RowStream):
@@ -109,7 +113,7 @@ class StageClock:
             self._run_stage(number, what)
         elif isinstance(what, PlaceStage):
             for name in ("place", "begun"):
-                self._replace(what, name, self._timed(number, getattr(what, name)))
+                self._replace(what, name, self._timed(number, name, getattr(what, name)))
 
     def _source(self, number: int, source: RowSource) -> None:
         open_reader = source.reader
@@ -120,10 +124,10 @@ class StageClock:
                 self._reader(number, found)
             return found
 
-        self._replace(source, "read", self._timed(number, source.read))
+        self._replace(source, "read", self._timed(number, "read", source.read))
         self._replace(source, "reader", reader)
         if isinstance(source, RandomAccessSource):
-            self._replace(source, "take", self._timed(number, source.take))
+            self._replace(source, "take", self._timed(number, "take", source.take))
 
     def _stream(self, number: int, source: RowStream) -> None:
         open_stream = source.open
@@ -139,10 +143,11 @@ class StageClock:
         """Measure a reader, which nobody keeps when the pass is over."""
         values: dict[str, Any] | None = getattr(reader, "__dict__", None)
         if values is not None and "read" not in values:
-            values["read"] = self._timed(number, reader.read)
+            values["read"] = self._timed(number, "read", reader.read)
 
     def _run_stage(self, number: int, stage: RunStage) -> None:
-        process, submit = self._timed(number, stage.process), stage.submit_run
+        process = self._timed(number, "process", stage.process)
+        submit = self._timed(number, "submit", stage.submit_run)
 
         def processed(run: Run) -> Run:
             found: Run = process(run)
@@ -150,8 +155,8 @@ class StageClock:
             return found
 
         def submitted(run: Run) -> Callable[[], Run] | None:
-            rest = self._timed(number, submit)(run)
-            return None if rest is None else self._timed(number, rest)
+            rest = submit(run)
+            return None if rest is None else self._timed(number, "rest", rest)
 
         self._replace(stage, "process", processed)
         self._replace(stage, "submit_run", submitted)
@@ -159,14 +164,22 @@ class StageClock:
     def _late(self, number: int, run: Run) -> None:
         """Measure items that are made when somebody takes them."""
         if isinstance(run.items, LazyBatches):
-            run.items.make_by(lambda make: self._timed(number, make))
+            run.items.make_by(lambda make: self._timed(number, "make", make))
 
     def _opened(
         self, number: int, own: Callable[..., RunSource], below: OpenBelow, at: dict[str, Any]
     ) -> RunSource:
-        return _TimedRuns(self._timed(number, own(below, at).next_run))
+        return _TimedRuns(self._timed(number, "next", own(below, at).next_run))
 
-    def _timed(self, number: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, number: int, work: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that counts its seconds to a stage.
+
+        Args:
+            number: of the stage.
+            work: what it is of the stage's, so that calls are compared with others of the same.
+            function: to be measured.
+        """
+
         def timed(*arguments: Any) -> Any:
             inner = self._levels()
             inner.append(0.0)
@@ -179,7 +192,12 @@ class StageClock:
                 if inner:
                     inner[-1] += spent
                 with self._lock:
-                    self._seconds[number] += own
+                    calls = self._calls.setdefault((number, work), _Calls())
+                    before = calls.loading
+                    calls.add(threading.get_ident(), own)
+                    loading = calls.loading - before
+                    self._seconds[number] += own - loading
+                    self._seconds[-1] += loading
 
         return timed
 
@@ -188,6 +206,30 @@ class StageClock:
         if found is None:
             found = self._inner.levels = []
         return found
+
+
+class _Calls:
+    """The calls of one function of a stage, the first of each thread apart: others may wait for its lock."""
+
+    def __init__(self) -> None:
+        self._threads: set[int] = set()
+        self._first = self._later = 0.0
+        self._count = 0
+
+    def add(self, thread: int, seconds: float) -> None:
+        if thread in self._threads:
+            self._later += seconds
+            self._count += 1
+        else:
+            self._threads.add(thread)
+            self._first += seconds
+
+    @property
+    def loading(self) -> float:
+        """Seconds that first calls have taken more than as many later ones on average; 0 before those."""
+        if not self._count:
+            return 0.0
+        return max(0.0, self._first - len(self._threads) * self._later / self._count)
 
 
 class _TimedRuns:

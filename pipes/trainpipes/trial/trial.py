@@ -56,6 +56,7 @@ def trial(
     num_workers: int = 0,
     simulate_step: float = 0.0,
     state: dict[str, Any] | None = None,
+    recipe: str | None = None,
     see: Callable[[Any, Progress], None] | None = None,
     ended: Callable[[Loader], None] | None = None,
 ) -> TrialReport:
@@ -72,6 +73,7 @@ def trial(
         num_workers: as ``Loader`` takes it.
         simulate_step: seconds that the loop sleeps after each batch, as long as a trainer would take.
         state: where to start.
+        recipe: that the pipeline is of, whose options the report names.
         see: called with each batch, and where the run stands.
         ended: called with the loader at the end, for its state.
 
@@ -113,12 +115,13 @@ def trial(
         learnt_share=counts.learnt_share, first_seconds=run.first, wait_seconds=run.waited,
         longest_wait_seconds=run.longest,
         step_seconds=run.stepped, later_rows=counts.rows - run.first_rows,
-        later_tokens=counts.tokens - run.first_tokens, stages=clock.seconds, memory_start=memory.start,
+        later_tokens=counts.tokens - run.first_tokens, stages=clock.seconds,
+        loading_seconds=clock.loading, memory_start=memory.start,
         memory_peak=memory.peak, rank=rank, world_size=world, epochs=run.passes,
         epoch_steps=_epoch_steps(pipeline), ended=why, threads=threads, num_workers=num_workers,
         simulated=simulate_step > 0,
     )  # fmt: skip
-    return with_advice(report, plan)
+    return with_advice(report, plan, recipe)
 
 
 def _check(steps: int | None, epochs: int | None, simulate_step: float) -> None:
@@ -218,7 +221,7 @@ class _StageSeconds:
     def __init__(self, plan: Plan, num_workers: int) -> None:
         self._plan = None if num_workers else plan
         self._labels = labels_of(plan)
-        self._shape = max(1, num_workers), len(self._labels)
+        self._shape = max(1, num_workers), len(self._labels) + 1  # and loading
         self._memory: Any = sharedctypes.RawArray("d", max(1, self._shape[0] * self._shape[1]))
         self._clock: StageClock | None = None
 
@@ -246,6 +249,17 @@ class _StageSeconds:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of each stage, over all processes."""
-        rows = [self._row(process) for process in range(self._shape[0])]
-        return dict(zip(self._labels, np.sum(rows, axis=0).tolist(), strict=True))
+        """Of each stage, over all processes, without loading."""
+        return dict(zip(self._labels, self._sums[:-1], strict=True))
+
+    @property
+    def loading(self) -> float:
+        """Of loading, over all processes."""
+        return self._sums[-1]
+
+    @property
+    def _sums(self) -> list[float]:
+        found: list[float] = np.sum(
+            [self._row(process) for process in range(self._shape[0])], axis=0
+        ).tolist()
+        return found

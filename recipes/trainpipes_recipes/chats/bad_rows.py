@@ -3,58 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 import trainpipes as tp
+from trainpipes.kinds.blame import blame
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.rows.run import Run
+from trainpipes.stages.left_out import LeftOut
+from trainpipes.stages.ragged_column import row_table
+from trainpipes.stages.targets import OnError
 
-__all__ = ["BadRows", "EmptyTexts", "checked"]
-
-BadRows = Literal["error", "drop", "keep"]
-
-#: Column of what is wrong with a row, while rows are dropped.
-PROBLEM = "what is wrong with this row"
+__all__ = ["CheckRows", "EmptyTexts", "checked"]
 
 
 def checked(
-    rows: tp.Pipeline, find: Callable[[pa.Table], Mapping[int, str]], bad_rows: BadRows
+    rows: tp.Pipeline, find: Callable[[pa.Table], Mapping[int, str]], on_error: OnError | None
 ) -> tp.Pipeline:
     """Rows of which ``find`` says nothing.
 
     Args:
         rows: rows with columns.
         find: says of a table what is wrong with each row that something is wrong with, by its number there.
-        bad_rows: "error" names the first one; "drop" leaves them out, so that how many rows there are is not
-            known before an epoch's end; "keep" does not look.
+        on_error: "raise", or None, names the first one; "skip" leaves them out, and the log counts them, so
+            that how many rows there are is not known before an epoch's end; "keep" does not look.
     """
-    if bad_rows not in ("error", "drop", "keep"):
-        raise tp.ConfigError(f'bad_rows is "error", "drop" or "keep", got {bad_rows!r}')
-    if bad_rows == "keep":
+    if on_error not in (None, "raise", "skip", "keep"):
+        raise tp.ConfigError(f'on_error must be "raise", "skip", "keep" or None, got {on_error!r}')
+    if on_error == "keep":
         return rows
-    rows = rows.with_columns(_Checked(find, bad_rows == "drop"))
-    if bad_rows == "drop":
-        rows = rows.filter(pc.field(PROBLEM).is_null()).drop_columns(PROBLEM)
-    return rows
+    return rows.then(CheckRows(find, on_error=on_error or "raise"))
 
 
-@dataclass(frozen=True)
-class _Checked:
+class CheckRows(RunStage):
+    """Refuses rows, or leaves them out.
+
+    In: rows with columns. Out: the same rows, or those left. Cursor: none of its own.
+
+    Args:
+        find: as ``checked`` takes it.
+        on_error: as ``checked`` takes it.
+
+    Raises:
+        DataError: with "raise", something is wrong with a row; names it.
+    """
+
+    needs_columns = True
+    thread_safe = True
+    asks_inputs = True
+
     find: Callable[[pa.Table], Mapping[int, str]]
-    drop: bool
+    _: KW_ONLY
+    on_error: Literal["raise", "skip"] = "raise"
 
-    def __call__(self, table: pa.Table) -> Any:
-        found = self.find(table)
-        if self.drop:
-            return {PROBLEM: pa.array([found.get(row) for row in range(len(table))], pa.string())}
-        for row, problem in sorted(found.items()):
-            raise tp.DataError(
-                f'{problem}; bad_rows="drop" leaves such rows out, "keep" takes them as they are',
-                row=row,
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        return self.on_error == "raise"
+
+    @made_once
+    def _left_out(self) -> LeftOut:
+        return LeftOut(self, "they teach nothing", "row", unit="")
+
+    def report(self) -> str:
+        return str(self._left_out) if self._left_out.documents else ""
+
+    def process(self, run: Run) -> Run:
+        block, table = row_table(run, self)
+        try:
+            found = self.find(table)
+        except Exception as error:
+            row = getattr(error, "row", None)
+            blame(error, self, None if row is None else int(block.ids[row]))
+            raise
+        run = run.with_block(block)
+        if found and self.keeps_rows:
+            row = min(found)
+            bad = tp.DataError(
+                f'{found[row]}; on_error="skip" leaves such rows out, "keep" takes them as they are',
+                stage=str(self),
             )
-        return table
+            blame(bad, self, int(block.ids[row]))
+            raise bad
+        if self.keeps_rows:
+            return run
+        lost = np.zeros(len(block), dtype=np.int64)
+        lost[list(found)] = 1
+        self._left_out.add(block.ids, lost)
+        return run.pick(np.flatnonzero(lost == 0)) if found else run
 
 
 @dataclass(frozen=True)

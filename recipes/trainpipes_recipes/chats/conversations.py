@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 import trainpipes as tp
-from trainpipes_recipes.chats.bad_rows import BadRows, checked
+from trainpipes.stages.targets import OnError
+from trainpipes_recipes.chats.bad_rows import checked
 from trainpipes_recipes.chats.messages import ROLES, to_messages
 from trainpipes_recipes.chats.turns import problems
 
@@ -31,7 +32,7 @@ def conversations(
     *,
     prompt: str | None = None,
     roles: Mapping[str, str] | None = None,
-    bad_rows: BadRows = "error",
+    on_error: OnError | None = None,
 ) -> tp.Pipeline:
     """Rows whose conversations have the layout that chat templates take, a row at a time or many.
 
@@ -50,8 +51,9 @@ def conversations(
         prompt: a column of the messages before it, which are looked at together with it: an assistant's
             message comes next.
         roles: more names of roles, or others: ``{"narrator": "system"}``.
-        bad_rows: "error" names the first such row; "drop" leaves them out, so that how many rows there are is
-            not known before an epoch's end; "keep" has the template say what it makes of them.
+        on_error: None, or "raise", names the first such row; "skip" leaves them out, and the log counts them,
+            so that how many rows there are is not known before an epoch's end; "keep" has the template say
+            what it makes of them.
 
     Raises:
         DataError: a row is bad; names it.
@@ -64,7 +66,7 @@ def conversations(
         )
     names = (column,) if prompt is None else (column, prompt)
     rows = rows.with_columns(_Messages(names, {**ROLES, **given}))
-    return checked(rows, _Problems(column, prompt), bad_rows)
+    return checked(rows, _Problems(column, prompt), on_error)
 
 
 @dataclass(frozen=True)

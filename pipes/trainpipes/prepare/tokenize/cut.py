@@ -149,7 +149,13 @@ def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
         else:
             groups.append((maker, [column]))
     return tuple(
-        TokenizedBy(maker.options["tokenizer"], columns, engine=maker.options.get("engine", "auto"))
+        TokenizedBy(
+            maker.options["tokenizer"],
+            columns,
+            # Rows without a target are dealt with ahead, unless they are only warned of.
+            on_error=None if maker.options["on_error"] is None else "keep",
+            engine=maker.options.get("engine", "auto"),
+        )
         for maker, columns in groups
     )
 

@@ -20,6 +20,7 @@ from trainpipes.runtime.planning.plan import Plan
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.chat_template import ChatTemplate
+from trainpipes.stages.targets import OnError
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.tokenizers.load import load
 from trainpipes.writers.manifest import MANIFEST, UNFINISHED
@@ -34,6 +35,7 @@ def tokenized_rows(
     *,
     asker: str,
     made_by: Mapping[str, Mapping[str, Any]],
+    on_error: OnError | None = None,
 ) -> Pipeline | None:
     """Rows of token ids with the tokenizer that made them, ready to be shuffled; None where the files are not
     of ``tokenize``.
@@ -44,6 +46,7 @@ def tokenized_rows(
         columns: that the recipe needs.
         asker: the recipe, for messages.
         made_by: of each stage that may have made the ids, by name, the options that it must have had.
+        on_error: what becomes of rows without a target, as ``tokenized_by`` takes it.
 
     Raises:
         ConfigError: the files are not finished, or were made with another tokenizer or other options.
@@ -75,7 +78,7 @@ def tokenized_rows(
     for stage in about["pipeline"]["stages"]:
         if stage["stage"] in made_by and "tokenizer" in stage:
             _check(asker, stage, tokenizer, made_by[stage["stage"]])
-    return rows.tokenized_by(tokenizer, about["tokenized"]["ids"])
+    return rows.tokenized_by(tokenizer, about["tokenized"]["ids"], on_error=on_error)
 
 
 def _check(

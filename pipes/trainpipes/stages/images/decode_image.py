@@ -47,7 +47,7 @@ class DecodeImage(RunStage):
         column: the column of bytes.
         into: name of the image's column, which takes the place of the bytes.
         mode: "RGB", C = 3; "L" for grey, C = 1; "RGBA" for colour and alpha, C = 4.
-        on_error: for an image that cannot be decoded, or a null, "error" raises; "skip" leaves the row out,
+        on_error: for an image that cannot be decoded, or a null, "raise" raises; "skip" leaves the row out,
             and the log counts such rows. How many rows an epoch has is then not known in advance.
         min_size: decode a JPEG at a half, a quarter or an eighth of its size, as long as both sides keep this
             many pixels: 2 to 4 times as fast for large photos that a ``resize`` or a crop makes small anyway.
@@ -79,7 +79,7 @@ class DecodeImage(RunStage):
     _: KW_ONLY
     into: str = "image"
     mode: Mode = "RGB"
-    on_error: Literal["error", "skip"] = "error"
+    on_error: Literal["raise", "skip"] = "raise"
     min_size: int | None = None
     decoder: Literal["pillow", "torchvision"] = "pillow"
 
@@ -103,7 +103,7 @@ class DecodeImage(RunStage):
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
-        return self.on_error == "error"
+        return self.on_error == "raise"
 
     # Where the thread that iterates calls functions of the user's, and so makes the batches, other threads
     # decode for it.

@@ -1,0 +1,133 @@
+"""Rows without a target of the loss: warned of, refused or left out.
+
+The labels of such a row are all -100. It teaches nothing, and the loss of a batch of such rows is NaN. Most
+often its prompt alone fills ``max_length``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.blame import blame
+from trainpipes.order import IntArray
+from trainpipes.rows.run import Run
+from trainpipes.stages.ignored import IGNORED
+from trainpipes.stages.left_out import LeftOut
+from trainpipes.warn_once import warn_once
+
+__all__ = ["Flags", "OnError", "Targets", "have_target"]
+
+#: What becomes of rows that cannot be used; None differs from one reason to another.
+OnError = Literal["raise", "skip", "keep"]
+
+#: One for each row, bool ``[rows]``.
+Flags = npt.NDArray[np.bool_]
+
+
+def have_target(labels: npt.NDArray[Any], lengths: IntArray) -> Flags:
+    """Whether each row has a label that is not -100.
+
+    Args:
+        labels: of all rows, one after the other, ``[tokens]``.
+        lengths: labels of each row, int64 ``[rows]``.
+
+    >>> have_target(np.array([-100, 5, -100, -100]), np.array([2, 0, 2])).tolist()
+    [True, False, False]
+    """
+    found = np.zeros(len(lengths), dtype=np.bool_)
+    some = lengths > 0
+    if some.any():
+        starts = (np.cumsum(lengths) - lengths)[some]
+        found[some] = np.logical_or.reduceat(labels != IGNORED, starts)
+    return found
+
+
+class Targets:
+    """What a stage does with rows that have no target, and with those that it can make nothing of.
+
+    Args:
+        stage: whose option ``on_error`` says it: None warns once in a process and keeps them, "raise" refuses
+            the first, "skip" leaves them out, "keep" keeps them.
+        cure: what to write so that rows get a target.
+        item: what a row is, in the singular.
+    """
+
+    def __init__(self, stage: Any, cure: str = "", item: str = "row") -> None:
+        self._stage = stage
+        self._cure = cure
+        self._item = item
+        self.left_out = LeftOut(stage, "they have no target, or cannot be read", item, unit="")
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether it matters which rows have no target."""
+        return bool(self._stage.on_error != "keep")
+
+    def check(
+        self, run: Run, found: Flags, cut: Flags | None = None, bad: Flags | None = None
+    ) -> Run:
+        """A run, without the rows that are to be left out.
+
+        Args:
+            run: rows.
+            found: whether each has a target.
+            cut: whether each may have been cut; None where that is not known.
+            bad: with "skip", whether nothing was made of each; None for none.
+
+        Raises:
+            DataError: with "raise", a row has no target; names the row.
+        """
+        asked = self._stage.on_error
+        if asked == "skip":
+            if bad is not None:
+                found = found & ~bad
+            self.left_out.add(run.block.ids, (~found).astype(np.int64))
+            return run if found.all() else run.pick(np.flatnonzero(found).astype(np.int64))
+        if asked != "keep" and not found.all():
+            lacking = np.flatnonzero(~found)
+            if asked == "raise":
+                row = int(lacking[0])
+                was_cut = cut is not None and bool(cut[row])
+                said = self._said("", "it was" if was_cut else "", 1)
+                error = DataError(said, stage=str(self._stage))
+                blame(error, self._stage, int(run.block.ids[row]))
+                raise error
+            self._warn(len(lacking), len(found), 0 if cut is None else int(cut[lacking].sum()))
+        return run
+
+    def _warn(self, lacking: int, rows: int, cut: int) -> None:
+        cause = f"{cut:,} of them were" if cut else ""
+        if cut == lacking:
+            cause = "they were" if lacking > 1 else "it was"
+        said = self._said(f"{lacking:,} of {rows:,}", cause, lacking)
+        warn_once(said, key=("no target", self._stage.name, self._cure))
+
+    def _said(self, count: str, cause: str, lacking: int) -> str:
+        """That rows lack a target, why, and what to do."""
+        rows = (
+            f"{count} {self._item}{'' if count == '1 of 1' else 's'}"
+            if count
+            else f"a {self._item}"
+        )
+        verb = "have" if lacking > 1 else "has"
+        why = f", since {cause} cut before the response" if cause else ""
+        ways = ('"raise"', '"skip"', '"keep"') if count else ('"skip"', '"keep"')
+        cure = f"{self._cure}, or " if self._cure else ""
+        return (
+            f"{self._stage}: {rows} {verb} no target for the loss{why}: {cure}choose "
+            f"on_error={', '.join(ways[:-1])} or {ways[-1]}"
+        )
+
+    def refuse_batches(self, run: Run) -> None:
+        """Raise where rows to be left out are in batches already."""
+        if self._stage.on_error == "skip" and (run.bounds is not None or run.items is not None):
+            raise ConfigError(
+                f'{self._stage} leaves out rows with on_error="skip": put it before batch()'
+            )
+
+    def __str__(self) -> str:
+        return str(self.left_out) if self.left_out.documents else ""

@@ -1,0 +1,230 @@
+"""Rows that leave a recipe nothing to learn: what each makes of them, on the way and tokenized ahead."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trainpipes as tp
+from every_recipe import small_tokenizer
+from trainpipes import warn_once
+from trainpipes.prepare import tokenize
+from trainpipes.testing import check_resume
+
+SMALL: dict[str, Any] = {"num_shards": 4, "buffer_size": 16, "batch_size": 4}
+#: Every fourth prompt is short: the others fill ``max_length``.
+PROMPTS = [f"{k} " * (2 if k % 4 == 0 else 200) for k in range(48)]
+PAIRS = [{"prompt": prompt, "response": f" {k}"} for k, prompt in enumerate(PROMPTS)]
+CHATS = [
+    {
+        "messages": [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": f"{k}"},
+        ]
+    }
+    for k, prompt in enumerate(PROMPTS)
+]
+CHOICES = [{"prompt": p, "chosen": f" {k}", "rejected": " no"} for k, p in enumerate(PROMPTS)]
+
+Make = Callable[..., tp.Pipeline]
+
+
+def sft(files: Any, **options: Any) -> tp.Pipeline:
+    return tp.recipe("sft", files, "bytes", max_length=64, drop_last=False, **SMALL, **options)
+
+
+def chat(files: Any, **options: Any) -> tp.Pipeline:
+    return tp.recipe(
+        "chat", files, small_tokenizer(), max_length=64, drop_last=False, **SMALL, **options
+    )
+
+
+def packed(files: Any, **options: Any) -> tp.Pipeline:
+    return tp.recipe(
+        "chat", files, small_tokenizer(), max_length=64, packed=True, **SMALL, **options
+    )
+
+
+def preference(files: Any, **options: Any) -> tp.Pipeline:
+    return tp.recipe(
+        "preference", files, "bytes", max_length=64, drop_last=False, **SMALL, **options
+    )
+
+
+def evaluation(files: Any, **options: Any) -> tp.Pipeline:
+    return tp.recipe(
+        "evaluation", files, "bytes", max_length=64, batch_size=4, num_shards=4, **options
+    )
+
+
+RECIPES: dict[str, tuple[Make, list[dict[str, Any]]]] = {
+    "sft": (sft, PAIRS),
+    "chat": (chat, CHATS),
+    "chat / packed": (packed, CHATS),
+    "preference": (preference, CHOICES),
+    "evaluation": (evaluation, PAIRS),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warn_once, "_warned", set())
+
+
+def written(rows: list[dict[str, Any]], folder: Path) -> str:
+    tp.from_dataset(rows).write_parquet(folder / "rows", rows_per_group=8)
+    return str(folder / "rows" / "*.parquet")
+
+
+def label_columns(batch: dict[str, Any]) -> list[torch.Tensor]:
+    return [value for name, value in batch.items() if name.endswith("labels")]
+
+
+def targets(pipe: tp.Pipeline) -> list[bool]:
+    """Whether each row has a target, in every column of labels."""
+    found: list[bool] = []
+    for batch in pipe:
+        every = torch.stack([(one != -100).any(1) for one in label_columns(batch)])
+        found += every.all(0).tolist()
+    return found
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_warns_once_of_rows_without_a_target(name: str, tmp_path: Path) -> None:
+    make, rows = RECIPES[name]
+    with pytest.warns(
+        UserWarning, match="no target for the loss, since .* raise max_length=64"
+    ) as caught:
+        found = targets(make(written(rows, tmp_path)))
+    assert len(caught) == 1
+    assert not all(found)
+    if name != "chat / packed":
+        assert (len(found), sum(found)) == (48, 12)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_keeps_them_in_silence(name: str, tmp_path: Path) -> None:
+    make, rows = RECIPES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not all(targets(make(written(rows, tmp_path), on_error="keep")))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_refuses_the_first_one(name: str, tmp_path: Path) -> None:
+    make, rows = RECIPES[name]
+    with pytest.raises(
+        tp.DataError, match=r"a row has no target.* max_length=64.*row group \d, row \d"
+    ):
+        list(make(written(rows, tmp_path), on_error="raise"))
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_leaves_them_out(
+    name: str, cache: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, rows = RECIPES[name]
+    options = {"cache": str(tmp_path / "kept")} if cache and name != "evaluation" else {}
+    pipe = make(written(rows, tmp_path), on_error="skip", **options)
+    with caplog.at_level(logging.WARNING, "trainpipes"):
+        found = targets(pipe)
+    assert all(found)
+    if name != "chat / packed":
+        assert len(found) == 12
+    assert "left out: they have no target" in caplog.text
+    with pytest.raises(TypeError):
+        len(pipe)
+    if name != "evaluation" and not cache:
+        check_resume(pipe, epochs=2, every=3, processes=0)
+
+
+def test_a_malformed_conversation_and_one_without_a_target_go_by_one_option(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = {"messages": [{"role": "user", "content": "hi"}]}
+    files = written([*CHATS[:2], bad], tmp_path)
+    with pytest.raises(tp.DataError, match="there is no message of 'assistant'"):
+        list(chat(files))
+    with caplog.at_level(logging.WARNING, "trainpipes"):
+        assert targets(chat(files, on_error="skip")) == [True]
+    assert "1 of 3 rows left out: they teach nothing" in caplog.text
+    assert "1 of 2 rows left out: they have no target" in caplog.text
+    assert sorted(targets(chat(files, on_error="keep"))) == [False, False, True]
+
+
+def test_the_older_option_is_told_of_like_any_that_is_not_there() -> None:
+    with pytest.raises(tp.ConfigError, match="no option 'bad_rows'"):
+        tp.recipe("chat", tp.from_dataset(CHATS), small_tokenizer(), bad_rows="drop")
+
+
+def test_an_encoder_decoder_always_has_the_end_to_learn(tmp_path: Path) -> None:
+    rows = [{"prompt": "p " * 99, "response": ""}, {"prompt": "", "response": "r " * 99}]
+    options: dict[str, Any] = {"max_length": 1, "hf_names": True, **SMALL}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (batch,) = tp.recipe("seq2seq", written(rows, tmp_path), "bytes", **options)
+    assert (batch["labels"] != -100).any(1).all()
+
+
+def test_packed_rows_of_documents_with_labels_of_their_own() -> None:
+    rows = tp.from_dataset(
+        [{"tokens": [5] * 8, "labels": [-100] * 8}, {"tokens": [6] * 8, "labels": [6] * 8}]
+    )
+    options: dict[str, Any] = {"max_length": 8, "epochs": 1, "num_shards": 1, "batch_size": 1}
+    with pytest.warns(UserWarning, match="packed row.* no target"):
+        assert len(list(tp.recipe("tokens", rows, **options))) == 2
+    assert len(list(tp.recipe("tokens", rows, on_error="skip", **options))) == 1
+
+
+# Tokenized ahead
+
+
+def same(first: tp.Pipeline, second: tp.Pipeline) -> bool:
+    one, other = list(first), list(second)
+    return len(one) == len(other) and all(
+        torch.equal(a[key], b[key])
+        for a, b in zip(one, other, strict=True)
+        for key in a
+        if isinstance(a[key], torch.Tensor)
+    )
+
+
+@pytest.mark.parametrize("on_error", ["keep", "skip"])
+@pytest.mark.parametrize("name", ["sft", "chat", "chat / packed", "preference"])
+def test_files_tokenized_ahead_give_the_same_batches(
+    name: str, on_error: str, tmp_path: Path
+) -> None:
+    make, rows = RECIPES[name]
+    files = written(rows, tmp_path)
+    tokenize(make(files, on_error="keep"), tmp_path / "ids", processes=1)
+    ahead = make(str(tmp_path / "ids"), on_error=on_error)
+    assert same(ahead, make(files, on_error=on_error))
+
+
+def test_files_tokenized_ahead_are_warned_of_and_refused(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="raise max_length=64"):
+        tokenize(sft(written(PAIRS, tmp_path)), tmp_path / "ids", processes=1)
+    with pytest.warns(UserWarning, match="tokenized_by.* no target for the loss: choose on_error"):
+        assert targets(sft(str(tmp_path / "ids"))).count(True) == 12
+    with pytest.raises(tp.DataError, match="a row has no target"):
+        list(sft(str(tmp_path / "ids"), on_error="raise"))
+
+
+def test_rows_left_out_ahead_are_not_in_the_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "trainpipes"):
+        done = tokenize(
+            sft(written(PAIRS, tmp_path), on_error="skip"), tmp_path / "ids", processes=1
+        )
+    assert (done.rows, done.read) == (12, 48)
+    assert "rows left out: they have no target" in caplog.text
+    assert targets(sft(str(tmp_path / "ids"))) == [True] * 12
+    assert targets(done.pipeline) == [True] * 12

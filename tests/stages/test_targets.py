@@ -1,0 +1,317 @@
+"""Rows without a target, whose labels are all -100: warned of once, refused, left out, or kept."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from every_stage import chat_tokenizer
+from trainpipes import warn_once
+from trainpipes.testing import check_resume
+
+#: Every fourth row has a short prompt: the others fill 32 tokens before their response.
+PAIRS = [
+    {"prompt": f"{k} " * (2 if k % 4 == 0 else 60), "response": f" {k}", "n": k} for k in range(64)
+]
+CHATS = [
+    {
+        "messages": [
+            {"role": "user", "content": row["prompt"]},
+            {"role": "assistant", "content": row["response"]},
+        ],
+        "n": row["n"],
+    }
+    for row in PAIRS
+]
+IDS = [
+    {
+        "input_ids": [7] * (4 if k % 4 == 0 else 60),
+        "labels": [-100] * (2 if k % 4 == 0 else 58) + [7, 7],
+        "n": k,
+    }
+    for k in range(64)
+]
+GOOD = list(range(0, 64, 4))
+
+
+def tokenized(rows: tp.Pipeline, on_error: Any) -> tp.Pipeline:
+    return rows.tokenize(
+        "bytes",
+        ["prompt", "response"],
+        max_length=32,
+        eos=True,
+        labels="response",
+        on_error=on_error,
+    )
+
+
+def chatted(rows: tp.Pipeline, on_error: Any) -> tp.Pipeline:
+    return rows.chat_template(chat_tokenizer(), max_length=60, on_error=on_error)
+
+
+def truncated(rows: tp.Pipeline, on_error: Any) -> tp.Pipeline:
+    return rows.truncate(32, on_error=on_error)
+
+
+STAGES: dict[str, tuple[list[dict[str, Any]], Callable[[tp.Pipeline, Any], tp.Pipeline], str]] = {
+    "tokenize": (PAIRS, tokenized, "raise max_length=32"),
+    "chat_template": (CHATS, chatted, "raise max_length=60"),
+    "truncate": (IDS, truncated, "raise max_length=32"),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warn_once, "_warned", set())
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[[list[dict[str, Any]]], str]:
+    """Two files of row groups of 8 rows."""
+
+    def write(rows: list[dict[str, Any]]) -> str:
+        for part in range(2):
+            table = pa.Table.from_pylist(rows[32 * part : 32 * part + 32])
+            pq.write_table(table, tmp_path / f"part-{part}.parquet", row_group_size=8)
+        return str(tmp_path / "*.parquet")
+
+    return write
+
+
+def numbers(pipe: Any) -> list[int]:
+    return [row["n"] for row in pipe]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_rows_without_a_target_are_kept_and_warned_of_once(name: str, files: Any) -> None:
+    rows, stage, cure = STAGES[name]
+    pipe = stage(tp.read_parquet(files(rows)).shuffle(64), None)
+    with pytest.warns(UserWarning, match="no target") as caught:
+        kept = [*numbers(pipe), *numbers(pipe)]
+    assert sorted(kept) == sorted([*range(64), *range(64)])
+    (said,) = {str(one.message) for one in caught}
+    assert len(caught) == 1
+    assert said.startswith(f"{name}(")
+    assert "cut before the response" in said
+    assert cure in said
+    assert 'on_error="raise", "skip" or "keep"' in said
+    assert len(pipe) == 64
+
+
+def test_the_warning_counts_the_rows_of_its_block() -> None:
+    rows = tp.from_arrow(pa.Table.from_pylist(PAIRS)).shuffle(64).batch(64)
+    with pytest.warns(
+        UserWarning, match="48 of 64 rows have no target for the loss, since they were cut"
+    ):
+        list(rows.tokenize("bytes", ["prompt", "response"], max_length=32, labels="response"))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_kept_ones_are_not_spoken_of_where_that_is_asked_for(name: str, files: Any) -> None:
+    rows, stage, _ = STAGES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert numbers(stage(tp.read_parquet(files(rows)), "keep")) == list(range(64))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_first_one_is_refused_with_its_file_and_row(name: str, files: Any) -> None:
+    rows, stage, cure = STAGES[name]
+    with pytest.raises(tp.DataError, match="a row has no target for the loss") as caught:
+        list(stage(tp.read_parquet(files(rows)), "raise"))
+    assert (caught.value.path or "").endswith("part-0.parquet")
+    assert (caught.value.row_group, caught.value.row) == (0, 1)
+    assert cure in str(caught.value)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_left_out_ones_are_counted_and_logged(
+    name: str, files: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, stage, _ = STAGES[name]
+    pipe = stage(tp.read_parquet(files(rows)), "skip")
+    with caplog.at_level(logging.WARNING, "trainpipes"):
+        assert numbers(pipe) == GOOD
+    assert "left out: they have no target" in caplog.messages[0]
+    assert re.search(r"part-\d.parquet, row group \d, row \d", caplog.messages[0])
+    assert "48 of 64 rows left out" in str(pipe.explain())
+    with pytest.raises(TypeError, match=name):
+        len(pipe)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_resume_without_the_rows_left_out_is_exact(name: str, files: Any) -> None:
+    rows, stage, _ = STAGES[name]
+    source = tp.read_parquet(files(rows)).sharding_filter(4).shuffle(16)
+    check_resume(stage(source, "skip").batch(3), epochs=2, every=3, processes=0)
+    check_resume(stage(source, "keep").batch(3), epochs=2, every=5, processes=0)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_threads_and_workers_leave_out_the_same_rows(
+    name: str, files: Any, no_processes_left: None
+) -> None:
+    rows, stage, _ = STAGES[name]
+    source = tp.read_parquet(files(rows)).sharding_filter(4).shuffle(16)
+
+    def batches(**options: Any) -> list[list[int]]:
+        loader = tp.Loader(stage(source, "skip").batch(3), **options)
+        return [[row["n"] for row in batch] for batch in loader]
+
+    serial = batches(threads=0)
+    assert sorted(n for batch in serial for n in batch) == GOOD
+    assert batches(threads=3) == serial
+    assert batches(num_workers=2) == serial
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_state_is_of_the_rows_and_not_of_what_is_said_of_them(name: str, files: Any) -> None:
+    rows, stage, _ = STAGES[name]
+    source = tp.read_parquet(files(rows)).shuffle(16)
+    kept = stage(source, "keep").batch(4)
+    next(iter(kept))
+    loader = tp.Loader(kept)
+    next(iter(loader))
+    same = tp.Loader(stage(source, "raise").batch(4))
+    same.load_state_dict(loader.state_dict())
+    other = tp.Loader(stage(source, "skip").batch(4))
+    with pytest.raises(tp.StateError, match="on_error"):
+        other.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_rows_in_batches_cannot_be_left_out(name: str, files: Any) -> None:
+    rows, stage, _ = STAGES[name]
+    with pytest.raises(tp.ConfigError, match="put it before batch"):
+        list(stage(tp.read_parquet(files(rows)).batch(4), "skip"))
+
+
+def test_a_cache_keeps_what_is_left(files: Any, tmp_path: Path) -> None:
+    source = tp.read_parquet(files(PAIRS))
+    for _ in range(2):
+        kept = tokenized(source, "skip").cache(str(tmp_path / "kept")).shuffle(64)
+        assert sorted(numbers(kept)) == GOOD
+
+
+@pytest.mark.parametrize("rows", ["columns", "objects"])
+def test_a_row_whose_text_is_null_is_left_out_with_them(rows: str) -> None:
+    given = [
+        {"prompt": None if k % 3 == 0 else "a", "response": None if k % 5 == 0 else "b", "n": k}
+        for k in range(30)
+    ]
+    table = (
+        tp.from_arrow(pa.Table.from_pylist(given)) if rows == "columns" else tp.from_dataset(given)
+    )
+    good = [k for k in range(30) if k % 3 and k % 5]
+    assert numbers(tokenized(table, "skip")) == good
+    assert numbers(table.tokenize("bytes", ["prompt", "response"], on_error="skip")) == good
+    with pytest.raises(tp.DataError, match="is null"):
+        numbers(tokenized(table, "keep"))
+
+
+def test_a_null_in_a_dictionary_is_one() -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0]), pa.array([None, "a"]))
+    rows = tp.from_arrow(pa.table({"text": column, "n": range(4)}))
+    assert numbers(rows.tokenize("bytes", on_error="skip")) == [1]
+
+
+def test_a_row_that_is_no_conversation_is_left_out_with_them() -> None:
+    rows = [*CHATS[:1], {"messages": [], "n": 1}, {"messages": None, "n": 2}, CHATS[4]]
+    table = tp.from_arrow(pa.Table.from_pylist(rows))
+    assert numbers(chatted(table, "skip")) == [0, 4]
+    assert numbers(table.chat_template(chat_tokenizer(), labels=False, on_error="skip")) == [0, 4]
+    for on_error in (None, "raise", "keep"):
+        with pytest.raises(tp.DataError):
+            numbers(chatted(table, on_error))
+
+
+def test_empty_texts_are_not_said_to_be_cut() -> None:
+    rows = tp.from_dataset([{"text": ""}])
+    with pytest.warns(UserWarning, match=r"1 of 1 row has no target for the loss: choose on_error"):
+        list(rows.tokenize("bytes", labels=True))
+
+
+# Packing
+
+
+def packed(on_error: Any, method: Any = "best_fit") -> tp.Pipeline:
+    rows = tp.from_arrow(pa.Table.from_pylist(IDS)).select("input_ids", "labels")
+    return rows.shuffle(16).pack(16, method=method, window=8, on_error=on_error)
+
+
+def has_target(row: dict[str, Any]) -> bool:
+    return any(label != -100 for label in row["labels"])
+
+
+def test_packed_rows_without_a_target_are_warned_of_once() -> None:
+    with pytest.warns(
+        UserWarning, match=r"of \d+ packed rows have no target.* raise max_length=16"
+    ) as caught:
+        rows = list(packed(None))
+    assert len(caught) == 1
+    assert not all(map(has_target, rows))
+    with pytest.raises(tp.DataError, match="a packed row has no target for the loss"):
+        list(packed("raise"))
+
+
+@pytest.mark.parametrize("method", ["best_fit", "first_fit", "concat"])
+def test_packed_rows_without_a_target_are_left_out(
+    method: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, left = list(packed("keep", method)), list(packed("skip", method))
+    assert left == [row for row in kept if has_target(row)]
+    assert len(left) < len(kept)
+    assert "packed rows left out: they have no target" in caplog.text
+    check_resume(packed("skip", method).batch(2), epochs=2, every=3, processes=0)
+
+
+def test_packing_nothing_but_prompts_for_ever_is_refused() -> None:
+    rows = [{"input_ids": [7] * 20, "labels": [-100] * 20}] * 4
+    table = tp.from_arrow(pa.Table.from_pylist(rows))
+    for pipe in (
+        table.pack(8, on_error="skip").repeat(),
+        table.repeat().pack(8, on_error="skip"),
+        table.repeat().pack(8, method="concat", on_error="skip"),
+    ):
+        with pytest.raises(tp.DataError, match="would wait forever"):
+            next(iter(pipe))
+
+
+def test_labels_that_pack_makes_itself_are_not_looked_at() -> None:
+    rows = tp.from_arrow(pa.table({"input_ids": [[1], [2]]}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(rows.pack(1))) == 2
+
+
+# Files that are tokenized ahead
+
+
+def test_ids_that_are_there_already_are_looked_at(files: Any) -> None:
+    cut = [
+        {k: row[k] if k == "n" else row[k][:16] for k in ("input_ids", "labels", "n")}
+        for row in IDS
+    ]
+    rows = tp.read_parquet(files(cut)).shuffle(64)
+    with pytest.warns(UserWarning, match="no target for the loss: choose on_error"):
+        assert len(numbers(rows.tokenized_by("bytes"))) == 64
+    assert sorted(numbers(rows.tokenized_by("bytes", on_error="skip"))) == GOOD
+    with pytest.raises(tp.DataError, match="no target"):
+        numbers(rows.tokenized_by("bytes", on_error="raise"))
+    assert len(numbers(rows.tokenized_by("bytes", on_error="keep"))) == 64
+
+
+def test_classes_are_no_labels_of_tokens() -> None:
+    rows = tp.from_arrow(pa.table({"input_ids": [[1, 2]], "labels": [-100]}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(rows.tokenized_by("bytes"))
