@@ -21,7 +21,6 @@ from pathlib import Path
 #: Rows, tokenizers and places that uses share.
 SHARED = """
 import os, pathlib, sys, tempfile
-os.environ["KERAS_BACKEND"] = "torch"
 import pyarrow as pa, pyarrow.parquet as pq, torch
 import trainpipes as tp
 assert "site-packages" in tp.__file__, tp.__file__
