@@ -21,7 +21,6 @@ from pathlib import Path
 #: Rows, tokenizers and places that uses share.
 SHARED = """
 import os, pathlib, sys, tempfile
-os.environ["KERAS_BACKEND"] = "torch"
 import pyarrow as pa, pyarrow.parquet as pq, torch
 import trainpipes as tp
 assert "site-packages" in tp.__file__, tp.__file__
@@ -93,7 +92,7 @@ Trainer(Model(), options, train_dataset=batches).train()
 from accelerate import Accelerator
 from trainpipes.integrations.accelerate import loader
 accelerator = Accelerator(cpu=True)
-assert len(list(accelerator.prepare(loader(batches)))) == 4
+assert len(list(loader(batches, accelerator))) == 4
 """,
     "trl": """
 import transformers
@@ -125,14 +124,6 @@ trainer = lightning.Trainer(
 trainer.fit(Module(), datamodule=PipelineDataModule(train=batches))
 assert trainer.global_step == 4
 """,
-    "keras": """
-import keras
-import trainpipes.integrations.keras as ours
-model = keras.Sequential([keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-data = ours.loader(batches.map(lambda batch: (batch["x"], batch["labels"])))
-model.fit(data, epochs=1, verbose=0)
-""",
     "ray": """
 import ray
 ray.init(num_cpus=2, include_dashboard=False)
@@ -140,10 +131,6 @@ assert texts.sharding_filter(4).to_ray().count() == 8
 assert len(list(tp.from_ray(ray.data.range(8)))) == 8
 import trainpipes.integrations.ray
 ray.shutdown()
-""",
-    "torchft": """
-from trainpipes.integrations.torchft import ReplicaLoader
-import torchft
 """,
     "yaml": """
 pathlib.Path("texts.txt").write_text("one\\ntwo\\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import multiprocessing
 import pickle
 from collections.abc import Iterator
 from itertools import islice
@@ -13,6 +15,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.worker import _worker_loop
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
@@ -109,6 +112,13 @@ def test_workers_of_one_epoch_are_never_mixed_with_those_of_another(way: Any) ->
     for number in range(6):
         torch.manual_seed(7)
         assert given_by(run, 1 + number % 3) == epoch(number)[: 1 + number % 3]
+
+
+def test_torch_still_has_what_spawned_workers_know_each_other_by() -> None:
+    """The name of the event that a loader stops its workers by: private, and read from a frame of theirs."""
+    assert "done_event" in inspect.signature(_worker_loop).parameters
+    event: Any = multiprocessing.get_context("spawn").Event()
+    assert isinstance(event._flag._semlock.name, str)
 
 
 def test_two_iterators_of_one_loader_side_by_side_are_two_epochs() -> None:

@@ -18,7 +18,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import trainpipes as tp
-from trainpipes.integrations import gathered
 
 
 def pipeline() -> tp.Pipeline:
@@ -47,7 +46,6 @@ WAYS: dict[str, Callable[[Any], object]] = {
     ),
     "Pipeline": lambda state: pipeline().load_state_dict(state),
     "iterator": lambda state: iter(pipeline()).load_state_dict(state),
-    "gathered": lambda state: gathered(tp.Loader(pipeline())).load_state_dict(state),
     "merge_states": lambda state: tp.merge_states([state, state]),
     "node": lambda state: tp.nodes.Batch(tp.nodes.FromArrow(pa.table({"x": [1]})), 2).reset(state),
 }

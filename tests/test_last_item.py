@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 import trainpipes as tp
-from trainpipes.integrations.filled_rows import filled, rows_in
 
 
 def _fails(row: int) -> int:
@@ -102,16 +100,3 @@ def test_an_iterator_that_is_asked_goes_on_where_a_state_says() -> None:
         *((batch, False) for batch in first[1:-1]),
         (first[-1], True),
     ]
-
-
-def test_batches_are_filled_up_with_their_own_rows() -> None:
-    pair = [torch.arange(2), torch.arange(4).reshape(2, 2)]
-    assert [part.tolist() for part in filled(pair, 3)] == [[0, 1, 0], [[0, 1], [2, 3], [0, 1]]]
-    assert filled([{"x": 1}, {"x": 2}], 5) == [{"x": 1}, {"x": 2}, {"x": 1}, {"x": 2}, {"x": 1}]
-    batch = {"x": torch.arange(2), "names": ["a", "b"], "scale": torch.tensor(3.0), "of": ("y", 1)}
-    assert rows_in(batch) == 2
-    more = filled(batch, 4)
-    assert (more["x"].tolist(), more["names"]) == ([0, 1, 0, 1], ["a", "b", "a", "b"])
-    assert (more["scale"], more["of"]) == (batch["scale"], ("y", 1))
-    with pytest.raises(tp.ConfigError, match="lists of rows, got dict"):
-        rows_in({"x": torch.tensor(1.0)})

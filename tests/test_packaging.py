@@ -133,12 +133,10 @@ def names_of(extra: str) -> set[str]:
 INTEGRATIONS = {
     "accelerate": ["accelerate.py"],
     "hf": ["datasets.py", "transformers/__init__.py"],
-    "keras": ["keras.py"],
     "lightning": ["lightning/__init__.py"],
     "ray": ["ray.py", "ray_data.py"],
-    "torchft": ["torchft.py"],
     "transformers": ["transformers/__init__.py"],
-    "trl": ["trl/__init__.py", "trl/trainers.py", "trl/position.py", "transformers/__init__.py"],
+    "trl": ["trl.py", "transformers/__init__.py"],
 }
 
 

@@ -52,9 +52,6 @@ FLOORS = {
     "caching": 3,
     "on_ray": 4,
     "runtime": 4,
-    "resharding": 4,
-    "lightning_fit": 4,
-    "prepared_by_ray": 4,
     "provenance": 4,
     "plain_json": 5,
     "tokenizers": 5,
@@ -233,10 +230,8 @@ def test_the_library_imports_no_optional_package_at_its_top():
     frameworks = {
         "accelerate",
         "datasets",
-        "keras",
         "lightning",
         "ray",
-        "torchft",
         "transformers",
         "trl",
     }

@@ -1,6 +1,8 @@
 """Train with Accelerate; killed at any moment, go on, also on another number of processes.
 
 accelerate launch accelerate_loop.py --train 'rows/*.parquet' --valid valid.parquet --folder run
+
+On CPUs write ACCELERATE_USE_CPU=true torchrun --nproc-per-node 2 in place of accelerate launch.
 """
 
 import argparse
@@ -32,7 +34,7 @@ def main(arguments=None):
     accelerator = Accelerator(gradient_accumulation_steps=4)
     model = NextByte(nn.Embedding(258, 32), nn.Linear(32, 258))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
-    train, valid = accelerator.prepare(loader(train), loader(valid))
+    train, valid = loader(train, accelerator), loader(valid, accelerator)
 
     step, unfinished = 0, args.folder / "unfinished"
     if saved := sorted(args.folder.glob("step-*")):

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch.distributed as dist
 
+from trainpipes.callers import refuse_prepared_by_ray, warn_without_data_module
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.gather import TIMEOUT, gather
 from trainpipes.kinds.options import show
 from trainpipes.kinds.stage import Stage
 from trainpipes.left_out_batches import Batches, LeftOutBatches, checked_batches
-from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.merge import merge_states
 from trainpipes.naming import nearest
 from trainpipes.order import slots_before
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepared_by_ray import refuse_prepared_by_ray
 from trainpipes.provenance import Provenance
 from trainpipes.runtime.iterating.consumer_iterator import RunOptions
 from trainpipes.runtime.iterating.loader_workers import LoaderWorkers

@@ -8,7 +8,6 @@ it starts afresh.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from trainpipes.callers import (
+    batched_outside,
+    in_trainer,
+    reading_ranks,
+    warn_without_data_module,
+)
 from trainpipes.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.forecast.estimate import cuts_by_length, estimated_items
@@ -25,11 +30,9 @@ from trainpipes.forecast.packed_rows import PackedRows, packed_rows
 from trainpipes.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
-from trainpipes.lightning_fit import warn_without_data_module
 from trainpipes.naming import other_name
 from trainpipes.order import slots_before
 from trainpipes.progress import counted
-from trainpipes.resharding import in_trainer, reading_ranks
 from trainpipes.runtime.iterating.consumer_iterator import RunOptions
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
 from trainpipes.runtime.iterating.session import Session
@@ -351,7 +354,7 @@ class Pipeline(IterableDataset[Any]):
     def __iter__(self) -> PassIterator:
         self._data_parallel()  # says now, on all ranks, what does not fit
         made = self._batching()
-        if made is not None and _batched_outside():
+        if made is not None and batched_outside():
             raise ConfigError(
                 f"this pipeline makes batches itself ({made}), and the DataLoader "
                 f"would batch them again: {in_trainer() or 'pass batch_size=None to the DataLoader'}"
@@ -768,9 +771,3 @@ class Pipeline(IterableDataset[Any]):
             epoch: which epoch, from 0.
         """
         return self._session.state_at(batches_delivered, epoch)
-
-
-def _batched_outside() -> bool:
-    """Whether a DataLoader that batches by itself asks for an iterator, here on the stack."""
-    frame = sys._getframe(2)
-    return frame.f_code.co_name == "__init__" and bool(frame.f_locals.get("auto_collation", False))

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from frameworks.steps import Steps
-from trainpipes.integrations import gathered
 from trainpipes.integrations.accelerate import loader
 from trainpipes.testing import digest
 
@@ -70,22 +69,16 @@ def train(
     resume: str | None = None,
     pause: float = 0.0,
     workers: int = 0,
-    registered: bool = False,
     batch_size: int = 4,
     allow_changes: tuple[str, ...] = (),
 ) -> list[bool]:
-    """Train, and save after each optimizer step; with ``registered``, by a plain Loader and
-    ``register_for_checkpointing``. Returns whether each batch was the last of a step."""
+    """Train, and save after each optimizer step. Returns whether each batch was the last of a step."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
     model: Any = Model()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
-    pipe, batches = pipeline(kind, batch_size), None
-    if registered:
-        batches = tp.Loader(pipe)
-        accelerator.register_for_checkpointing(gathered(batches))
-    else:
-        batches = loader(pipe, num_workers=workers, allow_changes=allow_changes)
-    model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+    pipe, given = pipeline(kind, batch_size), {"allow_changes": allow_changes}
+    batches = loader(pipe, accelerator, num_workers=workers, **given)
+    model, optimizer = accelerator.prepare(model, optimizer)
     notes, step = Steps(Path(log), accelerator.process_index), 0
     synced: list[bool] = []
     if resume is not None:
@@ -126,8 +119,8 @@ def evaluated(cases: list[tuple[int, int, int]]) -> list[dict[str, Any]]:
     for rows, batch_size, workers in cases:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         model: Any = torch.nn.Linear(1, 1)
-        train = loader(numbered(20, batch_size=2))
-        valid = loader(numbered(rows, "ragged", batch_size), num_workers=workers)
+        train = loader(numbered(20, batch_size=2), accelerator)
+        valid = loader(numbered(rows, "ragged", batch_size), accelerator, num_workers=workers)
         valid, model, train = accelerator.prepare(valid, model, train)
         synced, passes = [], []
         for number, _ in enumerate(train, start=1):
@@ -159,10 +152,9 @@ def apart() -> dict[str, Any]:
     """Ranks end apart where they are let."""
     config = DataLoaderConfiguration(even_batches=False)
     accelerator = Accelerator(cpu=True, dataloader_config=config)
-    batches = accelerator.prepare(loader(numbered(18, "ragged")))
+    batches = loader(numbered(18, "ragged"), accelerator)
     found: dict[str, Any] = {"sizes": [len(batch["row"]) for batch in batches], "len": len(batches)}
-    accelerator.even_batches = True  # as join_uneven_inputs() sets it, of each loader
-    batches.batch_sampler.even_batches = True
+    accelerator.even_batches = True
     found["even sizes"] = [len(batch["row"]) for batch in batches]
     return found
 
@@ -188,24 +180,23 @@ def bad_uses(folder: str) -> dict[str, str]:
         ask(f"batches, dispatch {dispatch}", lambda plain=plain: list(plain))
     by_function = prepare_data_loader(DataLoader(batched, batch_size=None), put_on_device=True)
     ask("prepare_data_loader of a pipeline", lambda: list(by_function))
-    ours = accelerator.prepare(loader(batched))
+    ours = loader(batched, accelerator)
     ask("skip_first_batches", lambda: list(accelerator.skip_first_batches(ours, 2)))
-    for workers in (0, 2):
-        own = accelerator.prepare(loader(batched, num_workers=workers))
-        ask(f"prepare_data_loader, {workers}", lambda own=own: list(prepare_data_loader(own)))
-    ask("not prepared", lambda: list(loader(batched)))
-    ask("split_batches", lambda: configured(loader(batched), split_batches=True))
+    ask("prepare_data_loader", lambda: list(prepare_data_loader(ours)))
+    ask("no accelerator", lambda: loader(batched, 2))  # type: ignore[arg-type]
+    split = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
+    ask("split_batches", lambda: loader(batched, split))
     ragged = numbered(40, "ragged").filter(lambda batch: True)
-    ask("uncounted", lambda: list(accelerator.prepare(loader(ragged))))
+    ask("uncounted", lambda: list(loader(ragged, accelerator)))
     rows = numbered(40, "ragged").map(lambda batch: {"name": "x"})
-    ask("no rows", lambda: list(accelerator.prepare(loader(rows))))
+    ask("no rows", lambda: list(loader(rows, accelerator)))
     return told
 
 
 def half_way(folder: str) -> str:
     """An evaluation goes on on two ranks where one has stopped at an odd batch."""
     accelerator = Accelerator(cpu=True)
-    valid = accelerator.prepare(loader(numbered(38, "ragged")))
+    valid = loader(numbered(38, "ragged"), accelerator)
     valid.load_state_dict(numbered(38, "ragged").distributed(rank=0, world_size=1).state_at(5))
     try:
         return str(_metrics(accelerator, valid))
@@ -218,13 +209,13 @@ def same_bytes(folder: str) -> list[bytes]:
     accelerator = Accelerator(cpu=True)
     found = []
     for kind in ("counted", "filtered", "packed"):
-        batches = accelerator.prepare(loader(pipeline(kind)))
+        batches = loader(pipeline(kind), accelerator)
         for _, _ in zip(batches, range(3), strict=False):
             pass
         path = Path(folder, f"{kind}-{accelerator.process_index}")
         path.mkdir(parents=True)
-        torch.save(batches.state_dict(), path / "dl_state_dict.bin")
-        found.append((path / "dl_state_dict.bin").read_bytes().hex())
+        torch.save(batches.state_dict(), path / "state.bin")
+        found.append((path / "state.bin").read_bytes().hex())
     return gather_object([found])
 
 
@@ -238,11 +229,11 @@ def other_ranks() -> list[str]:
         if tensor_parallel:  # Accelerate has it on GPUs alone
             accelerator.state.parallelism_config = ParallelismConfig(tp_size=2)
         try:
-            accelerator.prepare_data_loader(loader(pipeline("counted")))
+            loader(pipeline("counted"), accelerator)
         except tp.ConfigError as error:
             told.append(str(error))
         pipe = pipeline("counted").distributed(rank=0, world_size=1)
-        told.append(str(len(list(accelerator.prepare_data_loader(loader(pipe))))))
+        told.append(str(len(list(loader(pipe, accelerator)))))
         AcceleratorState._reset_state(True)
     return told
 
@@ -261,25 +252,22 @@ def sent() -> list[Any]:
     for placed, non_blocking in ((True, False), (True, True), (False, False)):
         config = DataLoaderConfiguration(non_blocking=non_blocking)
         accelerator = Accelerator(cpu=True, dataloader_config=config, device_placement=placed)
-        found += list(accelerator.prepare(loader(pipe)))
-    found += list(accelerator.prepare_data_loader(loader(pipe), device_placement=True))
-    found += list(Accelerator(cpu=True).prepare(loader(pipe), device_placement=[False]))
+        found += list(loader(pipe, accelerator))
     return found
 
 
 def kept(folder: str) -> dict[str, Any]:
     """What Accelerate does with the loader."""
-    accelerator, ours = Accelerator(cpu=True), loader(pipeline("counted"))
+    accelerator = Accelerator(cpu=True)
+    ours = loader(pipeline("counted"), accelerator)
     model: Any = torch.nn.Linear(1, 1)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler: Any = torch.optim.lr_scheduler.ConstantLR(optimizer)
     found: dict[str, Any] = {}
     scheduler, again, model, optimizer = accelerator.prepare(scheduler, ours, model, optimizer)
-    found["same"] = (
-        again is accelerator.prepare(ours) is accelerator.prepare_data_loader(ours) is ours
-    )
-    found["registered"] = len(accelerator._dataloaders)
-    found["len"] = [len(ours), len(loader(pipeline("counted").take(7))), ours.estimate_len()]
+    found["same"] = again is accelerator.prepare(ours) is ours
+    taken = loader(pipeline("counted").take(7), accelerator)
+    found["len"] = [len(ours), len(taken), ours.estimate_len()]
     first, second = [[digest(batch["input_ids"]) for batch in ours] for _ in range(2)]
     ours.set_epoch(0)
     found["epochs"] = [[digest(batch["input_ids"]) for batch in ours] == first, first == second]
@@ -287,32 +275,28 @@ def kept(folder: str) -> dict[str, Any]:
         break
     found["left"] = [accelerator.gradient_state.in_dataloader, ours.epoch]
     accelerator.save_state(folder)
-    (none,) = accelerator.free_memory(ours)
-    found["freed"] = [none is None, len(accelerator._dataloaders)]
+    other = Accelerator(cpu=True)
+    loader(pipeline("counted"), other)
+    try:
+        other.load_state(folder)
+        found["fewer"] = "loaded"
+    except RuntimeError as error:
+        found["fewer"] = str(error)
     return found
 
 
-def foreign(folder: str) -> list[Any]:
-    """Checkpoints that Accelerate made with ``use_stateful_dataloader``, loaded by ours."""
-    told: list[Any] = []
-    config = DataLoaderConfiguration(use_stateful_dataloader=True)
-    for place, given in enumerate(([1.0, 2.0, 3.0, 4.0], pipeline("counted"))):
-        accelerator = Accelerator(cpu=True, dataloader_config=config)
-        size = None if isinstance(given, tp.Pipeline) else 2
-        stateful = accelerator.prepare(DataLoader(given, batch_size=size))  # type: ignore[arg-type]
-        batches = iter(stateful)
-        next(batches)
-        saved = f"{folder}/{place}"
-        accelerator.save_state(saved)
-        rest = [digest(batch) for batch in batches]
-        accelerator = Accelerator(cpu=True)
-        ours = accelerator.prepare(loader(pipeline("counted")))
-        try:
-            accelerator.load_state(saved)
-            told.append([digest(batch) for batch in ours] == rest)
-        except tp.StateError as error:
-            told.append(str(error))
-    return told
+def foreign(folder: str) -> str:
+    """A checkpoint that Accelerate made of something else, loaded by ours."""
+    accelerator = Accelerator(cpu=True)
+    accelerator.register_for_checkpointing(torch.nn.Linear(1, 1))
+    accelerator.save_state(folder)
+    accelerator = Accelerator(cpu=True)
+    loader(pipeline("counted"), accelerator)
+    try:
+        accelerator.load_state(folder)
+        return "loaded"
+    except tp.StateError as error:
+        return str(error)
 
 
 def example(log: str, *arguments: str) -> None:

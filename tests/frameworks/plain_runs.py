@@ -11,7 +11,6 @@ import torch.distributed as dist
 import trainpipes as tp
 from frameworks.example import example
 from trainpipes.gather import gather
-from trainpipes.integrations import gathered
 
 
 def pipeline(counted: bool) -> tp.Pipeline:
@@ -27,14 +26,14 @@ def saved_alone(counted: bool) -> Any:
     told = []
     if dist.get_rank() == 0:
         try:
-            told.append(gathered(loader, timeout=1).state_dict()["m"])
+            told.append(loader.whole_state(timeout=1)["m"])
         except tp.StateError as error:
             told.append(str(error))
     dist.barrier()
-    told += [gathered(loader, timeout=30).state_dict()["m"] for _ in range(3)]
+    told += [loader.whole_state(timeout=30)["m"] for _ in range(3)]
     list(islice(loader, 1 + dist.get_rank()))
     try:
-        told.append(gathered(loader, timeout=30).state_dict()["m"])
+        told.append(loader.whole_state(timeout=30)["m"])
     except tp.StateError as error:
         told.append(str(error))
     return told

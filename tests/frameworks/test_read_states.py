@@ -11,7 +11,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transformers import Trainer as Plain
 from transformers import TrainingArguments
 
 import trainpipes as tp
@@ -19,7 +18,6 @@ from trainpipes.checkpoint import fits, read_states, summarize
 from trainpipes.integrations.accelerate import loader as accelerate_loader
 from trainpipes.integrations.lightning import PipelineDataModule
 from trainpipes.integrations.transformers import Trainer
-from trainpipes.integrations.trl import PositionCallback
 
 
 def rows() -> tp.Pipeline:
@@ -68,25 +66,21 @@ def test_the_trainers_checkpoint(tmp_path: Path) -> None:
         assert fits([found], pipeline())[0].problem == ""
 
 
-def test_the_trainers_checkpoint_with_a_position_of_rows(tmp_path: Path) -> None:
-    trainer = Plain(
-        Net(), arguments(
-            tmp_path, per_device_train_batch_size=4, accelerator_config={"dispatch_batches": False}
-        ),
-        train_dataset=rows().repeat().to_hf(), callbacks=[PositionCallback()],
-    )  # fmt: skip
-    trainer.train()
+def test_a_checkpoint_of_trl_with_a_position_of_rows(tmp_path: Path) -> None:
+    from frameworks import trl_runs
+
+    trl_runs.train(str(tmp_path), str(tmp_path / "log"), "text", 3)
     (found,) = read_states(tmp_path / "checkpoint-3")
     assert found.path.endswith("rank-00000-of-00001.pt")
     assert (found.keys, found.kept_by) == ('["loader"]', "datasets")
     told = summarize(found)
-    assert (told.epoch, told.batches) == (0, 12)  # of rows, which the trainer makes batches of
-    assert "pipe.to_hf()" in fits([found], pipeline())[0].problem
+    assert (told.epoch, told.batches) == (0, 6)  # of rows, which the trainer makes batches of
+    assert "pipe.to_hf()" in fits([found], trl_runs.rows("text"))[0].problem
 
 
 def test_what_accelerate_saves(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
-    prepared = accelerator.prepare(accelerate_loader(pipeline()))
+    prepared = accelerate_loader(pipeline(), accelerator)
     list(islice(prepared, 3))
     accelerator.save_state(str(tmp_path))
     (found,) = read_states(tmp_path)

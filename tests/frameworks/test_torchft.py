@@ -27,24 +27,14 @@ from torchft.coordination import LighthouseServer
 
 import trainpipes as tp
 from frameworks.example import EXAMPLES, example
-from trainpipes.integrations.torchft import ReplicaLoader
 from trainpipes.testing import digest
 
 
 class Job:
-    """What groups of torchft agree upon, without torchft: who takes part, and what was committed."""
+    """What groups of torchft agree upon, without torchft: who takes part."""
 
     def __init__(self) -> None:
-        self.committed = 0
         self.present: list[FakeManager] = []
-        self.state: Callable[[], Any] | None = None
-
-    def begin(self, present: list[FakeManager], healthy: FakeManager) -> None:
-        for manager in present:
-            if manager is not healthy and manager.committed != healthy.committed:
-                manager.committed = healthy.committed
-                manager.load(healthy.state())
-        self.present = present
 
 
 class FakeManager:
@@ -53,9 +43,6 @@ class FakeManager:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.committed = 0
-
-    def register_state_dict_fn(self, key: str, load: Any, state: Any) -> None:
-        self.load, self.state = load, state
 
     def batches_committed(self) -> int:
         return self.committed
@@ -66,9 +53,6 @@ class FakeManager:
     def num_participants(self) -> int:
         return len(self.job.present)
 
-    def is_participating(self) -> bool:
-        return self in self.job.present
-
 
 def pipeline(num_shards: int = 12) -> tp.Pipeline:
     rows = tp.from_dataset(range(203)).sharding_filter(num_shards).shuffle(50, seed=0)
@@ -76,18 +60,17 @@ def pipeline(num_shards: int = 12) -> tp.Pipeline:
 
 
 @pytest.mark.parametrize(("ranks", "per_step"), [(1, 1), (2, 1), (1, 3), (2, 2)])
-def test_groups_that_come_and_go_commit_each_micro_batch_once(ranks: int, per_step: int) -> None:
-    drawn, job = random.Random(0), Job()
-    pipes = [pipeline(24).distributed(rank=rank, world_size=ranks) for rank in range(ranks)]
+def test_groups_that_come_and_go_commit_each_batch_once(ranks: int, per_step: int) -> None:
+    script, drawn, job = example("torchft_groups"), random.Random(0), Job()
+    script.MICRO_BATCHES = per_step
     numbers: list[int] = []
     batches: dict[int, Any] = {}
 
-    def group() -> tuple[FakeManager, list[ReplicaLoader]]:
+    def group() -> tuple[FakeManager, list[Any]]:
         manager = FakeManager(job)
-        loaders = [
-            ReplicaLoader(pipe, manager, groups=range(1, 5), per_step=per_step) for pipe in pipes
+        return manager, [
+            script.SharedBatches(pipeline(24), manager, rank, ranks) for rank in range(ranks)
         ]
-        return manager, loaders
 
     groups = [group()]
     for _ in range(60):
@@ -95,23 +78,19 @@ def test_groups_that_come_and_go_commit_each_micro_batch_once(ranks: int, per_st
             groups.pop(drawn.randrange(len(groups)))
         if drawn.random() < 0.2 and len(groups) < 4:
             groups.append(group())  # it heals from one that is there
-        healthy = max((manager for manager, _ in groups), key=lambda manager: manager.committed)
-        present = [manager for manager, _ in groups]
-        for manager, loaders in groups:
-            manager.load = lambda state, loaders=loaders: [
-                one.load_state_dict(state) for one in loaders
-            ]
-        job.begin(present, healthy)
+        job.present = [manager for manager, _ in groups]
+        most = max(manager.committed for manager in job.present)
+        for manager in job.present:
+            manager.committed = most
         taken: dict[int, Any] = {}
-        for _, loaders in groups:
-            for loader in loaders:
-                for batch in loader.micro_batches():
-                    assert loader.number is not None
-                    assert loader.number not in taken
-                    taken[loader.number] = batch
+        for _, shared in groups:
+            for one in shared:
+                for batch in one.of_step():
+                    assert one.number not in taken
+                    taken[one.number] = batch
         if drawn.random() < 0.8:
-            for manager in present:
-                manager.committed += len(present)
+            for manager in job.present:
+                manager.committed += len(job.present)
             numbers += sorted(taken)
             batches.update(taken)
     assert numbers == list(range(len(numbers)))
@@ -120,83 +99,21 @@ def test_groups_that_come_and_go_commit_each_micro_batch_once(ranks: int, per_st
     assert [batches[number] for number in numbers] == sequence
 
 
-def test_a_checkpoint_goes_on_with_another_number_of_groups_and_after_a_plain_run() -> None:
-    sequence = list(islice(pipeline(), 20))
-    loader = tp.Loader(pipeline())
-    for _ in zip(range(5), loader, strict=False):
-        state = loader.state_dict()
-    job = Job()
-    managers = [FakeManager(job), FakeManager(job)]
-    data = [ReplicaLoader(pipeline(), manager, groups=[1, 2]) for manager in managers]
-    for one in data:
-        one.load_state_dict(state)
-    job.present = managers
-    assert [list(one.micro_batches()) for one in data] == [[sequence[5]], [sequence[6]]]
-    for manager in managers:
-        manager.committed = 2
-    saved = data[1].state_dict()
-
-    alone = FakeManager(Job())
-    resumed = ReplicaLoader(pipeline(), alone, groups=[1, 2])
-    resumed.load_state_dict(saved)
-    alone.committed, alone.job.present = 2, [alone]
-    assert list(resumed.micro_batches()) == [sequence[7]]
-    assert resumed.number == 7
-
-
 def test_a_spare_gets_a_batch_that_counts_for_nothing() -> None:
-    job = Job()
+    script, job = example("torchft_groups"), Job()
     manager, spare = FakeManager(job), FakeManager(job)
     job.present = [manager]
-    data = [ReplicaLoader(pipeline(), one, groups=[1, 2]) for one in (manager, spare)]
-    assert list(data[0].micro_batches()) == list(data[1].micro_batches())
+    data = [script.SharedBatches(pipeline(), one) for one in (manager, spare)]
+    assert list(data[0].of_step()) == list(data[1].of_step())
 
 
-def test_what_would_lose_batches_is_refused_in_one_sentence() -> None:
-    def refused(pipe: Any, manager: Any = None, **options: Any) -> str:
-        with pytest.raises(tp.TrainpipesError) as caught:
-            ReplicaLoader(
-                pipe,
-                FakeManager(Job()) if manager is None else manager,
-                **{"groups": [1], **options},
-            )
-        return str(caught.value)
-
-    ends = tp.from_dataset(range(9)).batch(3)
-    assert "add .repeat() after .batch()" in refused(ends)
-    assert "counted" in refused(ends.filter(len).repeat())
-    assert "num_shards=60" in refused(pipeline(), groups=range(1, 6))
-    of_two = pipeline().distributed(rank=0, world_size=2)
-    assert "of 2 ranks" in refused(of_two, groups=[1, 4])
-    for groups in ([], 3, "ab", [0], [True]):
-        assert "ReplicaLoader(groups) is" in refused(pipeline(), groups=groups)
-    assert "ReplicaLoader(per_step)" in refused(pipeline(), per_step=0)
-    assert "takes a trainpipes Pipeline" in refused([1])
-    assert "torchft.Manager, got 'x'" in refused(pipeline(), "x")
-
-    job = Job()
-    manager = FakeManager(job)
-    data = ReplicaLoader(pipeline(), manager, groups=[1])
-    with pytest.raises(tp.ConfigError, match=r"manager.start_quorum\(\), before micro_batches\(\)"):
-        data.micro_batches()
-    job.present = [manager]
-    manager.is_participating = lambda: False  # type: ignore[method-assign]
-    with pytest.raises(tp.ConfigError, match=r"write Manager\(use_async_quorum=False\)"):
-        data.micro_batches()
-    job.present = [manager, *(FakeManager(job) for _ in range(4))]
-    del manager.is_participating  # type: ignore[method-assign]
-    with pytest.raises(tp.TopologyError, match="5 groups of 1 ranks take part"):
-        data.micro_batches()
-    for state in ({}, [1], {"batches_committed": 1}):
-        with pytest.raises(tp.StateError, match=r"not what ReplicaLoader\.state_dict"):
-            data.load_state_dict(state)  # type: ignore[arg-type]
-    other = ReplicaLoader(
-        tp.from_dataset(range(203)).sharding_filter(12).shuffle(50, seed=1).batch(3).repeat(),
-        FakeManager(Job()),
-        groups=[1],
-    )
+def test_a_group_with_other_data_is_refused() -> None:
+    script, manager = example("torchft_groups"), FakeManager(Job())
+    data = script.SharedBatches(pipeline(), manager)
+    other = tp.from_dataset(range(203)).sharding_filter(12).shuffle(50, seed=1).batch(3).repeat()
+    data.check(data.state_at(0))
     with pytest.raises(tp.StateError, match="stages/shuffle/seed: saved 0, now 1"):
-        other.load_state_dict(data.state_dict())
+        script.SharedBatches(other, manager).check(data.state_at(0))
 
 
 # With torchft itself

@@ -165,6 +165,3 @@ def test_the_example_is_resumed(tmp_path: Path) -> None:
     assert ended[0]["steps"] == 16
     assert ended[0]["epoch"] == 2
     assert ended[0]["weights"] == ended[1]["weights"]
-    page = (script.parents[1] / "frameworks.md").read_text()
-    shown = page.split("(examples/hf_trainer.py):\n\n```python no-run\n")[1].split("```")[0]
-    assert shown == script.read_text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import transformers
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from frameworks.transformers_runs import OwnTrainer, arguments, model, pipeline, rows
+from frameworks.transformers_runs import OwnTrainer, arguments, collated, model, pipeline, rows
+from trainpipes import warn_once
 from trainpipes.integrations.transformers import Trainer
-from trainpipes.integrations.transformers.checkpoint_file import FILE
+from trainpipes.integrations.transformers.training import FILE
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of the Trainer are not ours
 
@@ -41,11 +44,68 @@ def test_epochs_of_unknown_length_need_max_steps(tmp_path: Path) -> None:
         trainer(tmp_path, pipeline("endless"))
 
 
+def test_single_rows_are_refused_before_the_first_step_unless_they_are_collated(
+    tmp_path: Path,
+) -> None:
+    told = r"train_dataset gives single rows: end it with \.batch\(8\)\.pad_collate\(\), or pass a data_coll"
+    with pytest.raises(tp.ConfigError, match=told):
+        trainer(tmp_path, rows(8))
+    with pytest.raises(tp.ConfigError, match=r"eval_dataset gives single rows"):
+        Trainer(
+            model(), arguments(tmp_path), train_dataset=pipeline("counted"), eval_dataset=rows(8)
+        )
+    texts = tp.from_dataset([{"text": f"row {n}"} for n in range(8)])
+    given = arguments(tmp_path, max_steps=1, remove_unused_columns=False)
+    Trainer(model(), given, train_dataset=texts, data_collator=collated).train()
+
+
+def test_batches_without_labels_are_told_what_to_write_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    texts = tp.from_dataset([{"text": f"row {n}"} for n in range(8)]).tokenize("bytes")
+    bare = trainer(tmp_path, texts.batch(4).pad_collate())
+    with pytest.raises(
+        tp.ConfigError,
+        match=r"this one has \['input_ids', 'attention_mask'\]: write tokenize\(\.\.\., lab",
+    ):
+        bare.train()
+    assert bare.state.global_step == 0
+
+
+def test_a_batch_size_of_the_arguments_that_has_no_effect_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warn_once, "_warned", set())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            trainer(tmp_path, pipeline("counted"), per_device_train_batch_size=3)
+    (told,) = [one for one in said if "has no effect" in str(one.message)]
+    assert str(told.message).startswith("per_device_train_batch_size=3 has no effect: the pipeline")
+    assert told.filename == __file__
+    for size in (8, 2):  # the default, and the pipeline's own
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            trainer(tmp_path, pipeline("counted"), per_device_train_batch_size=size)
+
+
+def test_the_trainer_asks_for_the_length_of_an_epoch_as_the_last_step_needs() -> None:
+    """What ``EpochLength`` stands for, and no public name of the Trainer says."""
+    source = inspect.getsource(transformers.Trainer)
+    for said in (
+        "(step + 1) == steps_in_epoch",
+        "(step + 1) / steps_in_epoch",
+        "int(self.state.global_step // num_update_steps_per_epoch)",
+        "self.save_model(output_dir, _internal_call=True)",
+    ):
+        assert said in source
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"auto_find_batch_size": True}, "auto_find_batch_size tries smaller batches"),
-        ({"accelerator_config": {"split_batches": True}}, "split_batches=True cuts each batch"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size must be off"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches must be off"),
     ],
 )
 def test_arguments_that_change_batches_are_refused(
@@ -61,7 +121,7 @@ def test_batches_are_dicts_of_tensors(tmp_path: Path) -> None:
 
 
 def test_an_epoch_without_a_batch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(tp.ConfigError, match="this one has 0 for 1 rank: add rows"):
+    with pytest.raises(tp.ConfigError, match=r"must have a batch for each rank.* add rows"):
         trainer(tmp_path, rows(3).batch(4, drop_last=True).pad_collate()).train()
 
 
@@ -84,10 +144,10 @@ def test_a_checkpoint_without_a_position(tmp_path: Path) -> None:
     assert forced.state.global_step == 6
 
     (whole / FILE).write_text("{")
-    with pytest.raises(tp.StateError, match="is no JSON"):
+    with pytest.raises(tp.StateError, match="is damaged, or of another checkpoint"):
         trainer(tmp_path / "new", pipeline("counted"), **given).train(str(whole))
     (whole / FILE).write_text('{"loader": {}}')
-    with pytest.raises(tp.StateError, match="was not written by trainpipes' Trainer"):
+    with pytest.raises(tp.StateError, match="is damaged, or of another checkpoint"):
         trainer(tmp_path / "new", pipeline("counted"), **given).train(str(whole))
 
 
@@ -128,7 +188,7 @@ def test_a_position_that_is_not_of_the_checkpoint_is_refused(
         trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
     path.unlink()
     path.mkdir()
-    with pytest.raises(tp.StateError, match="is no JSON"):
+    with pytest.raises(tp.StateError, match="is damaged, or of another checkpoint"):
         trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
 
 

@@ -165,10 +165,10 @@ def train_plain(notes: Path, output: Path, resume: Any) -> dict[str, Any]:
 
 def each_by_itself(output: Path) -> list[str]:
     """What is said on CPUs without ``use_cpu``, where the Trainer takes each process for the only one."""
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTConfig
 
     from frameworks.trl_runs import tokenizer
-    from trainpipes.integrations.trl import PositionCallback
+    from trainpipes.integrations.trl import SFTTrainer
 
     usual: dict[str, Any] = {
         "max_steps": 1, "report_to": [], "disable_tqdm": True, "save_strategy": "no",
@@ -179,8 +179,7 @@ def each_by_itself(output: Path) -> list[str]:
     for trainer in (
         Trainer(model(), args, train_dataset=pipeline("counted")),
         SFTTrainer(
-            model(), trl_args, train_dataset=rows().repeat().to_hf(), callbacks=[PositionCallback()],
-            processing_class=tokenizer(),
+            model(), trl_args, train_dataset=rows(), processing_class=tokenizer(),
         ),
     ):  # fmt: skip
         try:

@@ -104,15 +104,11 @@ def train(
     warnings.simplefilter("ignore")
     import trl
 
-    from trainpipes.integrations.trl import DPOTrainer, PositionCallback, SFTTrainer
+    from trainpipes.integrations.trl import DPOTrainer, SFTTrainer
 
     preference = "preference" in kind
     recipe = kind.partition("recipe ")[2]
-    ours = kind.startswith("our ")
-    if recipe or ours:
-        base = DPOTrainer if preference else SFTTrainer
-    else:
-        base = trl.DPOTrainer if preference else trl.SFTTrainer
+    base = DPOTrainer if preference else SFTTrainer
 
     class Noting(base):  # type: ignore[misc, valid-type]
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,78 +126,84 @@ def train(
     )  # fmt: skip
     noted = Steps(Path(log), arguments.process_index)
     made: dict[str, Any] = {"ref_model": model()} if preference else {}
-    if recipe:
-        made["train_dataset"] = batches(recipe)
-    elif ours:
-        made["train_dataset"] = rows(kind.removeprefix("our "))
-    else:
-        made["train_dataset"] = rows(kind).repeat().to_hf()
-        made["callbacks"] = [PositionCallback()]
+    made["train_dataset"] = batches(recipe) if recipe else rows(kind)
     trainer = Noting(model=model(), args=arguments, processing_class=tokenizer(), **made)
     trainer.train(resume_from_checkpoint=resume or None)
     return int(trainer.state.global_step)
 
 
 def refusals(folder: str) -> list[str]:
-    """What is said where a position cannot be kept, or not be found."""
+    """What is said where the position of rows cannot be kept, or not be found."""
     import trl
     from transformers.trainer_utils import get_last_checkpoint
 
-    from trainpipes.integrations.trl import PositionCallback
+    from trainpipes.integrations.trl import SFTTrainer
 
     said = []
 
-    def refuse(
-        data: Any,
-        output: str,
-        added: bool = False,
-        callback: Any = None,
-        resume: str | None = None,
-        **options: Any,
-    ) -> None:
+    def refuse(data: Any, output: str, resume: str | None = None, **options: Any) -> None:
         usual: dict[str, Any] = {
             "max_steps": 3, "save_steps": 3, "per_device_train_batch_size": 2, "use_cpu": True,
             "bf16": False, "report_to": [], "disable_tqdm": True, "gradient_checkpointing": False,
         }  # fmt: skip
         arguments = trl.SFTConfig(output_dir=f"{folder}/{output}", **{**usual, **options})
-        kept = callback or PositionCallback()
         try:
-            trainer = trl.SFTTrainer(
-                model=model(), args=arguments, train_dataset=data, processing_class=tokenizer(),
-                callbacks=[] if added else [kept],
-            )  # fmt: skip
-            if added:
-                trainer.add_callback(kept)
+            trainer = SFTTrainer(
+                model=model(), args=arguments, train_dataset=data, processing_class=tokenizer()
+            )
             trainer.train(resume_from_checkpoint=resume)
             said.append("trained")
         except (ValueError, tp.TrainpipesError) as error:
             said.append(str(error))
 
-    import datasets
-
-    endless = rows("text").repeat()
-    refuse(endless.to_hf(), "steps", max_steps=-1)
-    refuse(rows("text").to_hf(), "finite")
-    refuse(endless.to_hf().take(3), "taken")
-    refuse(datasets.Dataset.from_list([{"text": "a"}] * 9), "others")
-    refuse(endless.to_hf(), "added", added=True)
-    refuse(endless.to_hf(), "epochs", save_strategy="epoch")
-    refuse(endless.to_hf(), "shuffled", shuffle_dataset=True)
-    refuse(endless.to_hf(), "first")
-    first = get_last_checkpoint(f"{folder}/first")
-    more = {"max_steps": 4, "resume": first}
-    refuse(endless.to_hf(), "elsewhere", **more)
-    refuse(endless.to_hf(), "elsewhere", callback=PositionCallback(first), **more)
-    refuse(endless.to_hf(), "first", dataloader_num_workers=1, **more)
-    refuse(rows("text").filter(bool).repeat().to_hf(), "first", **more)
+    text = rows("text")
+    refuse(text, "steps", max_steps=-1)
+    refuse(text.repeat().to_hf(), "dataset")
+    refuse(text, "epochs", save_strategy="epoch")
+    refuse(text, "shuffled", shuffle_dataset=True)
+    refuse(text, "first")
+    first = str(get_last_checkpoint(f"{folder}/first"))
+    refuse(text, "first", first, max_steps=4, dataloader_num_workers=1)
+    refuse(text.filter(bool), "first", first, max_steps=4)
+    refuse(text, "elsewhere", first, max_steps=4)
+    (path,) = Path(first, "trainpipes").iterdir()
+    other = path.rename(path.with_name("rank-00000-of-00002.pt"))
+    refuse(text, "first", first, max_steps=4)
+    saved = torch.load(other, weights_only=True)
+    for content in ({**saved, "step": 2}, None, {"a": 1}):
+        torch.save(content, path)
+        refuse(text, "first", first, max_steps=4)
+    path.write_bytes(b"")
+    refuse(text, "first", first, max_steps=4)
+    for file in path.parent.iterdir():
+        file.unlink()
+    refuse(text, "first", first, max_steps=4)
     return said
 
 
-def other_batches(folder: str) -> list[str]:
-    """What is said to batches of another kind, to a loader, and to a position file that is damaged."""
+def undealt(folder: str) -> str:
+    """What is said on two ranks where a pipeline deals no rows to them."""
     import trl
 
-    from trainpipes.integrations.trl import DPOTrainer, PositionCallback, SFTTrainer
+    from trainpipes.integrations.trl import SFTTrainer
+
+    arguments = trl.SFTConfig(folder, max_steps=1, use_cpu=True, bf16=False, report_to=[])
+    pipe = tp.from_dataset([{"text": "a"}, {"text": "b"}])
+    trainer = SFTTrainer(
+        model=model(), args=arguments, train_dataset=pipe, processing_class=tokenizer()
+    )
+    try:
+        trainer.train()
+    except tp.ConfigError as error:
+        return str(error)
+    return "trained"
+
+
+def other_batches(folder: str) -> list[str]:
+    """What is said to batches of another kind, and to a loader."""
+    import trl
+
+    from trainpipes.integrations.trl import DPOTrainer, SFTTrainer
 
     usual: dict[str, Any] = {
         "output_dir": folder, "max_steps": 2, "save_steps": 1, "use_cpu": True, "bf16": False,
@@ -210,13 +212,13 @@ def other_batches(folder: str) -> list[str]:
     }  # fmt: skip
     said = []
 
-    def told(base: Any, config: Any, data: Any, resume: Any = None, **more: Any) -> None:
+    def told(base: Any, config: Any, data: Any, **more: Any) -> None:
         try:
             trainer = base(
                 model=model(), args=config(**usual), train_dataset=data, processing_class=tokenizer(),
                 **more,
             )  # fmt: skip
-            trainer.train(resume_from_checkpoint=resume)
+            trainer.train()
             said.append("trained")
         except tp.TrainpipesError as error:
             said.append(str(error))
@@ -224,23 +226,13 @@ def other_batches(folder: str) -> list[str]:
     told(SFTTrainer, trl.SFTConfig, batches("preference"))
     told(DPOTrainer, trl.DPOConfig, batches("sft"), ref_model=model())
     told(SFTTrainer, trl.SFTConfig, tp.Loader(batches("sft")))
-    endless = rows("text").repeat().to_hf()
-    told(trl.SFTTrainer, trl.SFTConfig, endless, callbacks=[PositionCallback()])
-    (path,) = Path(folder, "checkpoint-1").glob("trainpipes/rank-*")
-    for content in (None, {"a": 1}):
-        torch.save(content, path)
-        told(
-            trl.SFTTrainer,
-            trl.SFTConfig,
-            endless,
-            str(path.parents[1]),
-            callbacks=[PositionCallback()],
-        )
-    path.write_bytes(b"")
-    told(
-        trl.SFTTrainer, trl.SFTConfig, endless, str(path.parents[1]), callbacks=[PositionCallback()]
-    )
+    bare = batches("sft").map(without_labels)
+    told(SFTTrainer, trl.SFTConfig, bare)
     return said
+
+
+def without_labels(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in batch.items() if name != "labels"}
 
 
 def evaluated(folder: str) -> dict[str, Any]:

@@ -1,26 +1,24 @@
-"""A loader that Accelerate takes for one of its own: ``prepare`` keeps it, ``save_state`` saves it.
+"""A loader for training loops of Accelerate, which its checkpoints hold.
 
-``accelerator.prepare`` rebuilds every DataLoader from its data set, and passes over what is none. It keeps
-what says that it was prepared before. So that is what this loader says; each rank reads its own
-rows. ``save_state`` asks each loader that it keeps for its state if that has ``use_stateful_dataloader``, on
-all ranks, and all of them write the same file: the state is that of all ranks.
+``accelerator.prepare`` leaves it as it is: each process reads its own rows. ``save_state`` asks it for its
+state, as it asks all that is registered for checkpointing, on all processes.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
-from torch.utils.data import DataLoader, Dataset
+import numpy as np
+import torch
 
 from trainpipes.errors import ConfigError, MissingExtraError
 from trainpipes.extra import need
-from trainpipes.integrations.filled_rows import filled, rows_in
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 from trainpipes.runtime.iterating.pass_iterator import PassIterator
+from trainpipes.shown import shown
 
 need("accelerate", "trainpipes.integrations.accelerate")
 
@@ -28,33 +26,32 @@ from accelerate import Accelerator  # noqa: E402
 from accelerate import __version__ as version  # noqa: E402
 from accelerate.data_loader import DataLoaderStateMixin  # noqa: E402
 from accelerate.state import GradientState  # noqa: E402
-from accelerate.utils import (  # noqa: E402
-    DataLoaderConfiguration,
-    compare_versions,
-    gather_object,
-    send_to_device,
-)
+from accelerate.utils import compare_versions, gather_object, send_to_device  # noqa: E402
 
 __all__ = ["AccelerateLoader", "loader"]
 
 if compare_versions("accelerate", "<", "0.34"):
     raise MissingExtraError(
-        "trainpipes.integrations.accelerate needs accelerate 0.34 or later, whose save_state() asks a "
-        f"loader for its position, got {version}: pip install --upgrade accelerate"
+        f"trainpipes.integrations.accelerate needs accelerate 0.34 or later, got {version}: "
+        "pip install --upgrade accelerate"
     )
 
 
 def loader(
-    pipe: Pipeline, *, allow_changes: Collection[str] = (), **options: Any
+    pipe: Pipeline,
+    accelerator: Accelerator,
+    *,
+    allow_changes: Collection[str] = (),
+    **options: Any,
 ) -> AccelerateLoader:
-    """A loader for ``accelerator.prepare``:
+    """A loader for a training loop of Accelerate:
 
-        loader = trainpipes.integrations.accelerate.loader(pipe)
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        train = trainpipes.integrations.accelerate.loader(pipe, accelerator)
+        model, optimizer = accelerator.prepare(model, optimizer)
 
     ``accelerator.save_state`` saves its position, and ``load_state`` restores it, on any number of processes.
-    Batches come on the accelerator's device; at the last batch of an epoch, accumulated gradients are
-    applied.
+    Make the loaders in the same order before either. Batches come on the accelerator's device; at the last
+    batch of an epoch, accumulated gradients are applied.
 
     Each process reads its own rows, as in ``trainpipes.Loader``. With ``sharding_filter(tail="ragged")``,
     for evaluation, the last step is filled up with repeated rows, and ``gather_for_metrics`` drops these: it
@@ -62,57 +59,31 @@ def loader(
 
     Args:
         pipe: what to run.
+        accelerator: whose device and settings are used.
         allow_changes: what may differ from the pipeline that was saved, as ``Loader.load_state_dict`` takes
             it.
         options: options of ``trainpipes.Loader``.
 
     Raises:
-        ConfigError: ``pipe`` is no pipeline, or ``Loader`` has no such option.
+        ConfigError: ``pipe`` is no pipeline, ``Loader`` has no such option, or other processes read the
+            pipeline than the accelerator has.
     """
-    return AccelerateLoader(Loader(pipe, **options), allow_changes)
+    if not isinstance(accelerator, Accelerator):
+        raise ConfigError(
+            f"loader(accelerator) must be an accelerate.Accelerator, got {shown(accelerator)}; write "
+            "loader(pipe, accelerator)"
+        )
+    made = AccelerateLoader(Loader(pipe, **options), accelerator, allow_changes)
+    accelerator.register_for_checkpointing(made)
+    return made
 
 
-class _Origin(Dataset[Any]):
-    """What ``.dataset`` of the loader is: it says where rows come from, and gives none.
-
-    Args:
-        pipeline: that is read.
-    """
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        _refuse()
-
-
-class _EvenBatches:
-    """What ``.batch_sampler`` of the loader is, for ``accelerator.join_uneven_inputs``, which sets
-    ``even_batches`` for a while. Those who would take batches by it are told what to write."""
-
-    def __init__(self) -> None:
-        self.even_batches = True
-
-    def __iter__(self) -> NoReturn:
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise ConfigError(
-        "a loader of trainpipes.integrations.accelerate is iterated itself, got a DataLoader that "
-        "skip_first_batches(loader, n) or prepare_data_loader(loader) made of it: write "
-        "loader = accelerator.prepare(loader), and after accelerator.load_state(folder) iterate that, "
-        "which goes on where it was saved"
-    )
-
-
-class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
+class AccelerateLoader(DataLoaderStateMixin):
     """What ``loader`` makes.
-
-    A ``DataLoader`` for what asks for one; nothing of its own iteration is used.
 
     Args:
         loader: which runs the pipeline.
+        accelerator: as ``loader`` takes it.
         allow_changes: as ``loader`` takes it.
 
     Attributes:
@@ -121,57 +92,23 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
         remainder: rows of the last step, all ranks together, that ``gather_for_metrics`` keeps; 0 for all.
     """
 
-    #: Has ``save_state`` and ``load_state`` ask for a state.
-    use_stateful_dataloader = True
-    #: Has ``DataLoaderStateMixin`` count no rows.
-    _drop_last = True
-
-    def __init__(self, loader: Loader, allow_changes: Collection[str] = ()) -> None:
-        self._even = _EvenBatches()
-        super().__init__(_Origin(loader.pipeline), batch_sampler=self._even)
+    def __init__(
+        self, loader: Loader, accelerator: Accelerator, allow_changes: Collection[str] = ()
+    ) -> None:
         self.loader = loader
         self.allow_changes = allow_changes
-        self._device: Any = None  # None to leave batches where they are
-        self._settings: DataLoaderConfiguration | None = None
-
-    @property
-    def gradient_state(self) -> GradientState:
-        return GradientState()
-
-    # What Accelerator asks
-
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Asked by ``Accelerator.prepare_data_loader``, which keeps what says True. It hands its settings to
-        those loaders alone that it makes itself, so they are looked up where the question is asked."""
-        asking = sys._getframe(1).f_locals
-        accelerator = asking.get("self")
-        if isinstance(accelerator, Accelerator):
-            self._follow(accelerator, asking.get("device_placement"))
-        return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, value: bool) -> None:
-        """``Accelerator.prepare`` sets it."""
-
-    def _follow(self, accelerator: Accelerator, device_placement: bool | None) -> None:
-        """Take over an accelerator's settings, if they fit."""
-        settings = accelerator.dataloader_config
-        if settings.split_batches and accelerator.num_processes > 1:
+        self.gradient_state = GradientState()
+        self._accelerator = accelerator
+        if accelerator.split_batches and accelerator.num_processes > 1:
             raise ConfigError(
-                "with split_batches=True the batch size is that of all processes together, and a pipeline's "
-                "is that of one: leave split_batches out, and for batches of n rows write "
-                f".batch(n // {accelerator.num_processes})"
+                "split_batches must be off, since a pipeline's batch size is that of one process: leave it "
+                f"out, and for batches of n rows write .batch(n // {accelerator.num_processes})"
             )
-        self._check_ranks(accelerator)
-        placed = accelerator.device_placement if device_placement is None else device_placement
-        self._device = accelerator.device if placed else None
-        self._settings = settings
-        self._even.even_batches = settings.even_batches
+        self._check_ranks()
 
-    def _check_ranks(self, accelerator: Accelerator) -> None:
+    def _check_ranks(self) -> None:
         """Raise unless the processes that the accelerator tells apart are those that read the pipeline."""
-        world = self.loader._session.ranks()[1]
+        accelerator, world = self._accelerator, self.loader._session.ranks()[1]
         parallel = getattr(accelerator, "parallelism_config", None)  # of late
         processes = accelerator.num_processes
         if parallel is not None and parallel.non_data_parallel_size > 1:
@@ -181,7 +118,8 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
                 raise ConfigError(
                     "processes that hold parts of one model replica must read the same batches, got a "
                     f"pipeline that is read by {world} ranks, and {replicas} replicas: write "
-                    f"loader(pipe.distributed({mesh if replicas > 1 else 'rank=0, world_size=1'}))"
+                    f"loader(pipe.distributed({mesh if replicas > 1 else 'rank=0, world_size=1'}), "
+                    "accelerator)"
                 )
         elif world != processes and self.loader.pipeline._ranks is None:
             raise ConfigError(
@@ -192,12 +130,7 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
 
     # Iteration
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        if self._settings is None:
-            raise ConfigError(
-                "a loader of trainpipes.integrations.accelerate must be prepared before it is iterated, or "
-                "its position would not be saved: write loader = accelerator.prepare(loader)"
-            )
+    def __iter__(self) -> Iterator[Any]:
         batches = iter(self.loader)
         return self._tracked(batches, self._steps_of_all(batches))
 
@@ -222,23 +155,24 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
             self.end()
 
     def _placed(self, batch: Any) -> Any:
-        if self._device is None or self._settings is None:
+        accelerator = self._accelerator
+        if not accelerator.device_placement:
             return batch
-        return send_to_device(batch, self._device, non_blocking=self._settings.non_blocking)
+        return send_to_device(
+            batch, accelerator.device, non_blocking=accelerator.dataloader_config.non_blocking
+        )
 
     def _steps_of_all(self, batches: PassIterator) -> int | None:
         """How many steps all ranks take in this pass, if one may have to be filled up."""
         session = self.loader._session
         plan, (_, world) = session.plan, session.ranks()
-        if not (plan.chain.ragged and world > 1 and self._even.even_batches):
+        if not (plan.chain.ragged and world > 1 and self._accelerator.even_batches):
             return None
         if not plan.counts.known or plan.chain.endless:
             raise ConfigError(
-                'sharding_filter(tail="ragged") on several ranks needs batches that are counted in advance, '
-                f"for gather_for_metrics() to give every row once, got a pipeline without: "
-                f"{self.loader.pipeline._no_length()}. Leave out what drops rows or cuts batches by their "
-                'length, or use tail="even", which leaves out the last few; or let ranks end apart, with '
-                "Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False)), and call "
+                'sharding_filter(tail="ragged") on several ranks must have batches that are counted in '
+                f'advance, got {self.loader.pipeline._no_length()}. Write tail="even", which leaves out the '
+                "last few, or let ranks end apart with DataLoaderConfiguration(even_batches=False), and call "
                 "accelerator.reduce() once, after the loop"
             )
         left = int(plan.counts.batches_in_pass) - int(batches.state_dict()["m"])
@@ -251,7 +185,7 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
             batch: None where the others have one and this rank has not.
             before: the batch before that, if there was one.
         """
-        own = 0 if batch is None else rows_in(batch)
+        own = 0 if batch is None else _rows_in(batch)
         everyone: list[tuple[int, bool]] = gather_object([(own, batch is None and before is None)])
         rows = [number for number, _ in everyone]
         most, total = max(rows), sum(rows)
@@ -265,7 +199,16 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
                 "of processes, or start it anew"
             )
         self.remainder = 0 if total == most * len(rows) else total
-        return filled(before if batch is None else batch, most)
+        return _filled(before if batch is None else batch, most)
+
+    @property
+    def dataset(self) -> NoReturn:
+        """What ``skip_first_batches`` and ``prepare_data_loader`` would make another loader of."""
+        raise ConfigError(
+            "a loader of trainpipes.integrations.accelerate is iterated itself, got one that "
+            "skip_first_batches(loader, n) or prepare_data_loader(loader) is to make another of: leave that "
+            "out; after accelerator.load_state(folder) it goes on where it was saved"
+        )
 
     # Where it stands
 
@@ -294,10 +237,76 @@ class AccelerateLoader(DataLoaderStateMixin, DataLoader[Any]):
     def __len__(self) -> int:
         session = self.loader._session
         plan, (_, world) = session.plan, session.ranks()
-        if plan.chain.ragged and plan.counts.known and self._even.even_batches:
+        if plan.chain.ragged and plan.counts.known and self._accelerator.even_batches:
             return math.ceil(plan.counts.batches_in_pass / world)
         return len(self.loader)
 
     def estimate_len(self) -> int:
         """An estimate of ``len()``, where a filter makes that unknown. See ``Pipeline.estimate_len``."""
         return self.loader.estimate_len()
+
+
+def _rows_in(batch: Any) -> int:
+    """Rows of a batch: the first dimension of its first tensor or array, or the length of a list of rows.
+
+    Args:
+        batch: what a pipeline gives.
+
+    Raises:
+        ConfigError: it holds none of these.
+    """
+    rows = _rows(batch)
+    if rows is None:
+        raise ConfigError(
+            "the last batches of all ranks are filled up to as many rows, where they are tensors, arrays or "
+            f"lists of rows, got {type(batch).__name__}: let the pipeline end with pad_collate() or "
+            "collate()"
+        )
+    return rows
+
+
+def _rows(value: Any) -> int | None:
+    if isinstance(value, Mapping | tuple) or _is_columns(value):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return next((found for part in parts if (found := _rows(part)) is not None), None)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return len(value) if value.ndim else None
+    return len(value) if isinstance(value, list) else None
+
+
+def _filled(batch: Any, rows: int) -> Any:
+    """A batch of so many rows: its own, and then these again from the first one on.
+
+    Args:
+        batch: as ``_rows_in`` takes it, with one row or more.
+        rows: of the batch returned, no fewer than it has.
+
+    >>> import torch
+    >>> _filled({"x": torch.arange(3), "name": ["a", "b", "c"]}, 5)
+    {'x': tensor([0, 1, 2, 0, 1]), 'name': ['a', 'b', 'c', 'a', 'b']}
+    """
+    have = _rows_in(batch)
+    return batch if have == rows else _taken(batch, have, [row % have for row in range(rows)])
+
+
+def _taken(value: Any, have: int, places: list[int]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _taken(part, have, places) for name, part in value.items()}
+    if isinstance(value, tuple):
+        parts = (_taken(part, have, places) for part in value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if _is_columns(value):
+        return [_taken(part, have, places) for part in value]
+    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim and len(value) == have:
+        return value[places]
+    if isinstance(value, list) and len(value) == have:
+        return [value[place] for place in places]
+    return value
+
+
+def _is_columns(value: Any) -> bool:
+    """Whether a list holds the columns of a batch, as torch's ``default_collate`` makes it of pairs, and not
+    its rows."""
+    if not isinstance(value, list) or not all(isinstance(part, torch.Tensor) for part in value):
+        return False
+    return len({part.shape[0] if part.ndim else None for part in value}) == 1

@@ -1,18 +1,209 @@
-"""Pipelines in Lightning.
-
-    data_module    what Lightning asks for data, and for its state
-    loaders        a ``Loader`` as Lightning's loops take one
-    progress       what those loops say of how far training is
+"""Pipelines in Lightning: a data module, whose loaders are in ``loaders``.
 
 Why not a ``Loader`` alone: Lightning keeps the state of one rank, loads it only where it resumes within one
 of its epochs, and where a loader has no ``len`` it has fetched a batch more than it has trained on. The
 module's state is that of all ranks after the last batch that was trained on, and is always loaded.
 """
 
+from __future__ import annotations
+
+from collections.abc import Collection
+from copy import copy
+from types import MethodType
+from typing import Any
+
+from trainpipes.errors import ConfigError, StateError
 from trainpipes.extra import need
+from trainpipes.gather import TIMEOUT
+from trainpipes.loader import Loader
+from trainpipes.pipeline import Pipeline
+from trainpipes.shown import shown
 
 need("lightning", "trainpipes.integrations.lightning")
 
-from trainpipes.integrations.lightning.data_module import PipelineDataModule  # noqa: E402
+from lightning.pytorch import LightningDataModule  # noqa: E402
+from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
+from lightning.pytorch.utilities.combined_loader import CombinedLoader  # noqa: E402
+
+from trainpipes.integrations.lightning.loaders import (  # noqa: E402
+    EvaluationLoader,
+    Progress,
+    TrainingLoader,
+)
 
 __all__ = ["PipelineDataModule"]
+
+#: How Lightning combines several loaders, unless given.
+MODES = {"train": "max_size_cycle"}
+
+
+class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
+    """A data module of pipelines, whose position Lightning's checkpoints hold.
+
+    Each argument is a pipeline that makes batches; or several, in a list, a dict, or a ``CombinedLoader``, as
+    Lightning takes several loaders. A subclass may set ``self.train`` and the others in ``setup``.
+
+    The position is in ``checkpoint["PipelineDataModule"]["train"]`` (a subclass has its own name there): a
+    state as ``Loader.load_state_dict`` takes it, or a list of states where several pipelines train. Every
+    pass of validation, test and prediction is the same: it begins at the pipeline's start.
+
+    Args:
+        train: to train on.
+        val: to validate on.
+        test: to test on.
+        predict: to predict for.
+        state_timeout: seconds that a rank waits for the others when a checkpoint is saved; only for
+            pipelines that are not counted.
+        allow_changes: what may differ from the run that saved, as for ``Loader.load_state_dict``.
+        **options: of each ``Loader``: ``num_workers``, ``threads``, ``pin_memory`` and so on.
+
+    Raises:
+        ConfigError: an argument is no pipeline, or ``Loader`` has no such option.
+
+    >>> import trainpipes as tp
+    >>> from trainpipes.integrations.lightning import PipelineDataModule
+    >>> data = PipelineDataModule(train=tp.from_dataset(range(10)).batch(2))
+    >>> list(data.train_dataloader().iterables)
+    [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    """
+
+    def __init__(
+        self,
+        train: Any = None,
+        val: Any = None,
+        test: Any = None,
+        predict: Any = None,
+        *,
+        state_timeout: float = TIMEOUT,
+        allow_changes: Collection[str] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.train, self.val, self.test, self.predict = train, val, test, predict
+        self.state_timeout = state_timeout
+        self.allow_changes = allow_changes
+        self.options = options
+        #: A rank may have nothing left to validate.
+        self.allow_zero_length_dataloader_with_multiple_devices = True
+        self._loaders: dict[str, list[Any]] = {}
+        self._to_load: Any = None
+        for stage in ("train", "val", "test", "predict"):
+            if getattr(self, stage) is not None:
+                self._combined(stage)
+            elif (
+                type(self).setup is LightningDataModule.setup
+            ):  # it stays so: Lightning says what that means
+                hook = f"{stage}_dataloader"
+                setattr(self, hook, MethodType(getattr(LightningDataModule, hook), self))
+
+    def train_dataloader(self) -> CombinedLoader:
+        """The training data, from where it stands."""
+        combined = self._combined("train")
+        if self.trainer is None:
+            return combined
+        progress = Progress(self.trainer)
+        for loader in combined.flattened:
+            loader.follow(progress)
+        if self._to_load is not None:
+            self._load(combined.flattened, self._to_load)
+            self._to_load = None
+            if len(combined.flattened) == 1:
+                combined.flattened[0].align()
+        return combined
+
+    def val_dataloader(self) -> Any:
+        """The validation data, from its start."""
+        return [] if self.val is None else self._evaluated("val")
+
+    def test_dataloader(self) -> CombinedLoader:
+        """The test data, from its start."""
+        return self._evaluated("test")
+
+    def predict_dataloader(self) -> CombinedLoader:
+        """The prediction data, from its start."""
+        return self._evaluated("predict")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands after the last batch that was trained on, whole for any number of ranks. All
+        ranks ask for it, as they do when Lightning saves.
+
+        Raises:
+            StateError: batches are not counted, and not all ranks asked for it in time.
+        """
+        if self._to_load is not None:
+            return {"train": self._to_load}
+        loaders = self._loaders.get("train", ())
+        if not any(loader.in_use for loader in loaders):
+            return {}
+        try:
+            states = [loader.whole_state(self.state_timeout) for loader in loaders]
+        except StateError as error:
+            if self.trainer is None or not self.trainer.interrupted:
+                raise
+            raise StateError(
+                f"no checkpoint was saved on this exception, because not all ranks had it: {error}. Resume "
+                "from the last checkpoint that all ranks have saved"
+            ) from error
+        return {"train": states[0] if isinstance(self.train, Pipeline) else states}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let training go on where the state was taken. What only evaluates leaves it as it is."""
+        if self.trainer is None or self.trainer.state.fn in (None, TrainerFn.FITTING):
+            if not isinstance(state_dict, dict) or "train" not in state_dict:
+                raise StateError(
+                    "a PipelineDataModule loads {'train': state}, as its state_dict() gave it or Lightning's "
+                    f"checkpoint holds it, got {shown(state_dict)}"
+                )
+            self._to_load = state_dict["train"]
+
+    def _load(self, loaders: list[TrainingLoader], states: Any) -> None:
+        states = states if isinstance(states, list) else [states]
+        if len(states) != len(loaders):
+            raise StateError(
+                f"PipelineDataModule(train) has {len(loaders)} pipelines, and the checkpoint the positions "
+                f"of {len(states)}: give those that were trained on when it was saved"
+            )
+        for loader, state in zip(loaders, states, strict=True):
+            loader.resume(state, self.allow_changes)
+
+    def _evaluated(self, stage: str) -> CombinedLoader:
+        combined = self._combined(stage)
+        if self.trainer is not None and Progress(self.trainer).evaluates_all:
+            for loader in combined.flattened:
+                loader.check(stage)
+        return combined
+
+    def _combined(self, stage: str) -> CombinedLoader:
+        """The loaders of a stage as Lightning takes them; the same ones each time."""
+        given = getattr(self, stage)
+        if isinstance(given, CombinedLoader):
+            combined = copy(given)
+        else:
+            combined = CombinedLoader(given, MODES.get(stage, "sequential"))
+        pipelines = combined.flattened
+        if stage == "train" and combined._mode == "max_size" and len(pipelines) > 1:
+            raise ConfigError(
+                'CombinedLoader(mode="max_size") gives None where a pipeline has ended, which has no '
+                'position to save: write "max_size_cycle", in which it starts anew, or "min_size"'
+            )
+        for pipeline in pipelines:
+            if not isinstance(pipeline, Pipeline):
+                raise ConfigError(_not_a_pipeline(stage, pipeline))
+        loaders = self._loaders.get(stage, [])
+        if [id(loader.pipeline) for loader in loaders] != [id(pipeline) for pipeline in pipelines]:
+            kind = TrainingLoader if stage == "train" else EvaluationLoader
+            loaders = [kind(Loader(pipeline, **self.options), pipeline) for pipeline in pipelines]
+            self._loaders[stage] = loaders
+        combined.flattened = list(loaders)
+        return combined
+
+
+def _not_a_pipeline(stage: str, given: Any) -> str:
+    inner = given.pipeline if isinstance(given, Loader) else getattr(given, "dataset", None)
+    write = "=pipe" if given is None else "=trainpipes.from_dataset(dataset).batch(32)"
+    if isinstance(inner, Pipeline):  # a loader of one
+        write = "=pipe, num_workers=..."
+    return (
+        f"PipelineDataModule({stage}) takes a trainpipes Pipeline, or several in a list or dict, got "
+        f"{shown(given)}: write PipelineDataModule({stage}{write})"
+    )

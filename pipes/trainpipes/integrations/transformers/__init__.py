@@ -1,31 +1,354 @@
 """Pipelines in the Trainer of Hugging Face's transformers.
 
-checkpoint_file     the position in the data, in a checkpoint's folder
-training_run        where one ``train()`` stands in its data
-evaluation          every row of an evaluation once, on any number of ranks
-mixin               the Trainer's hooks
+training      the loader that a Trainer trains on, and its position in checkpoints
+evaluation    every row of an evaluation once, on any number of ranks
+
+Only public methods of the Trainer are overridden. What is not in its documentation is what it does with the
+number of batches that ``set_initial_training_values`` returns: see ``EpochLength``.
 """
 
-from trainpipes.errors import MissingExtraError
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainpipes.errors import ConfigError, MissingExtraError, StateError
 from trainpipes.extra import need
+from trainpipes.loader import Loader
+from trainpipes.pipeline import Pipeline
+from trainpipes.stages.pin import Pin
+from trainpipes.stages.to import To
+from trainpipes.topology import data_parallel
+from trainpipes.warn_once import warn_once
 
 need("transformers", "trainpipes.integrations.transformers")
 need("accelerate", "trainpipes.integrations.transformers")
 
 import transformers  # noqa: E402
+from transformers.trainer_utils import get_last_checkpoint, has_length  # noqa: E402
+from transformers.utils import logging  # noqa: E402
 
-from trainpipes.integrations.transformers.mixin import HOOKS, PipelineTrainerMixin  # noqa: E402
+from trainpipes.integrations.transformers.evaluation import (  # noqa: E402
+    EvaluationLoader,
+    every_row,
+)
+from trainpipes.integrations.transformers.training import (  # noqa: E402
+    FILE,
+    EpochLength,
+    NotePosition,
+    TrainingLoader,
+)
+
+if TYPE_CHECKING:  # a Trainer, whose types are not there without transformers
+    from typing import Any as Base
+else:
+    Base = object
 
 __all__ = ["PipelineTrainerMixin", "Trainer"]
 
-for _hook in HOOKS:
-    if not hasattr(transformers.Trainer, _hook):
-        raise MissingExtraError(
-            "trainpipes.integrations.transformers needs a Trainer of transformers 5.3 or later, got "
-            f"{transformers.__version__}, which has no Trainer.{_hook}: "
-            "pip install 'transformers>=5.3,<6' accelerate"
+OLDEST = (5, 3)
+
+if tuple(map(int, transformers.__version__.split(".")[:2])) < OLDEST:
+    raise MissingExtraError(
+        "trainpipes.integrations.transformers needs a Trainer of transformers 5.3 or later, got "
+        f"{transformers.__version__}: pip install 'transformers>=5.3,<6' accelerate"
+    )
+
+log = logging.get_logger(__name__)
+
+
+class PipelineTrainerMixin(Base):
+    """Makes a ``transformers.Trainer`` take pipelines that make batches, and resume them exactly.
+
+        class MyTrainer(PipelineTrainerMixin, transformers.Seq2SeqTrainer): ...
+
+        MyTrainer(model, args, train_dataset=pipe, eval_dataset=other).train()
+
+    List it before the Trainer. ``train_dataset``, ``eval_dataset`` and the datasets of ``evaluate`` and
+    ``predict`` may be pipelines that make batches, dicts of tensors; others are left to the Trainer. The
+    pipeline makes the batches: ``data_collator``, ``per_device_train_batch_size``,
+    ``per_device_eval_batch_size`` and ``dataloader_drop_last`` are not used. ``dataloader_num_workers``,
+    ``dataloader_prefetch_factor``, ``dataloader_persistent_workers``, ``dataloader_pin_memory`` and
+    ``dataloader_multiprocessing_context`` are.
+
+    Each checkpoint has a file "trainpipes.json" with the position in the data. ``resume_from_checkpoint``
+    goes on with the batch that would have come, on any number of ranks that divides ``num_shards``. No batch
+    is read only to skip it, whatever ``ignore_data_skip`` says.
+
+    Raises:
+        ConfigError: at the start, if arguments contradict the pipeline.
+        StateError: on a resume, if the checkpoint has no position, or one that does not fit.
+    """
+
+    _resumes_from: str | None = None
+    #: While it trains.
+    _training: TrainingLoader | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        given = inspect.signature(super().__init__).bind_partial(*arguments, **options)
+        _check_given({**given.arguments, **given.kwargs})
+        super().__init__(*arguments, **options)
+        self.add_callback(NotePosition)
+
+    # Training
+
+    def train(self, resume_from_checkpoint: Any = None, *arguments: Any, **options: Any) -> Any:
+        """As the Trainer says; a pipeline goes on with the batch that would have come."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
+        kept = self.args.ignore_data_skip
+        if isinstance(resume_from_checkpoint, str):
+            self._resumes_from = resume_from_checkpoint
+        try:
+            return super().train(resume_from_checkpoint, *arguments, **options)
+        finally:
+            self.args.ignore_data_skip = kept
+            self._resumes_from = self._training = None
+
+    def get_train_dataloader(self) -> Any:
+        """A loader of batches where the pipeline makes them; else what the Trainer gives."""
+        if not _makes_batches(self.train_dataset):
+            return super().get_train_dataloader()
+        self._check(self.train_dataset)
+        loader = self._loader(self.train_dataset, self.args.dataloader_persistent_workers)
+        return TrainingLoader(loader, self._accepted)
+
+    def _loader(self, pipe: Pipeline, persistent: bool = False) -> Loader:
+        args, device = self.args, self.args.device
+        if device.type != "cpu" and not any(isinstance(stage, To) for stage in pipe.stages):
+            pinned = any(isinstance(stage, Pin) for stage in pipe.stages)
+            pipe = (pipe.pin() if args.dataloader_pin_memory and not pinned else pipe).to(device)
+        workers = args.dataloader_num_workers
+        return Loader(
+            pipe,
+            num_workers=workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            persistent_workers=persistent and workers > 0,
+            multiprocessing_context=args.dataloader_multiprocessing_context if workers else None,
         )
+
+    def _check(self, pipe: Pipeline) -> None:
+        """Raise where arguments contradict a pipeline."""
+        self._check_ranks(pipe)
+        chain, (_, world) = pipe._session.plan.chain, pipe._data_parallel()
+        for name, on in (
+            ("auto_find_batch_size", self.args.auto_find_batch_size),
+            ("split_batches", self.args.accelerator_config.split_batches),
+        ):
+            if on:
+                raise ConfigError(
+                    f"{name} must be off where the pipeline makes the batches ({chain.batch}), got True: "
+                    "leave it out"
+                )
+        if self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1 and pipe._ranks is None:
+            raise ConfigError(
+                "ranks that hold parts of one model must read the same batches, got a pipeline that gives "
+                'each its own: write pipe.distributed(mesh=mesh["dp"])'
+            )
+        if chain.ragged and world > 1:
+            raise ConfigError(
+                f'training must end at one step on all {world} ranks, got sharding_filter(tail="ragged"): '
+                "leave tail out; an evaluation needs no tail either"
+            )
+
+    def _check_ranks(self, pipe: Pipeline) -> None:
+        """Raise where each rank would train a model of its own."""
+        world = 1 if pipe._ranks is not None else data_parallel()[1]
+        if world > 1 and self.args.world_size == 1:
+            raise ConfigError(
+                f"{world} ranks read this pipeline, and the Trainer takes each process for the only one: "
+                "pass TrainingArguments(use_cpu=True) on CPUs; where each is to train a model of its own, "
+                "on all rows, pass pipe.distributed(rank=0, world_size=1)"
+            )
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        """As the Trainer says, from where the run starts in its data: on another number of ranks it ends
+        after as many epochs, or after ``max_steps``."""
+        if not isinstance(dataloader, TrainingLoader):
+            return super().set_initial_training_values(args, dataloader)
+        self._resume(dataloader)
+        epochs, updates, examples, samples, size, batches, max_steps = (
+            super().set_initial_training_values(args, dataloader)
+        )
+        if dataloader.left is not None:
+            max_steps, epochs = dataloader.steps_and_epochs(
+                max_steps, updates, args.gradient_accumulation_steps, args.max_steps <= 0
+            )
+        elif dataloader.step >= max_steps:
+            epochs = 0
+        length = EpochLength(batches, dataloader)
+        return epochs, updates, examples, samples, size, length, max_steps
+
+    def _resume(self, loader: TrainingLoader) -> None:
+        """Start where the checkpoint was saved, if there is one."""
+        folder = None if self._resumes_from is None else Path(self._resumes_from)
+        if folder is not None and not (folder / FILE).exists():
+            told = (
+                f"{folder} has no {FILE}, the position in the data: it is of another Trainer than that of "
+                "trainpipes.integrations.transformers. With ignore_data_skip=True the data begins at the "
+                "start of an epoch, or where pipe.load_state_dict(...) says"
+            )
+            if not self.args.ignore_data_skip:
+                raise StateError(told, path=str(folder))
+            log.warning(told)
+        loader.start(folder)
+        if folder is not None:
+            self.args.ignore_data_skip = True  # nothing is left to skip
+        self._training = loader
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """As the Trainer says. For want of labels a model gives no loss: the error says what to write."""
+        try:
+            return super().compute_loss(model, inputs, *arguments, **options)
+        except ValueError as error:
+            found = list(inputs) if isinstance(inputs, Mapping) else []
+            if "loss" in str(error) and not any("label" in name for name in found):
+                raise ConfigError(
+                    f"the model gives a loss where a batch has labels, and this one has {found}: write "
+                    "tokenize(..., labels=True) in the pipeline"
+                ) from error
+            raise
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As the Trainer says. In a checkpoint the position in the data comes first: once the Trainer's own
+        files are there, the folder is whole."""
+        loader, step = self._training, self.state.global_step
+        if loader is not None and _internal_call and output_dir is not None:
+            position = loader.position(step, float(self.args.ddp_timeout))
+            if self.args.should_save:
+                position.write(Path(output_dir))
+        super().save_model(output_dir, _internal_call=_internal_call)
+
+    # Evaluation
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Every row once where the pipeline makes batches; else what the Trainer gives."""
+        found = self.eval_dataset if eval_dataset is None else eval_dataset
+        found = self.eval_dataset[found] if isinstance(found, str) else found
+        if not _makes_batches(found):
+            return super().get_eval_dataloader(eval_dataset)
+        return EvaluationLoader(self._loader(every_row(found)), self.accelerator, self._accepted)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Every row once where the pipeline makes batches; else what the Trainer gives."""
+        if _makes_batches(test_dataset):
+            return self.get_eval_dataloader(test_dataset)
+        return super().get_test_dataloader(test_dataset)
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer says. A batch's loss is the mean of its own tokens and weighs as much as it has
+        rows, so that the loss of all is the same on any number of ranks."""
+        if not isinstance(dataloader, EvaluationLoader):
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        kept = self.args.average_tokens_across_devices
+        self.args.average_tokens_across_devices = False
+        self.gather_function = dataloader.gatherer(self.args.eval_batch_size)
+        try:
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        finally:
+            self.args.average_tokens_across_devices = kept
+            self.gather_function = self.accelerator.gather_for_metrics
+
+    # Both
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Rows of an epoch over all ranks."""
+        if isinstance(dataloader, EvaluationLoader) and dataloader.rows is not None:
+            return int(dataloader.rows)
+        if not isinstance(dataloader, EvaluationLoader | TrainingLoader):
+            return int(super().num_examples(dataloader))
+        plan = dataloader.loader._session.plan
+        rows = plan.counts.batches_in_pass * plan.chain.batch_size
+        return int(min(rows, (plan.inputs.epoch_rows or 0) * (plan.chain.times or 1)))
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Rows of an optimizer step over all ranks."""
+        found = int(super().get_total_train_batch_size(args))
+        if not _makes_batches(self.train_dataset):
+            return found
+        return found // int(args.train_batch_size) * int(_rows_of_batch(self.train_dataset))
+
+    def _accepted(self, batch: Any) -> Any:
+        """A batch without what the model does not take, as ``remove_unused_columns`` says."""
+        if not isinstance(batch, Mapping):
+            raise ConfigError(
+                f"a batch is a dict of tensors for the model, and the pipeline gives {type(batch).__name__}: "
+                "end it with .pad_collate(), or with .collate(data_collator)"
+            )
+        if not self.args.remove_unused_columns:
+            return batch
+        names = inspect.signature(self.accelerator.unwrap_model(self.model).forward).parameters
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in names.values()):
+            return batch
+        taken = {*names, *self.label_names}
+        return {name: value for name, value in batch.items() if name in taken}
 
 
 class Trainer(PipelineTrainerMixin, transformers.Trainer):
     """A ``transformers.Trainer`` that takes pipelines which make batches. See ``PipelineTrainerMixin``."""
+
+
+def _makes_batches(dataset: Any) -> bool:
+    return isinstance(dataset, Pipeline) and dataset._batching() is not None
+
+
+def _rows_of_batch(pipe: Pipeline) -> int:
+    return pipe._session.plan.chain.batch_size
+
+
+def check_datasets(**given: Any) -> None:
+    """Raise if a loader is given in place of its pipeline."""
+    for name, dataset in given.items():
+        several = dataset.values() if isinstance(dataset, dict) else [dataset]
+        for one in several:
+            pipe = one.pipeline if isinstance(one, Loader) else getattr(one, "dataset", None)
+            if isinstance(pipe, Pipeline):
+                raise ConfigError(
+                    f"{name} is the pipeline itself, of which the trainer makes a loader, got a "
+                    f"{type(one).__name__}: write {name}=pipe, and say workers by dataloader_num_workers= in "
+                    "the arguments"
+                )
+
+
+def _check_given(given: dict[str, Any]) -> None:
+    """Raise where a Trainer is made of what it would fail on, or would not use, later."""
+    datasets = {name: given.get(name) for name in ("train_dataset", "eval_dataset")}
+    check_datasets(**datasets)
+    args = given.get("args") or transformers.TrainingArguments  # whose defaults it would take
+    for name, dataset in datasets.items():
+        for one in dataset.values() if isinstance(dataset, dict) else [dataset]:
+            is_rows = isinstance(one, Pipeline) and not _makes_batches(one)
+            if is_rows and given.get("data_collator") is None:
+                size = args.per_device_train_batch_size
+                raise ConfigError(
+                    f"{name} gives single rows: end it with .batch({size}).pad_collate(), or pass a "
+                    f"data_collator to the Trainer, got\n{one}"
+                )
+    # A trainer of TRL is given something to look at in place of its pipeline.
+    pipe: Any = getattr(given.get("train_dataset"), "pipeline", given.get("train_dataset"))
+    if not _makes_batches(pipe):
+        return
+    if args.max_steps <= 0 and not has_length(pipe):
+        raise ConfigError(_no_epochs(pipe, args))
+    size, rows = args.per_device_train_batch_size, _rows_of_batch(pipe)
+    if size not in (rows, transformers.TrainingArguments.per_device_train_batch_size):
+        warn_once(
+            f"per_device_train_batch_size={size} has no effect: the pipeline makes the batches "
+            f"({pipe._batching()}). Leave it out",
+            level=4,
+        )
+
+
+def _no_epochs(pipe: Pipeline, args: Any) -> str:
+    """Why epochs can't be counted in steps, and about how many those would be."""
+    about = ""
+    with suppress(TypeError):
+        steps = args.num_train_epochs * -(-pipe.estimate_len() // args.gradient_accumulation_steps)
+        about = f"; {args.num_train_epochs:g} epochs are about {round(steps)}"
+    return (
+        "num_train_epochs needs the number of steps in an epoch, for the learning rate: pass "
+        f"max_steps=...{about} ({pipe._no_length()})"
+    )

@@ -1,15 +1,11 @@
-"""The state of all ranks, as frameworks ask for it."""
+"""``Loader.whole_state``: the state of all ranks, as checkpoints that all share have it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-import trainpipes as tp
 from frameworks.plain_runs import come_late, saved_alone
 from frameworks.ranks import run
-from trainpipes.integrations import gathered
 
 
 def test_a_rank_that_saves_alone_is_told_so_and_does_not_wait_for_ever(tmp_path: Path) -> None:
@@ -36,8 +32,3 @@ def test_ranks_agree_whether_one_came_too_late(tmp_path: Path) -> None:
     for number, found in enumerate(first[:-1]):
         assert found in (None, [[number, 0], [number, 1]])
     assert first[-1] == [["last", 0], ["last", 1]]
-
-
-def test_it_takes_loaders() -> None:
-    with pytest.raises(tp.ConfigError, match=r"gathered\(trainpipes.Loader\(pipe\)\)"):
-        gathered(tp.from_dataset([1]))  # type: ignore[arg-type]

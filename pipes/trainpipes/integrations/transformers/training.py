@@ -1,0 +1,240 @@
+"""The loader that a Trainer trains on, and its position in the Trainer's checkpoints."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import TrainerCallback
+
+from trainpipes.cursor import is_count
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.loader import Loader
+
+__all__ = ["FILE", "EpochLength", "NotePosition", "SavedPosition", "TrainingLoader"]
+
+#: The position's file in a checkpoint's folder, and the one in which the Trainer says how far it is.
+FILE = "trainpipes.json"
+TRAINER_STATE = "trainer_state.json"
+
+
+class SavedPosition(NamedTuple):
+    """Where a run stood.
+
+    Attributes:
+        step: optimizer steps that were done.
+        first_epoch: the epoch of the data that the Trainer calls 0.
+        loader: the state of all ranks.
+    """
+
+    step: int
+    first_epoch: int
+    loader: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Put it into a folder, which is made if it is not there. The file is whole, or not there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f"{FILE}.new"
+        beside.write_text(json.dumps(self._asdict()))
+        os.replace(beside, folder / FILE)
+
+    @classmethod
+    def read(cls, folder: Path) -> SavedPosition | None:
+        """The position in a folder; None where there is none.
+
+        Raises:
+            StateError: the file is damaged, or of another checkpoint.
+        """
+        path = folder / FILE
+        try:
+            saved = cls(**json.loads(path.read_text()))
+            fits = saved.step == trained(folder)[0] and is_count(saved.first_epoch)
+            if fits and saved.first_epoch <= saved.loader["epoch"]:
+                return saved
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError, OSError, TypeError, KeyError):
+            pass
+        raise StateError(
+            f"{path} is damaged, or of another checkpoint: resume from a checkpoint as it was saved",
+            path=str(path),
+        )
+
+
+def trained(folder: Path) -> tuple[int, int]:
+    """Optimizer steps and whole epochs that were trained before a checkpoint, as the Trainer says."""
+    try:
+        state = json.loads((folder / TRAINER_STATE).read_text())
+    except (OSError, ValueError, RecursionError):
+        return 0, 0
+    return int(state.get("global_step") or 0), int((state.get("epoch") or 0) + 1e-6)
+
+
+class TrainingLoader:
+    """Gives the batches of one ``train()``, each epoch after the one before, and knows how far it is.
+
+    Args:
+        loader: gives the batches.
+        prepare: what is done to each.
+
+    Attributes:
+        loader: the ``trainpipes.Loader``.
+        step: optimizer steps that were done before the run.
+        epoch: the first epoch of the run, as the Trainer counts.
+        left: batches of that epoch that each rank has yet to train on; None where that is not known.
+        last: the number of the last batch of the Trainer's epoch, once the Trainer has come to its end.
+        epochs_in_all: those of the whole training, as it is resumed; None to leave it to the Trainer.
+    """
+
+    def __init__(self, loader: Loader, prepare: Callable[[Any], Any]) -> None:
+        self.loader = loader
+        self._prepare = prepare
+        self._first_epoch = 0
+        self._resumed = False
+        self._looped = 0  # the Trainer's number of its epoch
+        self.step = self.epoch = 0
+        self.left: int | None = None
+        self.last: int | None = None
+        self.epochs_in_all: int | None = None
+        self._noted = loader.state_dict()
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.last, taken = None, 0
+        for batch in self.loader:
+            taken += 1
+            yield self._prepare(batch)
+        self.last = taken
+
+    def set_epoch(self, epoch: int) -> None:
+        """The Trainer begins an epoch, which it counts so. The data goes on where it stands."""
+        self._looped, self.last = epoch, None
+
+    def start(self, folder: Path | None) -> None:
+        """Stand where a checkpoint was saved, or at the start.
+
+        Raises:
+            ConfigError: no epoch has a batch for each rank.
+        """
+        loader = self.loader
+        saved = None if folder is None else SavedPosition.read(folder)
+        self.step, self.epoch = (0, 0) if folder is None else trained(folder)
+        if saved is None:
+            loader.set_epoch(self.epoch)
+            state = loader.state_dict()
+            self._first_epoch = state["epoch"] - self.epoch
+        else:
+            loader.load_state_dict(saved.loader)
+            state = loader.state_dict()
+            self._first_epoch, self.epoch = saved.first_epoch, state["epoch"] - saved.first_epoch
+        self._noted = state
+        self._resumed = saved is not None or state["m"] > 0
+        self.left = self._left(state)
+        if self.left == 0 and state["m"]:  # the loader goes on with the next epoch
+            self.epoch += 1
+            self.left = len(loader)
+        if self.left == 0:
+            raise ConfigError(
+                "an epoch must have a batch for each rank, got one that has fewer batches than the "
+                f"{loader._session.ranks()[1]} ranks: add rows, or make smaller batches"
+            )
+
+    def _left(self, state: dict[str, Any]) -> int | None:
+        """Batches that this rank has yet to get in the epoch of a state."""
+        plan, (_, world) = self.loader._session.plan, self.loader._session.ranks()
+        if not plan.counts.known or plan.chain.endless:
+            return None
+        return (int(plan.counts.batches_in_pass) - int(state["m"])) // world
+
+    def steps_and_epochs(
+        self, max_steps: int, updates: int, accumulation: int, by_epochs: bool
+    ) -> tuple[int, int]:
+        """Optimizer steps of the whole training, and the epoch after the last that the Trainer runs, which
+        begins to count at ``step // updates``.
+
+        Args:
+            max_steps: what the Trainer makes of its arguments, as if all was trained by the ranks that
+                there are now.
+            updates: optimizer steps of a whole epoch.
+            accumulation: batches of a step.
+            by_epochs: whether the arguments say epochs, not steps.
+        """
+        assert self.left is not None
+        rest = math.ceil(self.left / accumulation)
+        if by_epochs and self._resumed:
+            max_steps = self.step + max(0, rest + max_steps - (self.epoch + 1) * updates)
+        more = max_steps - self.step
+        epochs = 0 if more <= 0 else 1 + math.ceil(max(0, more - rest) / updates)
+        self.epochs_in_all = self.epoch + epochs
+        return max_steps, self.step // updates + epochs
+
+    def note(self) -> None:
+        """The batches taken until now were trained on."""
+        self._noted = self.loader.state_dict()
+
+    def position(self, step: int, timeout: float) -> SavedPosition:
+        """Where the run stands after so many optimizer steps; batches of a step that is not done do not
+        count. Where batches are not counted all ranks ask for it together."""
+        return SavedPosition(
+            step, self._first_epoch, self.loader._whole(self._noted, None, timeout)
+        )
+
+    def epochs_beyond(self, steps: int) -> float:
+        """How far the data is, in epochs, beyond the start of the Trainer's epoch.
+
+        Args:
+            steps: batches of an epoch, or what the Trainer takes for their number.
+        """
+        state = self.loader.state_dict()
+        left, (_, world) = self._left(state), self.loader._session.ranks()
+        done = state["m"] // world if left is None else steps - left
+        return int(state["epoch"]) - self._first_epoch - self._looped + done / steps
+
+
+class EpochLength(int):
+    """The number of batches in an epoch, as the training loop asks for it: whether batch n is the last one,
+    which is when gradients that wait are stepped, and which part of the epoch is done. The loop counts the
+    batches of a resumed epoch from the resume on, and does not know those of unknown number before the end.
+
+    Args:
+        number: of batches, or what the Trainer takes for it.
+        loader: which knows.
+    """
+
+    def __new__(cls, number: int, loader: TrainingLoader) -> EpochLength:
+        found = super().__new__(cls, number)
+        found._loader = loader
+        return found
+
+    _loader: TrainingLoader
+
+    def __eq__(self, batches: object) -> bool:
+        last = self._loader.last
+        return batches == (int(self) if last is None else last)
+
+    __hash__ = int.__hash__
+
+    def __rtruediv__(self, batches: float) -> float:
+        return self._loader.epochs_beyond(int(self))
+
+
+class NotePosition(TrainerCallback):
+    """Notes the position after each optimizer step, which is what a checkpoint holds."""
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        if isinstance(train_dataloader, TrainingLoader) and train_dataloader.epochs_in_all:
+            state.num_train_epochs = train_dataloader.epochs_in_all
+
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        if isinstance(train_dataloader, TrainingLoader):
+            train_dataloader.note()
