@@ -8,9 +8,10 @@ from typing import Any
 
 
 def noted(folder: Path) -> list[dict[str, Any]]:
-    """What is noted of each file that is whole."""
+    """What is noted of each file that is whole; once, also where Ctrl-C had a line written twice."""
     state = json.loads((folder / "_unfinished.json").read_text())
     journal = folder / str(state.get("journal"))
     text = journal.read_text() if journal.is_file() else ""
     lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [*state["files"], *(json.loads(line)["file"] for line in lines)]
+    entries = [*state["files"], *(json.loads(line)["file"] for line in lines)]
+    return [one for k, one in enumerate(entries) if not k or one != entries[k - 1]]

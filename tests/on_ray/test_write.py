@@ -131,13 +131,15 @@ class Stops:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_file_that_cannot_be_read_fails_once_with_its_name(files: str, tmp_path: Path):
+    data = tmp_path / "data"
+    data.mkdir()
     for path in Path(files).iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    bad = tmp_path / "1.parquet"
+        (data / path.name).write_bytes(path.read_bytes())
+    bad = data / "1.parquet"
     content = bytearray(bad.read_bytes())
     content[4:400] = b"\xff" * 396
     bad.write_bytes(content)
-    pipe = tp.read_parquet(str(tmp_path))
+    pipe = tp.read_parquet(str(data))
     out = tmp_path / "out"
     with pytest.raises(tp.TrainpipesError, match=r"1\.parquet, row group 0"):
         pipe.write_parquet(out, files=6, engine="ray")

@@ -65,6 +65,14 @@ def test_a_line_that_was_half_written_is_ignored(left: bytes, tmp_path: Path) ->
     check_goes_on(tmp_path / "out", 3)
 
 
+def test_a_line_that_was_written_twice_counts_once(tmp_path: Path) -> None:
+    journal = begun(tmp_path / "out")
+    *_, last = journal.read_bytes().splitlines(keepends=True)
+    with open(journal, "ab") as file:
+        file.write(last)
+    check_goes_on(tmp_path / "out", 3)
+
+
 def test_files_after_a_damaged_line_are_made_again(tmp_path: Path) -> None:
     journal = begun(tmp_path / "out")
     lines = journal.read_bytes().split(b"\n")
