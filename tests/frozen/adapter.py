@@ -68,7 +68,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "buffer": "buffer_size",
         "shards": "num_shards",
         "window": "window",
-        "on_bad": "bad_rows",
+        "on_bad": "on_error",
         "pad": "pad_id",
         "buckets": "num_buckets",
     },
@@ -78,11 +78,7 @@ OPTIONS: dict[str, dict[str, str]] = {
 VALUES: dict[tuple[str, str, Any], Any] = {
     ("deal", "how", "stride"): "stride",
     ("tar", "missing", "null"): "null",
-    ("decode", "on_error", "raise"): "error",
-    ("recipe", "on_bad", "raise"): "error",
-    ("recipe", "on_bad", "skip"): "drop",
-    ("recipe", "on_error", "raise"): "error",
-    ("recipe", "on_error", "skip"): "skip",
+    ("recipe", "on_bad", "raise"): None,
 }
 
 #: Options that are given by place, in this order, before all others.

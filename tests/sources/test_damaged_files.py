@@ -418,9 +418,3 @@ def test_bytes_of_zero_are_no_names_of_columns(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(bytes(400))
     with pytest.raises(tp.UnreadableError, match="its first line is no text"):
         list(tp.read_csv(tmp_path / "x.csv"))
-
-
-def test_nothing_is_no_compressed_file(tmp_path: Path) -> None:
-    (tmp_path / "x.txt.xz").write_bytes(b"")
-    with pytest.raises(tp.UnreadableError, match="its name says xz, and it is empty: 0 bytes"):
-        list(tp.read_text(tmp_path / "x.txt.xz"))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -177,38 +176,6 @@ def test_a_function_that_is_exact_is_not_accused(name: str) -> None:
         assert random.getstate() == before[0]
         assert np.array_equal(np.random.get_state()[1], before[1][1])
         assert torch.equal(torch.get_rng_state(), before[2])
-
-
-class Training:
-    """Another thread that draws all the time, as a training loop's dropout does."""
-
-    def __init__(self) -> None:
-        self.over, self.begun = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self.run)
-
-    def run(self) -> None:
-        layer = torch.nn.Dropout(0.5)
-        values = torch.ones(64, 64)
-        while not self.over.is_set():
-            layer(values), np.random.rand(), random.random()
-            self.begun.set()
-
-    def __enter__(self) -> None:
-        self.thread.start()
-        self.begun.wait()
-
-    def __exit__(self, *error: object) -> None:
-        self.over.set()
-        self.thread.join()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_training_loop_that_draws_in_another_thread_accuses_no_function(workers: int) -> None:
-    def slow(row: Row) -> Row:
-        return {**row, "y": sum(range(20_000))}
-
-    with Training():
-        assert said_of(rows().map(slow, num_workers=workers)) == []
 
 
 def trained(fn: Callable[[Row], Any], threads: int, **how: Any) -> list[str]:

@@ -21,9 +21,9 @@ from trainpipes.warn_once import warn_once
 
 __all__ = ["DrawWatch", "seen_draws"]
 
-#: Calls of a function that are looked at, about 0.2 ms each. In a thread beside the main one only the first:
-#: the loop that trains waits for that, and may draw during later ones.
-CALLS, CALLS_ASIDE = 8, 1
+#: Calls of a function that are looked at, about 0.2 ms each. In a thread beside the main one only the first
+#: two: the loop that trains waits for these, and may draw during later ones.
+CALLS, CALLS_ASIDE = 8, 2
 #: Numbers of a block of the Mersenne Twister, which NumPy and Python use.
 BLOCK = 624
 #: Blocks that are drawn anew, at most, to tell a call that draws many numbers from one that sets a seed.
@@ -61,6 +61,7 @@ class DrawWatch:
         self._said = said
         self._cure = cure
         self._calls = CALLS if fn is None else 0
+        self._moved: set[str] = set()  # generators that moved during one call
         self.tells = True
         self.found = ""
 
@@ -88,7 +89,14 @@ class DrawWatch:
             with suppress(TypeError):
                 _looked[self._fn] = self._calls
             moved = [name for name in before if _drew(before[name], after[name])]
-            if moved and modules == len(sys.modules):  # modules may draw as they are imported
+            if modules != len(sys.modules):  # which may draw as they are imported
+                return found
+            # A first call may set the seed that was set already: that looks like a draw.
+            moved, self._moved = (
+                [name for name in moved if name in self._moved],
+                {*moved, *self._moved},
+            )
+            if moved:
                 self.hear(f"{' and '.join(moved)} global generator{'s' * (len(moved) > 1)}")
             return found
 

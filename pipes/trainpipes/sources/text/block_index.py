@@ -180,9 +180,8 @@ def _scanned(
     size = size_of(files, file, requests)
     head = read_range(files, file, size, 0, min(size, 16), requests) if size else b""
     compression, named = kind_by_content(head), kind_by_name(name)
-    if named and not compression:
-        found = f"it starts with {head[:6]!r}" if size else "it is empty: 0 bytes"
-        raise BadFileError(f"its name says {named}, and {found}")
+    if named and not compression and size:  # Arrow writes nothing where there are no rows
+        raise BadFileError(f"its name says {named}, and it starts with {head[:6]!r}")
     with closing(open_at(files, file, size, 0, requests)) as source:
         stream = open_stream(_Told(source, progress), compression)
         pieces = scan(stream, bool(compression), form, name, block_rows)
