@@ -23,7 +23,7 @@ __all__ = ["DrawWatch", "seen_draws"]
 
 #: Calls of a function that are looked at, about 0.2 ms each. In a thread beside the main one only the first
 #: two: the loop that trains waits for these, and may draw during later ones.
-CALLS, CALLS_ASIDE = 8, 2
+CALLS, CALLS_ASIDE = 16, 2
 #: Numbers of a block of the Mersenne Twister, which NumPy and Python use.
 BLOCK = 624
 #: Blocks that are drawn anew, at most, to tell a call that draws many numbers from one that sets a seed.
