@@ -91,7 +91,7 @@ def test_a_script_that_a_page_shows_is_the_script(page: str) -> None:
 
 def test_scripts_are_shown_somewhere() -> None:
     found = {link[1] for page in PAGES for link in SCRIPT.finditer((ROOT / page).read_text())}
-    assert len(found) > 3
+    assert len(found) >= 3
 
 
 def test_every_stage_has_an_example() -> None:

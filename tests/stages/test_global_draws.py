@@ -237,4 +237,4 @@ def test_calls_after_the_first_few_are_not_looked_at(monkeypatch: pytest.MonkeyP
     pipe = rows(500).map(lambda row: row["x"])
     for _ in range(3):
         list(islice(pipe, 500))
-    assert 0 < len(looks) <= 20
+    assert 0 < len(looks) <= 40
