@@ -14,7 +14,7 @@ from pathlib import Path
 
 #: Bytes, at most.
 LARGEST = {".whl": 1_500_000, ".gz": 2_500_000}
-PACKAGES = ("trainpipes", "trainpipes_cli", "trainpipes_recipes")
+PACKAGES = ("trainpipes", "trainpipes.cli", "trainpipes_recipes")
 
 
 def faults_of_wheel(wheel: Path) -> Iterator[str]:
@@ -34,7 +34,7 @@ def faults_of_wheel(wheel: Path) -> Iterator[str]:
         yield "the licence is not there"
     if "[trainpipes.recipes]" not in offered:
         yield "the recipes are not offered as entry points"
-    if "trainpipes = trainpipes_cli:main" not in offered:
+    if "trainpipes = trainpipes.cli:main" not in offered:
         yield "the command is not offered"
 
 

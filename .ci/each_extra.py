@@ -139,7 +139,7 @@ pathlib.Path("pipe.yaml").write_text(pipe.to_yaml())
 assert list(tp.load("pipe.yaml")) == list(pipe)
 """,
     "cli": """
-from trainpipes_cli.app import run
+from trainpipes.cli.app import run
 pathlib.Path("texts.txt").write_text("one\\ntwo\\n" * 9)
 assert run(["inspect", "texts.txt"]) == 0
 assert run(["run", "masked_lm", "--files", "texts.txt", "--tokenizer", "bytes"]) == 1  # has no mask token
@@ -174,7 +174,7 @@ rows = tp.from_dataset([{"image": file.getvalue(), "label": k % 2} for k in rang
 assert images(rows, size=4, batch_size=2, num_shards=1).peek()["images"].shape == (2, 3, 4, 4)
 """,
     "plot": """
-from trainpipes.shuffle_quality import shuffle_quality
+from trainpipes.look.shuffle_quality import shuffle_quality
 shuffle_quality(texts.shuffle(4)).plot()
 """,
 }

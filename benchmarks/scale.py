@@ -27,15 +27,15 @@ import numpy as np
 import pyarrow as pa
 
 import trainpipes as tp
-from trainpipes.order import Layout, even_cuts, segments
-from trainpipes.runtime.iterating.one_pass import OnePass
-from trainpipes.runtime.planning.plan import Plan
+from trainpipes.engine.iterating.one_pass import OnePass
+from trainpipes.engine.layout import Layout, even_cuts, segments
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.topology import Topology
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.parquet import read_parquet as parquet
 from trainpipes.sources.parquet.index import ParquetIndex
 from trainpipes.sources.parquet.read_parquet import ParquetSource
-from trainpipes.state import Position
-from trainpipes.topology import Topology
+from trainpipes.state.format import Position
 
 SECONDS, GIGABYTES = 5.0, 1.0
 TOKENS = 15e12

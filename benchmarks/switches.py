@@ -96,7 +96,7 @@ def waiting(folder: str) -> float:
 
 def no_joining() -> None:
     """Arrow joins the pieces of a window when all are decoded."""
-    from trainpipes.rows import joined
+    from trainpipes.columns import joined
 
     joined.LARGE = 1 << 62
 
@@ -110,35 +110,35 @@ def no_late_cutting() -> None:
 
 def no_making_ahead() -> None:
     """Micro-batches are made when they are taken, whoever is at work in between."""
-    from trainpipes.runtime.iterating import consumer_iterator
+    from trainpipes.engine.iterating import consumer_iterator
 
     consumer_iterator.TIMES = 1 << 62
 
 
 def no_reading_ahead() -> None:
     """A window is read when its first row is asked for."""
-    from trainpipes.runtime.reading import open_windows
+    from trainpipes.engine.reading import open_windows
 
     open_windows.AHEAD_BYTES, open_windows.AHEAD_SHARE = 0, 0.0
 
 
 def no_growing() -> None:
     """The first group is as large as all others."""
-    from trainpipes.runtime.shards import counted_items
+    from trainpipes.engine.shards import counted_items
 
     counted_items.FIRST = 1 << 30
 
 
 def no_light_groups() -> None:
     """All groups are made by the pool."""
-    from trainpipes.runtime.shards import counted_items
+    from trainpipes.engine.shards import counted_items
 
     counted_items.LIGHT = 0.0
 
 
 def no_order_of_work() -> None:
     """Threads begin with groups whose windows are not read, and wait for them."""
-    from trainpipes.runtime.shards.counted_items import Group
+    from trainpipes.engine.shards.counted_items import Group
 
     Group.is_ready = lambda _: True  # type: ignore[method-assign]
 
@@ -152,7 +152,7 @@ def no_memory_of_tables() -> None:
 
 def no_shared_memory() -> None:
     """Values of tensors travel with the messages of workers."""
-    from trainpipes.runtime.iterating import loader_workers
+    from trainpipes.engine.iterating import loader_workers
 
     class WithoutRoom(loader_workers.WorkerMemory):
         def __init__(self, *args: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 
-from trainpipes.caching.checked_file import BLANK, MARK
+from trainpipes.storage.caching.checked_file import BLANK, MARK
 
 #: What is put into a file in one go: what formats of text are made of, and what some of them trip over.
 TOKENS = (

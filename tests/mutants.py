@@ -20,8 +20,8 @@ import trainpipes as tp
 from elastic.ranks import in_worker
 from every_stage import ENDLESS, FINITE, odd
 from trainpipes import nodes
-from trainpipes.checksum import unsealed
-from trainpipes.shown import shown
+from trainpipes._internal.shown import shown
+from trainpipes.state.checksum import unsealed
 from trainpipes.testing import digest
 
 __all__ = ["Subject", "Wrong", "bare", "mutant", "subjects"]

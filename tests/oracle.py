@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from trainpipes.order import permutation
+from trainpipes.engine.layout import permutation
 
 #: Rows that a pipeline without a shuffle reads at a time.
 READ_ROWS = 8192

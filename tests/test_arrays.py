@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpipes.arrays import (
+from trainpipes.columns.arrays import (
     apart,
     first_null,
     list_array,

@@ -34,9 +34,9 @@ from trainpipes import (
     Pipeline,
     TrainpipesError,
     cache,
-    warn_once,
 )
-from trainpipes.caching import private_file
+from trainpipes._internal import warn_once
+from trainpipes.storage.caching import private_file
 from trainpipes.testing import digest
 
 needs_root = pytest.mark.skipif(

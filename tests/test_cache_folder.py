@@ -15,8 +15,8 @@ import pytest
 
 import trainpipes as tp
 from trainpipes import cache
-from trainpipes.caching import checked_file
-from trainpipes.caching.private_file import FileLock
+from trainpipes.storage.caching import checked_file
+from trainpipes.storage.caching.private_file import FileLock
 
 
 @pytest.fixture

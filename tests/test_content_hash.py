@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainpipes.inspection import duplicates
-from trainpipes.inspection.duplicates import repeats_of
-from trainpipes.values.content_hash import row_hashes
+from trainpipes.columns.content_hash import row_hashes
+from trainpipes.look.inspection import duplicates
+from trainpipes.look.inspection.duplicates import repeats_of
 
 VALUES: dict[str, tuple[Any, Any]] = {
     "text": (pa.string(), st.text(max_size=3)),

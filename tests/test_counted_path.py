@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from golden_pipelines import COUNTED
-from trainpipes.runtime.iterating.consumer_iterator import ConsumerIterator
-from trainpipes.runtime.reading.open_windows import open_windows
-from trainpipes.runtime.shards.counted_items import CountedItems
-from trainpipes.runtime.shards.shard_iterator import ShardItems
-from trainpipes.runtime.shards.turns import Turns
-from trainpipes.state import Position
-from trainpipes.topology import Topology
+from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator
+from trainpipes.engine.reading.open_windows import open_windows
+from trainpipes.engine.shards.counted_items import CountedItems
+from trainpipes.engine.shards.shard_iterator import ShardItems
+from trainpipes.engine.shards.turns import Turns
+from trainpipes.engine.topology import Topology
+from trainpipes.state.format import Position
 
 #: Micro-batches of each that are compared, where there is no end.
 MOST = 24

@@ -17,7 +17,7 @@ import mutants
 import trainpipes as tp
 from every_stage import ENDLESS, FINITE
 from mutants import InNode, Subject, bare, mutant, of_pipeline, subjects
-from trainpipes.state import Position, parse, render
+from trainpipes.state.format import Position, parse, render
 
 EVERY = {**FINITE, **ENDLESS}
 

@@ -219,7 +219,7 @@ def test_storage_options_are_not_told(tmp_path: Path) -> None:
     ],
 )
 def test_urls_have_no_user_and_no_value_of_a_query(url: str, told: str) -> None:
-    from trainpipes.plain_json import plain
+    from trainpipes.look.plain_json import plain
 
     assert plain([url, f"see {url} and 'this'"]) == [told, f"see {told} and 'this'"]
 

@@ -14,8 +14,8 @@ import pytest
 from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
+from trainpipes._internal.warn_once import _warned
 from trainpipes.nodes import Filter, FromArrow
-from trainpipes.warn_once import _warned
 
 
 @pytest.fixture(autouse=True)

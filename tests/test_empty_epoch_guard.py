@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from trainpipes.engine.layout import Layout
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS, EmptyEpochGuard
-from trainpipes.order import Layout
 
 
 def rows(count: int) -> tp.Pipeline:

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from trainpipes.columns.run import Run
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.rows.run import Run
 from trainpipes.sources.memory.from_dataset import FromDataset
 from trainpipes.sources.memory.packed_list import PackedList, packed
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import trainpipes as tp
-from trainpipes import naming
+from trainpipes._internal import naming
 from trainpipes.loader import ELSEWHERE
 
 pytestmark = pytest.mark.filterwarnings("error:the loop before was left")
@@ -95,7 +95,7 @@ def leave(loader: Any, count: int = 2) -> None:
 
 def warned(monkeypatch: pytest.MonkeyPatch, *loops: Any) -> list[str]:
     """What loops that are left one after the other are told."""
-    monkeypatch.setattr("trainpipes.warn_once._warned", set())
+    monkeypatch.setattr("trainpipes._internal.warn_once._warned", set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for loop in loops:

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from trainpipes import SchemaError
-from trainpipes.rows import joined
-from trainpipes.rows.payload import join_payloads
+from trainpipes.columns import joined
+from trainpipes.columns.payload import join_payloads
 
 COLUMNS: dict[str, Any] = {
     "ints": pa.array(range(50), pa.int16()),

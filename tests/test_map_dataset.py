@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from trainpipes import warn_once
+from trainpipes._internal import warn_once
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trainpipes as tp
-from trainpipes.extra import pip_install
+from trainpipes._internal.extra import pip_install
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -119,7 +119,7 @@ def test_importing_brings_nothing_that_takes_its_time() -> None:
     assert tops <= MAY_IMPORT
     assert not brought & NOT_AT_ONCE
     assert not {
-        name for name in brought if name.startswith(("trainpipes.describe", "numpy.testing"))
+        name for name in brought if name.startswith(("trainpipes.look.describe", "numpy.testing"))
     }
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpipes import pad_sequences
+from trainpipes.columns.rectangles import RaggedRows, widths_of
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.rectangles import RaggedRows, widths_of
 
 sides = st.sampled_from(["pre", "post"])
 

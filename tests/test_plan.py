@@ -5,13 +5,13 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from trainpipes.engine.planning.arrange import arrange
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.layouts import Layouts
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.planning.schemas import Schemas
 from trainpipes.errors import StateError
-from trainpipes.runtime.planning.arrange import arrange
-from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.planning.layouts import Layouts
-from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.planning.schemas import Schemas
-from trainpipes.state import BatchSizes
+from trainpipes.state.format import BatchSizes
 
 ROWS = tp.from_arrow(pa.table({"x": np.arange(100)}))
 

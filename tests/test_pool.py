@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.runtime.pool import Pool, Urgency, default_threads, waits_for_server
+from trainpipes.engine.pool import Pool, Urgency, default_threads, waits_for_server
 from trainpipes.testing import digest
 
 

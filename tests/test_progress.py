@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes import progress
-from trainpipes.inspection import inspect_files
+from trainpipes._internal import progress
+from trainpipes._internal.progress import Progress, counted
+from trainpipes.look.inspection import inspect_files
+from trainpipes.look.shuffle_quality import shuffle_quality
 from trainpipes.prepare import repack, tokenize
-from trainpipes.progress import Progress, counted
-from trainpipes.shuffle_quality import shuffle_quality
 
 
 @pytest.fixture

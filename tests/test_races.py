@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trainpipes.runtime.planning import block_table
-from trainpipes.runtime.planning.block_table import BlockTable
+from trainpipes.engine.planning import block_table
+from trainpipes.engine.planning.block_table import BlockTable
 from trainpipes.samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from trainpipes.samplers.row_sampler import RowSampler
 from trainpipes.sources.arrow import from_arrow as arrow

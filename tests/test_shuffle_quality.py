@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from trainpipes.shuffle_quality import _of_pipeline, _touches
+from trainpipes.look.shuffle_quality import _of_pipeline, _touches
 from trainpipes.testing import shuffle_quality
 
 FILES = [700, 0, 1300, 1000]

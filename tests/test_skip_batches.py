@@ -322,7 +322,7 @@ def test_a_damaged_list_in_a_state_is_refused(wrong: Any) -> None:
     session = pipe._session
     position = session.start_of(0)
     position.notes = {"skip_batches": wrong}
-    from trainpipes.state import render
+    from trainpipes.state.format import render
 
     with pytest.raises(tp.StateError, match="skip_batches: damaged"):
         pipe.load_state_dict(render(position, session.plan.identity))

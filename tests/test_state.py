@@ -22,8 +22,8 @@ import trainpipes as tp
 from drawn import Keep, build, rows_of, table_of_rows, write_parquet
 from mutants import bare
 from oracle import Spec
-from trainpipes.identity import first_difference
-from trainpipes.state import FORMAT
+from trainpipes.state.format import FORMAT
+from trainpipes.state.identity import first_difference
 
 WRITE = "TRAINPIPES_WRITE_GOLDEN"  # set it to write the golden files anew
 

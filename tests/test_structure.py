@@ -13,85 +13,47 @@ import trainpipes
 ROOT = Path(trainpipes.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
 
-#: Rooms from the bottom up: a module imports from its own floor or from below.
-FLOORS = {
-    "amount": 0,
-    "errors": 0,
-    "clean_errors": 0,
-    "extra": 0,
-    "fair_queue": 0,
-    "checks": 0,
-    "checksum": 0,
-    "cursor": 0,
-    "foreign_state": 0,
-    "identity": 0,
-    "item_content": 0,
-    "left_out_batches": 0,
-    "naming": 0,
-    "shown": 0,
-    "secret_text": 0,
-    "cache": 0,
-    "order": 0,
-    "permute": 0,
-    "samplers": 0,
-    "state": 0,
-    "merge": 0,
-    "gather": 0,
-    "callers": 0,
-    "topology": 0,
-    "arrays": 0,
-    "byte_rows": 0,
-    "rectangles": 0,
-    "padding": 0,
-    "progress": 0,
-    "values": 0,
-    "version": 0,
-    "warn_once": 0,
-    "rows": 1,
-    "kinds": 2,
-    "caching": 3,
-    "on_ray": 4,
-    "runtime": 4,
-    "provenance": 4,
-    "plain_json": 5,
-    "tokenizers": 5,
-    "calling": 5,
-    "stages": 5,
-    "sources": 5,
-    "writers": 5,
-    "foreign_node": 6,
-    "stage_node": 6,
-    "nodes": 6,
-    "stage_methods": 5,
-    "forecast": 5,
-    "pipeline": 6,
-    "start": 7,
-    "describe": 7,
-    "explain": 7,
-    "label_counts": 7,
-    "map_dataset": 7,
-    "memmap": 7,
-    "memmap_on_ray": 7,
-    "loader": 7,
-    "locate": 7,
-    "recipe_table": 0,
-    "recipe_registry": 7,
-    "shuffle_quality": 8,
-    "testing": 8,
-    "integrations": 8,
-    "config": 8,
-    "pictures": 8,
-    "checkpoint": 8,
-    "checkpoint_files": 1,
-    "inspection": 8,
-    "prepare": 8,
-    "preview": 8,
-    "trial": 9,
-    "__main__": 9,
-}
-#: The same within ``runtime``.
+#: Rooms from the bottom up: a module imports from its own floor or from below. The longest name that
+#: fits a module says where it is.
+FLOORS = [
+    ["errors", "_internal", "version"],
+    ["engine.layout", "engine.permutation", "engine.topology", "columns", "state"],
+    ["kinds", "samplers"],
+    ["storage.caching", "storage.cache"],
+    [
+        "engine",
+        "stages",
+        "sources",
+        "tokenizers",
+        "storage",
+        "integrations.on_ray",
+        "stage_methods",
+    ],
+    [
+        "pipeline",
+        "start",
+        "loader",
+        "nodes",
+        "foreign_node",
+        "stage_node",
+        "recipe_registry",
+        "recipe_table",
+        "storage.map_dataset",
+        "storage.memmap",
+        "storage.memmap_on_ray",
+    ],
+    ["look", "testing", "prepare", "config", "integrations"],
+    ["cli", "__main__"],
+]
+#: The same within ``engine``.
 ROOMS = {
+    "layout": 0,
+    "permutation": 0,
+    "topology": 0,
     "interrupts": 0,
+    "calling": 0,
+    "provenance": 4,
+    "column_names": 2,
     "pool": 0,
     "planning": 1,
     "reading": 2,
@@ -101,24 +63,11 @@ ROOMS = {
 #: Imported where it is used, so as not to go up: a pipeline offers what is built upon it, and a
 #: source of nodes refuses our own.
 LATE = {
-    *(
-        ("pipeline", above)
-        for above in (
-            "config",
-            "describe",
-            "explain",
-            "integrations",
-            "label_counts",
-            "map_dataset",
-            "memmap",
-            "pictures",
-            "preview",
-        )
-    ),
-    ("loader", "preview"),
-    ("explain", "preview"),
+    ("pipeline", "config"),
+    ("pipeline", "integrations"),
+    ("pipeline", "look"),
+    ("loader", "look"),
     ("sources", "stage_node"),
-    ("forecast", "pictures"),
 }
 
 
@@ -143,31 +92,42 @@ def imports_of(path: Path) -> list[tuple[str, bool]]:
     return found
 
 
-def in_order(path: Path, module: str, top: bool, depth: int, floors: dict[str, int]) -> bool:
-    """Whether a file may import a module: by the floors of the rooms at a depth of the tree."""
-    own = path.relative_to(ROOT).with_suffix("").parts[depth - 1]
-    target = module.split(".")[depth]
-    return floors[target] <= floors[own] or (not top and (own, target) in LATE)
+def floor_of(module: str) -> tuple[int, str]:
+    """The floor of a module, and the name in ``FLOORS`` that says so."""
+    fits = [
+        (len(name), floor, name)
+        for floor, names in enumerate(FLOORS)
+        for name in names
+        if f"{module}.".startswith(f"{name}.")
+    ]
+    assert fits, f"{module} has no floor"
+    _, floor, name = max(fits)
+    return floor, name
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_go_one_way(path):
-    parts = path.relative_to(ROOT).parts
-    if parts == ("__init__.py",):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts == ("__init__",):
         return
+    floor, own = floor_of(".".join(parts))
     for module, top in imports_of(path):
-        if module.startswith("trainpipes."):
-            assert in_order(path, module, top, 1, FLOORS), f"{path.name} imports {module}"
-        if module.startswith("trainpipes.runtime.") and parts[0] == "runtime":
-            assert in_order(path, module, top, 2, ROOMS), f"{path.name} imports {module}"
+        if not module.startswith("trainpipes."):
+            continue
+        target = module.removeprefix("trainpipes.")
+        above, name = floor_of(target)
+        late = not top and (own, name.split(".")[0]) in LATE
+        assert above <= floor or late, f"{path.relative_to(ROOT)} imports {module}"
+        if target.startswith("engine.") and parts[0] == "engine":
+            assert ROOMS[target.split(".")[1]] <= ROOMS[parts[1]], f"{path.name} imports {module}"
 
 
 def test_every_room_has_its_floor_and_its_line():
-    import trainpipes.runtime
+    import trainpipes.engine
 
-    found = {path.stem for path in (ROOT / "runtime").iterdir()}
+    found = {path.stem for path in (ROOT / "engine").iterdir()}
     assert found - {"__pycache__", "__init__"} == set(ROOMS)
-    told = [line.split()[0] for line in trainpipes.runtime.__doc__.splitlines()[1:] if line]
+    told = [line.split()[0] for line in trainpipes.engine.__doc__.splitlines()[1:] if line]
     assert sorted(told) == sorted(ROOMS)
 
 
@@ -189,17 +149,10 @@ SOURCE_ROOMS = ["sources", *rooms_of("sources")]
     "room",
     [
         *SOURCE_ROOMS,
-        *rooms_of("runtime"),
-        "caching",
-        "calling",
+        *rooms_of("engine"),
+        "storage/caching",
         "kinds",
-        "rows",
-        "forecast",
-        "on_ray",
-        "pictures",
-        "values",
-        "preview",
-        "trial",
+        "integrations/on_ray",
     ],
 )
 def test_rooms_tell_what_is_in_them(room):
@@ -222,7 +175,7 @@ def test_rooms_of_sources_stand_on_each_other_from_the_bottom_up(room):
 
 
 def test_the_library_imports_no_optional_package_at_its_top():
-    required = {"torch", "torchdata", "pyarrow", "numpy", "fsspec", "trainpipes", "trainpipes_cli"}
+    required = {"torch", "torchdata", "pyarrow", "numpy", "fsspec", "trainpipes"}
     import sys
 
     known = required | set(sys.stdlib_module_names)
@@ -237,6 +190,7 @@ def test_the_library_imports_no_optional_package_at_its_top():
     }
     for path in SOURCES:
         there = known | frameworks if "integrations" in path.parts else known
+        there = there | {"click", "rich"} if "cli" in path.parts else there
         for module, top in imports_of(path):
             assert not top or module.split(".")[0] in there, f"{path.name} imports {module}"
 
@@ -291,9 +245,9 @@ def test_all_stages_can_be_had_as_nodes():
 #: Where rows are Python objects, or are to become some, or a filter holds Python values, or blocks are of
 #: Ray Data, which imports pandas itself: pyarrow may import pandas there.
 PYTHON_ROWS = {
-    "rows/columns.py",
-    "values/value_column.py",
-    "values/row_types.py",
+    "columns/columns.py",
+    "columns/value_column.py",
+    "columns/row_types.py",
     "sources/parquet/filter.py",
     "sources/ray/plain.py",
     "stages/row_hash.py",
@@ -358,7 +312,7 @@ def test_only_where_rows_are_python_objects_may_pyarrow_import_pandas():
     found = {
         str(path.relative_to(ROOT)): calls
         for path in SOURCES
-        if (calls := pandas_calls(path.read_text())) and path != ROOT / "arrays.py"
+        if (calls := pandas_calls(path.read_text())) and path != ROOT / "columns/arrays.py"
     }
     assert {name: calls for name, calls in found.items() if name not in PYTHON_ROWS} == {}
     assert set(found) == PYTHON_ROWS, "the list names files that need not be in it"

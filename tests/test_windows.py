@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from trainpipes.runtime.reading import windows
+from trainpipes.engine.reading import windows
 
 
 def watched(monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import trainpipes as tp
-from trainpipes.runtime.iterating.worker_message import (
+from trainpipes.engine.iterating.worker_message import (
     ALONE_BYTES,
     MOST_BYTES,
     WorkerMemory,

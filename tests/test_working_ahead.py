@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import trainpipes as tp
-from trainpipes.rectangles import Rectangles
-from trainpipes.rows.lazy_batches import LazyBatches
+from trainpipes.columns.lazy_batches import LazyBatches
+from trainpipes.columns.rectangles import Rectangles
 from trainpipes.sources.parquet.reader import ParquetReader
 from trainpipes.stages.pad_collate import PadCollate
 

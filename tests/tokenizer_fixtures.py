@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Cursors, Run
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Cursors, Run
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>"]
 UNK, BOS, EOS, PAD = range(4)

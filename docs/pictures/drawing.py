@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from html import escape
 
-from trainpipes.pictures.svg import STYLE
-from trainpipes.pictures.text_width import mono_width, text_width
+from trainpipes.look.pictures.svg import STYLE
+from trainpipes.look.pictures.text_width import mono_width, text_width
 
 __all__ = ["Drawing", "flow"]
 

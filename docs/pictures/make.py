@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 import trainpipes as tp
-from trainpipes.pictures.figures import BLUE, EMPTY, GREY, INK
+from trainpipes.look.pictures.figures import BLUE, EMPTY, GREY, INK
 from trainpipes.testing import shuffle_quality
 from trainpipes_recipes.demo.__main__ import draw as demo_curves
 from trainpipes_recipes.demo.comparison import compare

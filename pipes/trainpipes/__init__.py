@@ -1,93 +1,123 @@
 """Training data for PyTorch: from files to pinned batches, as composable stages, with a position
 that can be saved at any batch and restored exactly."""
 
-import importlib
-import warnings
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trainpipes import cache, samplers
-from trainpipes.errors import (
-    ConfigError,
-    DataChangedError,
-    DataError,
-    MissingExtraError,
-    MissingFilesError,
-    SchemaError,
-    StateError,
-    TopologyError,
-    TrainpipesError,
-    UnreachableError,
-    UnreadableError,
-    WorkerError,
-)
-from trainpipes.kinds.source import Place, RowSource, RowStream, StreamReader
-from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import BatchStage, Rows, RowStage, Source, TableStage
-from trainpipes.loader import Loader
-from trainpipes.locate import locate
-from trainpipes.memmap import read_memmap, write_memmap
-from trainpipes.merge import merge_states
-from trainpipes.naming import other_name
-from trainpipes.padding import pad_sequences
-from trainpipes.pipeline import Pipeline
-from trainpipes.recipe_registry import recipe, recipes
-from trainpipes.start import (
-    concat,
-    from_arrow,
-    from_dataset,
-    from_hf,
-    from_iterable,
-    from_memmap,
-    from_ray,
-    from_source,
-    from_tensors,
-    from_torchdata,
-    list_files,
-    mix,
-    read_arrow,
-    read_bytes,
-    read_csv,
-    read_files,
-    read_images,
-    read_json,
-    read_numpy,
-    read_parquet,
-    read_text,
-    read_webdataset,
-)
-from trainpipes.start import (
-    zip as zip,
-)
 from trainpipes.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from trainpipes.config import load
-    from trainpipes.preview.preview import show_item as show
+    from trainpipes import nodes as nodes
+    from trainpipes import samplers as samplers
+    from trainpipes.columns.pad_sequences import pad_sequences as pad_sequences
+    from trainpipes.config.load import load as load
+    from trainpipes.errors import ConfigError as ConfigError
+    from trainpipes.errors import DataChangedError as DataChangedError
+    from trainpipes.errors import DataError as DataError
+    from trainpipes.errors import MissingExtraError as MissingExtraError
+    from trainpipes.errors import MissingFilesError as MissingFilesError
+    from trainpipes.errors import SchemaError as SchemaError
+    from trainpipes.errors import StateError as StateError
+    from trainpipes.errors import TopologyError as TopologyError
+    from trainpipes.errors import TrainpipesError as TrainpipesError
+    from trainpipes.errors import UnreachableError as UnreachableError
+    from trainpipes.errors import UnreadableError as UnreadableError
+    from trainpipes.errors import WorkerError as WorkerError
+    from trainpipes.kinds.source import Place as Place
+    from trainpipes.kinds.source import RowSource as RowSource
+    from trainpipes.kinds.source import RowStream as RowStream
+    from trainpipes.kinds.source import StreamReader as StreamReader
+    from trainpipes.kinds.stage import Stage as Stage
+    from trainpipes.kinds.stage_kinds import BatchStage as BatchStage
+    from trainpipes.kinds.stage_kinds import Rows as Rows
+    from trainpipes.kinds.stage_kinds import RowStage as RowStage
+    from trainpipes.kinds.stage_kinds import Source as Source
+    from trainpipes.kinds.stage_kinds import TableStage as TableStage
+    from trainpipes.loader import Loader as Loader
+    from trainpipes.look.locate import locate as locate
+    from trainpipes.look.preview.preview import show_item as show  # noqa: F401
+    from trainpipes.pipeline import Pipeline as Pipeline
+    from trainpipes.recipe_registry import recipe as recipe
+    from trainpipes.recipe_registry import recipes as recipes
+    from trainpipes.start import concat as concat
+    from trainpipes.start import from_arrow as from_arrow
+    from trainpipes.start import from_dataset as from_dataset
+    from trainpipes.start import from_hf as from_hf
+    from trainpipes.start import from_iterable as from_iterable
+    from trainpipes.start import from_memmap as from_memmap
+    from trainpipes.start import from_ray as from_ray
+    from trainpipes.start import from_source as from_source
+    from trainpipes.start import from_tensors as from_tensors
+    from trainpipes.start import from_torchdata as from_torchdata
+    from trainpipes.start import list_files as list_files
+    from trainpipes.start import mix as mix
+    from trainpipes.start import read_arrow as read_arrow
+    from trainpipes.start import read_bytes as read_bytes
+    from trainpipes.start import read_csv as read_csv
+    from trainpipes.start import read_files as read_files
+    from trainpipes.start import read_images as read_images
+    from trainpipes.start import read_json as read_json
+    from trainpipes.start import read_numpy as read_numpy
+    from trainpipes.start import read_parquet as read_parquet
+    from trainpipes.start import read_text as read_text
+    from trainpipes.start import read_webdataset as read_webdataset
+    from trainpipes.start import zip as zip
+    from trainpipes.state.merge import merge_states as merge_states
+    from trainpipes.storage import cache as cache
+    from trainpipes.storage.memmap import read_memmap as read_memmap
+    from trainpipes.storage.memmap import write_memmap as write_memmap
 
-# torchdata's StatefulDataLoader calls a deprecated function of torch at every construction.
-warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
+#: Where each public name is from: a module is imported when one of its names is first used.
+_NAMES = {
+    "columns.pad_sequences": "pad_sequences",
+    "errors": (
+        "ConfigError DataChangedError DataError MissingExtraError MissingFilesError "
+        "SchemaError StateError TopologyError TrainpipesError UnreachableError "
+        "UnreadableError WorkerError"
+    ),
+    "kinds.source": "Place RowSource RowStream StreamReader",
+    "kinds.stage": "Stage",
+    "kinds.stage_kinds": "BatchStage RowStage Rows Source TableStage",
+    "loader": "Loader",
+    "look.locate": "locate",
+    "pipeline": "Pipeline",
+    "recipe_registry": "recipe recipes",
+    "start": (
+        "concat from_arrow from_dataset from_hf from_iterable from_memmap from_ray "
+        "from_source from_tensors from_torchdata list_files mix read_arrow read_bytes "
+        "read_csv read_files read_images read_json read_numpy read_parquet read_text "
+        "read_webdataset zip"
+    ),
+    "state.merge": "merge_states",
+    "storage.memmap": "read_memmap write_memmap",
+    "config": "load",
+}
+_FROM = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULES = {"cache": "storage.cache", "nodes": "nodes", "samplers": "samplers"}
 
-__all__ = [
-    "BatchStage", "ConfigError", "DataChangedError", "DataError", "Loader", "MissingExtraError",
-    "MissingFilesError", "Pipeline", "Place", "RowSource", "RowStage", "RowStream", "Rows",
-    "SchemaError", "Source", "Stage", "StateError", "StreamReader", "TableStage",
-    "TopologyError", "TrainpipesError", "UnreachableError", "UnreadableError", "WorkerError",
-    "cache", "concat", "from_arrow", "from_dataset", "from_hf", "from_iterable", "from_memmap",
-    "from_ray", "from_source", "from_tensors", "from_torchdata", "list_files", "load", "locate",
-    "merge_states", "mix", "nodes", "pad_sequences", "read_arrow", "read_bytes", "read_csv", "read_files",
-    "read_images", "read_json", "read_memmap", "read_numpy", "read_parquet", "read_text",
-    "read_webdataset", "recipe", "recipes", "samplers", "show", "write_memmap",
-]  # fmt: skip  # not "zip", which is a builtin of Python's where names are imported by *
+# Not "zip", which is a builtin of Python's where names are imported by *.
+__all__ = sorted(  # noqa: PLE0605
+    (_FROM.keys() | _MODULES.keys() | {"show"}) - {"zip"}
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nodes":  # which torchdata is imported for
-        return importlib.import_module("trainpipes.nodes")
-    if name == "load":  # few programs read a config, and all import this
-        return importlib.import_module("trainpipes.config").load
-    if name == "show":
-        return importlib.import_module("trainpipes.preview.preview").show_item
-    raise AttributeError(
-        f"module 'trainpipes' has no attribute {name!r}{other_name(name, [*__all__, 'zip'])}",
-        name=name,
-    )
+    if name in _MODULES:
+        found: Any = import_module(f"trainpipes.{_MODULES[name]}")
+    elif name in _FROM:
+        found = getattr(import_module(f"trainpipes.{_FROM[name]}"), name)
+    elif name == "show":
+        found = import_module("trainpipes.look.preview.preview").show_item
+    else:
+        from trainpipes._internal.naming import other_name
+
+        raise AttributeError(
+            f"module 'trainpipes' has no attribute {name!r}{other_name(name, [*__all__, 'zip'])}",
+            name=name,
+        )
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,6 @@
 """``python -m trainpipes``: the command ``trainpipes``."""
 
-from trainpipes_cli import main
+from trainpipes.cli import main
 
 __all__: list[str] = []
 

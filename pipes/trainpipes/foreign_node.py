@@ -11,10 +11,10 @@ from typing import Any
 
 from torchdata.nodes import BaseNode
 
+from trainpipes.columns.payload import Payload
 from trainpipes.errors import StateError
 from trainpipes.kinds.source import RowStream, StreamReader
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.rows.payload import Payload
 from trainpipes.sources.memory.node_states import plain, restored, tells_start
 
 __all__ = ["FromNode", "NodeStream"]

@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch.distributed as dist
 
-from trainpipes.callers import refuse_prepared_by_ray, warn_without_data_module
-from trainpipes.checks import whole_number
+from trainpipes._internal.callers import refuse_prepared_by_ray, warn_without_data_module
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.shown import shown
+from trainpipes.engine.iterating.consumer_iterator import RunOptions
+from trainpipes.engine.iterating.loader_workers import LoaderWorkers
+from trainpipes.engine.iterating.one_pass import provenance_of
+from trainpipes.engine.iterating.pass_iterator import PassIterator
+from trainpipes.engine.iterating.session import MOST_EPOCHS, Session
+from trainpipes.engine.layout import slots_before
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.provenance import Provenance
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.gather import TIMEOUT, gather
 from trainpipes.kinds.options import show
 from trainpipes.kinds.stage import Stage
-from trainpipes.left_out_batches import Batches, LeftOutBatches, checked_batches
-from trainpipes.merge import merge_states
-from trainpipes.naming import nearest
-from trainpipes.order import slots_before
 from trainpipes.pipeline import Pipeline
-from trainpipes.provenance import Provenance
-from trainpipes.runtime.iterating.consumer_iterator import RunOptions
-from trainpipes.runtime.iterating.loader_workers import LoaderWorkers
-from trainpipes.runtime.iterating.one_pass import provenance_of
-from trainpipes.runtime.iterating.pass_iterator import PassIterator
-from trainpipes.runtime.iterating.session import MOST_EPOCHS, Session
-from trainpipes.runtime.planning.plan import Plan
-from trainpipes.shown import shown
 from trainpipes.sources.memory.packed_list import packed
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.to import To
+from trainpipes.state.gather import TIMEOUT, gather
+from trainpipes.state.left_out_batches import Batches, LeftOutBatches, checked_batches
+from trainpipes.state.merge import merge_states
 
 if TYPE_CHECKING:
-    from trainpipes.preview.preview import Preview
+    from trainpipes.look.preview.preview import Preview
 
 __all__ = ["Loader"]
 
@@ -101,7 +101,7 @@ class Loader:
         with_provenance: remember which rows the last batch is made of, for ``provenance()``. Batches and
             states are the same with it and without.
         skip_batches: batches to leave out: their numbers m in epoch 0, as ``provenance()`` and
-            ``trainpipes.locate`` tell them, or pairs (epoch, m). With each, the ``num_shards`` - 1 batches
+            ``tp.locate`` tell them, or pairs (epoch, m). With each, the ``num_shards`` - 1 batches
             after it are left out: one of each shard, so that all ranks stay in step and the rest is the same
             on any number of ranks. A state keeps the list, and adds it to that of the loader that loads it.
             Must be the same on all ranks.
@@ -210,7 +210,7 @@ class Loader:
         return f"Loader({', '.join(given)}) over\n{chain}"
 
     def _repr_html_(self) -> str:
-        from trainpipes.preview.notebook import loader_html
+        from trainpipes.look.preview.notebook import loader_html
 
         return loader_html(self)
 
@@ -246,7 +246,7 @@ class Loader:
         Raises:
             DataError: there is none.
         """
-        from trainpipes.preview.preview import show
+        from trainpipes.look.preview.preview import show
 
         return show(self._session, n, rows)
 
@@ -345,7 +345,7 @@ class Loader:
 
     def describe(self) -> dict[str, Any]:
         """What this loader runs and where it stands: ``Pipeline.describe`` with the loader's options."""
-        from trainpipes.describe import describe
+        from trainpipes.look.describe import describe
 
         return describe(self._session, self._options)
 

@@ -15,29 +15,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from trainpipes.callers import (
+from trainpipes._internal.callers import (
     batched_outside,
     in_trainer,
     reading_ranks,
     warn_without_data_module,
 )
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.naming import other_name
+from trainpipes._internal.progress import counted
+from trainpipes._internal.shown import shown
+from trainpipes.engine.column_names import column_names
+from trainpipes.engine.iterating.consumer_iterator import RunOptions
+from trainpipes.engine.iterating.pass_iterator import PassIterator
+from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.layout import slots_before
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError
-from trainpipes.forecast.estimate import cuts_by_length, estimated_items
-from trainpipes.forecast.mixture_shares import MixtureShares, mixture_shares
-from trainpipes.forecast.names import column_names
-from trainpipes.forecast.packed_rows import PackedRows, packed_rows
-from trainpipes.forecast.padding_share import PaddingShare, padding_share
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
-from trainpipes.naming import other_name
-from trainpipes.order import slots_before
-from trainpipes.progress import counted
-from trainpipes.runtime.iterating.consumer_iterator import RunOptions
-from trainpipes.runtime.iterating.pass_iterator import PassIterator
-from trainpipes.runtime.iterating.session import Session
-from trainpipes.runtime.planning.plan import Plan
-from trainpipes.shown import shown
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat
 from trainpipes.sources.combined.zip import Zip
@@ -88,21 +85,23 @@ from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.truncate import Truncate
 from trainpipes.stages.with_columns import WithColumns
-from trainpipes.topology import data_parallel
-from trainpipes.writers import arrow as arrow_files
-from trainpipes.writers import json as json_files
-from trainpipes.writers import parquet as parquet_files
+from trainpipes.storage.writers import arrow as arrow_files
+from trainpipes.storage.writers import json as json_files
+from trainpipes.storage.writers import parquet as parquet_files
 
 if TYPE_CHECKING:
     from datasets import IterableDataset as IterableRows
     from ray.data import Dataset
     from torch.distributed.device_mesh import DeviceMesh
 
-    from trainpipes.explain import Explanation
-    from trainpipes.map_dataset import MapDataset
-    from trainpipes.pictures.graph import Graph
-    from trainpipes.preview.preview import Preview
+    from trainpipes.look.explain import Explanation
+    from trainpipes.look.forecast.mixture_shares import MixtureShares
+    from trainpipes.look.forecast.packed_rows import PackedRows
+    from trainpipes.look.forecast.padding_share import PaddingShare
+    from trainpipes.look.pictures.graph import Graph
+    from trainpipes.look.preview.preview import Preview
     from trainpipes.sources.memmap.dataset import MemmapDataset
+    from trainpipes.storage.map_dataset import MapDataset
 
 __all__ = ["Pipeline"]
 
@@ -160,7 +159,7 @@ class Pipeline(IterableDataset[Any]):
         return "\n".join([lines[0], *(f"  .{line}" for line in lines[1:])])
 
     def _repr_html_(self) -> str:
-        from trainpipes.preview.notebook import pipeline_html
+        from trainpipes.look.preview.notebook import pipeline_html
 
         return pipeline_html(self)
 
@@ -374,6 +373,8 @@ class Pipeline(IterableDataset[Any]):
             return "repeat() has no end; count steps, or give repeat(times=...)"
         if plan.inputs.epoch_rows is None:
             return f"the rows of {plan.chain.stages[0]} are not counted; list(pipe) counts them"
+        from trainpipes.look.forecast.estimate import cuts_by_length
+
         cutting = next((s for s in plan.chain.after if cuts_by_length(s)), None)
         if cutting is not None:
             return f"how many items {cutting} makes is known only at the end; use estimate_len()"
@@ -390,6 +391,8 @@ class Pipeline(IterableDataset[Any]):
         Raises:
             TypeError: the pipeline has no end, or its rows cannot be counted.
         """
+        from trainpipes.look.forecast.estimate import estimated_items
+
         plan = self._session.plan
         if plan.counts.known and not plan.chain.endless:
             return len(self)
@@ -445,7 +448,7 @@ class Pipeline(IterableDataset[Any]):
           row 0  1 + 1 =⟦ 2<eos>⟧
           … and 3 more rows
         """
-        from trainpipes.preview.preview import show
+        from trainpipes.look.preview.preview import show
 
         return show(self._session, n, rows)
 
@@ -463,6 +466,8 @@ class Pipeline(IterableDataset[Any]):
         whole_number(batches, 1, "padding(batches)", "micro-batches to count")
         stages = [stage for stage in self._stages if stage.role != "place"]
         looked_at = islice(Pipeline(stages, (0, 1)), batches)
+        from trainpipes.look.forecast.padding_share import padding_share
+
         return padding_share(counted(looked_at, "measuring padding", batches, "batches"), mask)
 
     def packing(self, rows: int = 40) -> PackedRows:
@@ -482,6 +487,8 @@ class Pipeline(IterableDataset[Any]):
         """
         whole_number(rows, 1, "packing(rows)", "packed rows to look at")
         stages = [stage for stage in self._stages if stage.role != "place"]
+        from trainpipes.look.forecast.packed_rows import packed_rows
+
         return packed_rows(Pipeline(stages, (0, 1)), rows)
 
     def mixture(self, rows: int = 10_000) -> MixtureShares:
@@ -503,6 +510,8 @@ class Pipeline(IterableDataset[Any]):
         code     25.0%   25.0%            25
         """
         whole_number(rows, 1, "mixture(rows)", "rows to look at")
+        from trainpipes.look.forecast.mixture_shares import mixture_shares
+
         return mixture_shares(self.stages, rows)
 
     def value_counts(self, column: str) -> dict[str | int, int]:
@@ -523,7 +532,7 @@ class Pipeline(IterableDataset[Any]):
         >>> tp.from_dataset([{"lang": "en"}, {"lang": "de"}, {"lang": "en"}]).value_counts("lang")
         {'de': 1, 'en': 2}
         """
-        from trainpipes.label_counts import value_counts
+        from trainpipes.look.label_counts import value_counts
 
         return value_counts(self, column)
 
@@ -539,7 +548,7 @@ class Pipeline(IterableDataset[Any]):
             ConfigError: there is no ``encode_labels``, or the rows have no end.
             DataError: a label has no class; names the row.
         """
-        from trainpipes.label_counts import class_counts, class_weights
+        from trainpipes.look.label_counts import class_counts, class_weights
 
         return class_weights(class_counts(self))
 
@@ -550,7 +559,7 @@ class Pipeline(IterableDataset[Any]):
             world_size: of the run asked about; this process's if left out.
             num_workers: DataLoader workers of each rank.
         """
-        from trainpipes.explain import explain
+        from trainpipes.look.explain import explain
 
         world = self._data_parallel()[1] if world_size is None else world_size
         return explain(self._session.plan, world, num_workers)
@@ -579,7 +588,7 @@ class Pipeline(IterableDataset[Any]):
             stage2 -->|"100 rows"| stage3
             stage3 -->|"4 batches of 32 in an epoch"| training
         """
-        from trainpipes.pictures.graph import graph
+        from trainpipes.look.pictures.graph import graph
 
         return graph(self, counts)
 
@@ -613,7 +622,7 @@ class Pipeline(IterableDataset[Any]):
         >>> record["stages"][1]
         {'stage': 'shuffle', 'buffer_size': 10, 'seed': 3, 'max_bytes': 1073741824, 'scope': 'buffer'}
         """
-        from trainpipes.describe import describe
+        from trainpipes.look.describe import describe
 
         return describe(self._session)
 
@@ -650,7 +659,7 @@ class Pipeline(IterableDataset[Any]):
             path: a file, written anew. If left out, one in the folder for caches, which is known by the
                 data and by what the stages do, as entries of ``cache()`` are, and made if it is not there.
         """
-        from trainpipes.map_dataset import to_map_dataset
+        from trainpipes.storage.map_dataset import to_map_dataset
 
         return to_map_dataset(self, path)
 
@@ -713,7 +722,7 @@ class Pipeline(IterableDataset[Any]):
     ) -> MemmapDataset:
         """Write the rows, or batches, of one epoch to a memory map; options are those of
         ``trainpipes.write_memmap``. It appears when it is whole; after a kill, writing begins anew."""
-        from trainpipes.memmap import write_memmap
+        from trainpipes.storage.memmap import write_memmap
 
         return write_memmap(
             path, self, dtype=dtype, ragged=ragged, overwrite=overwrite,

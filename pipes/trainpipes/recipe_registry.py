@@ -14,12 +14,12 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ParamSpec
 
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import spelt
-from trainpipes.naming import nearest
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_table import RecipeSummary, RecipeTable, option_texts
-from trainpipes.shown import shown
 
 __all__ = ["GROUP", "find", "load", "recipe", "recipe_function", "recipes", "renamed"]
 

@@ -12,17 +12,17 @@ from typing import Any, ClassVar, Concatenate, ParamSpec
 from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
+from trainpipes._internal.shown import shown
+from trainpipes.columns.run import innermost
+from trainpipes.engine.iterating.consumer_iterator import RunOptions
+from trainpipes.engine.iterating.one_pass import OnePass
+from trainpipes.engine.planning.check_state import position_of
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.topology import Topology, data_parallel
 from trainpipes.errors import ConfigError
 from trainpipes.foreign_node import FromNode, NodeStream
 from trainpipes.kinds.stage import Stage
-from trainpipes.rows.run import innermost
-from trainpipes.runtime.iterating.consumer_iterator import RunOptions
-from trainpipes.runtime.iterating.one_pass import OnePass
-from trainpipes.runtime.planning.check_state import position_of
-from trainpipes.runtime.planning.plan import Plan
-from trainpipes.shown import shown
-from trainpipes.state import Position
-from trainpipes.topology import Topology, data_parallel
+from trainpipes.state.format import Position
 
 __all__ = ["StageNode", "node_of", "start_of"]
 

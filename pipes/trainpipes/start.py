@@ -8,12 +8,12 @@ from typing import Any, Concatenate, ParamSpec
 
 import pyarrow as pa
 
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, snake_case
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.pipeline import Pipeline
 from trainpipes.samplers import BatchSampler, RowSampler
-from trainpipes.shown import shown
 from trainpipes.sources.arrow.from_arrow import FromArrow
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.combined.concat import Concat

@@ -57,7 +57,7 @@ def masked_lm(
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: leave out the short batch at the end of an epoch.
         cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
-            held them: True for the folder of ``trainpipes.cache``, or a folder. The first batch of the
+            held them: True for the folder of ``tp.cache``, or a folder. The first batch of the
             first run then waits until a whole buffer is tokenized. Batches and states are the same.
         storage_options: options of the file system, as fsspec takes them.
 

@@ -78,7 +78,7 @@ def preference(
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: leave out the short batch at the end of an epoch.
         cache: keep token ids on disk, so that later epochs and runs read them instead of tokenizing: True for
-            the folder of ``trainpipes.cache``, or a folder. Batches and states are the same.
+            the folder of ``tp.cache``, or a folder. Batches and states are the same.
         storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp

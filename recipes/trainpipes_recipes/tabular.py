@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes import ConfigError, DataError, Pipeline, SchemaError, TableStage
-from trainpipes.shown import shown
+from trainpipes._internal.shown import shown
 from trainpipes_recipes.evaluation import numbered
 from trainpipes_recipes.inputs import LABELS, Input, in_file_order, shuffled
 from trainpipes_recipes.labels import found_classes

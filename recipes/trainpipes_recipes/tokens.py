@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from trainpipes import ConfigError, Pipeline, from_memmap
-from trainpipes.shown import shown
+from trainpipes._internal.shown import shown
 from trainpipes.stages.targets import OnError
 from trainpipes_recipes.inputs import TOKENS, Input, shuffled
 

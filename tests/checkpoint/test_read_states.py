@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from checkpoint.layouts import counted, of_ranks, save, state, stateful, uncounted
-from trainpipes.checkpoint import read_states, summarize
 from trainpipes.errors import TrainpipesError
+from trainpipes.look.checkpoint import read_states, summarize
 
 
 class Trap:
@@ -84,7 +84,7 @@ def test_weights_beside_it_are_not_read(tmp_path, monkeypatch):
     weights = {"w": torch.zeros(50_000_000, dtype=torch.uint8), "loader": state()}
     path = save(weights, tmp_path / "large.pt", "torch")
     code = (
-        "import sys, resource; from trainpipes.checkpoint import read_states\n"
+        "import sys, resource; from trainpipes.look.checkpoint import read_states\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "(found,) = read_states(sys.argv[1])\n"
         "print(found.keys, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000)"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-START = "from trainpipes_cli import main; main()"
+START = "from trainpipes.cli import main; main()"
 
 
 def trainpipes(

@@ -37,7 +37,7 @@ END = "=== end of example {} ==="
 
 SERVER = r"""
 import json, os, signal, socket, sys
-import trainpipes, trainpipes_recipes, trainpipes_cli.app, rich.table
+import trainpipes, trainpipes_recipes, trainpipes.cli.app, rich.table
 
 def answer(connection):
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
@@ -59,7 +59,7 @@ def answer(connection):
     os.environ.update(asked["env"])
     sys.argv = ["trainpipes", *asked["arguments"]]
     try:
-        trainpipes_cli.main()
+        trainpipes.cli.main()
     except SystemExit as ended:
         code = ended.code or 0
     sys.stdout.flush()

@@ -16,7 +16,7 @@ import pytest
 
 from cli.command import START, environment, trainpipes
 from cli.test_frame import SAY_HEAVY
-from trainpipes_cli.app import COMMANDS, run
+from trainpipes.cli.app import COMMANDS, run
 
 BASH = shutil.which("bash") or ""
 

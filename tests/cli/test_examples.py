@@ -13,7 +13,7 @@ import pytest
 
 from cli.shell import blocks_of, difference, examples_in_help, run_examples, shell
 from cli.small_data import write_small_data
-from trainpipes_cli.app import COMMANDS, command_line
+from trainpipes.cli.app import COMMANDS, command_line
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 

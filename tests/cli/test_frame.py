@@ -18,8 +18,8 @@ import pytest
 
 import trainpipes as tp
 from cli.command import START, environment, trainpipes
-from trainpipes_cli import app, console
-from trainpipes_cli.app import COMMANDS, Command, command_line, run
+from trainpipes.cli import app, console
+from trainpipes.cli.app import COMMANDS, Command, command_line, run
 
 HEAVY = ("torch", "trainpipes", "numpy", "pyarrow", "pandas", "rich", "yaml")
 SAY_HEAVY = (
@@ -39,7 +39,7 @@ def failing(monkeypatch):
         raise raised[0]
 
     monkeypatch.setitem(COMMANDS, "fail", "Fail.")
-    monkeypatch.setitem(sys.modules, "trainpipes_cli.fail", type("m", (), {"command": fail}))
+    monkeypatch.setitem(sys.modules, "trainpipes.cli.fail", type("m", (), {"command": fail}))
     return raised
 
 
@@ -90,7 +90,7 @@ def test_the_version_is_told_at_once():
     assert told.stderr == "heavy []\n"
 
 
-@pytest.mark.parametrize("module", ["trainpipes", "trainpipes_cli"])
+@pytest.mark.parametrize("module", ["trainpipes", "trainpipes.cli"])
 def test_python_dash_m_is_the_command(module):
     command = [sys.executable, "-m", module, "--version"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -265,7 +265,7 @@ def test_closed_streams_are_no_error(closed, tmp_path):
 
 
 def test_what_is_opened_does_not_get_what_is_printed_to_a_closed_stream(tmp_path):
-    code = "import trainpipes_cli as c; c._open_what_is_closed(); f = open('mine', 'w'); print(1)"
+    code = "import trainpipes.cli as c; c._open_what_is_closed(); f = open('mine', 'w'); print(1)"
     line = f'{sys.executable} -c "{code}; f.write(chr(107))" >&-'
     subprocess.run(["bash", "-c", line], check=True, cwd=tmp_path, timeout=60)
     assert (tmp_path / "mine").read_text() == "k"
@@ -279,8 +279,8 @@ def test_a_full_disk_is_an_error():
 
 
 def test_characters_that_stdout_lacks_are_spelt_out():
-    code = "from trainpipes_cli.console import out, print_json, note; spell(); {}"
-    setup = "from trainpipes_cli.console import spell_out_what_cannot_be_encoded as spell\n"
+    code = "from trainpipes.cli.console import out, print_json, note; spell(); {}"
+    setup = "from trainpipes.cli.console import spell_out_what_cannot_be_encoded as spell\n"
     for encoding, call, shown in (
         ("ascii", "out().print('é → \\udc80')", "\\xe9 \\u2192 \\udc80\n"),
         ("utf-8", "out().print('é → \\udc80')", "é → \\udc80\n"),
@@ -415,7 +415,7 @@ def test_a_signal_that_an_import_drops_comes_again():
     # What happens to it in a callback of a weak reference, as importlib has one for each module.
     drops = (
         "import sys, weakref, signal, time\n"
-        "import trainpipes_cli.app as app\n"
+        "import trainpipes.cli.app as app\n"
         "class Held: pass\n"
         "def work(_):\n"
         "    held = Held()\n"
@@ -439,7 +439,7 @@ def test_signal_handlers_are_given_back():
 def test_what_nohup_ignores_stays_ignored():
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
     send = (
-        "import trainpipes_cli.app as app\n"
+        "import trainpipes.cli.app as app\n"
         "app.command_line.invoke = lambda _: (signal.raise_signal(signal.SIGHUP), print('on'))[1]"
     )
     told = trainpipes("recipes", before=f"{ignore}\n{send}")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainpipes_cli.app import run
+from trainpipes.cli.app import run
 
 
 def written(path: Path, **columns: object) -> Path:

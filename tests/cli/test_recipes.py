@@ -16,7 +16,7 @@ import trainpipes_recipes
 from cli.command import environment, trainpipes
 from cli.test_frame import SAY_HEAVY, on_terminal
 from every_recipe import EVERY
-from trainpipes_cli.app import run
+from trainpipes.cli.app import run
 
 ROOT = Path(trainpipes_recipes.__file__).parent
 
@@ -271,7 +271,7 @@ def test_a_recipe_that_stands_in_no_file_is_said_to(other_package, capsys):
 
 
 def test_who_reads_no_further_is_no_error():
-    code = "from trainpipes_cli import main; main()"
+    code = "from trainpipes.cli import main; main()"
     line = f"set -o pipefail; {sys.executable} -c '{code}' recipes | head -n 1"
     told = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment())
     assert told.stderr == ""

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.command import START, environment, trainpipes
-from trainpipes_cli.app import run
+from trainpipes.cli.app import run
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,7 @@ def test_any_columns_can_be_named() -> None:
 
 def test_the_command_knows_how_little_memory_will_do() -> None:
     library = importlib.import_module("trainpipes.prepare.repack.repack")
-    assert importlib.import_module("trainpipes_cli.repack").LEAST_MEMORY == library.LEAST_MEMORY
+    assert importlib.import_module("trainpipes.cli.repack").LEAST_MEMORY == library.LEAST_MEMORY
 
 
 @pytest.mark.parametrize(

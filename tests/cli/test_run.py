@@ -19,8 +19,8 @@ from rich.console import Console
 
 import trainpipes as tp
 from cli.command import START, environment, trainpipes
-from trainpipes_cli.app import run
-from trainpipes_cli.run_summary import run_line
+from trainpipes.cli.app import run
+from trainpipes.cli.run_summary import run_line
 
 
 @pytest.fixture(autouse=True)
@@ -319,7 +319,7 @@ def test_a_signal_gives_what_has_come(how, number, folder, no_processes_left):
 def test_progress_is_for_terminals():
     console = Console(file=io.StringIO(), force_terminal=True, width=120, legacy_windows=False)
     with run_line(4, 25, console) as see:
-        from trainpipes.trial.trial import trial
+        from trainpipes.look.trial.trial import trial
 
         pipe = tp.recipe("sft", "chat.parquet", "bytes", batch_size=8, num_shards=1)
 

@@ -13,7 +13,7 @@ from PIL import Image
 import trainpipes as tp
 import trainpipes_recipes
 from every_recipe import small_tokenizer, words
-from trainpipes_cli.app import run
+from trainpipes.cli.app import run
 
 PAIRS = [{"prompt": f"{k} + {k} =", "response": f" {2 * k}"} for k in range(32)]
 CHATS = [

@@ -18,7 +18,7 @@ import trainpipes as tp
 from checkpoint.layouts import of_ranks, save, state, stateful
 from cli.command import trainpipes
 from cli.test_frame import on_terminal
-from trainpipes_cli.app import run
+from trainpipes.cli.app import run
 
 RECIPE = ["--recipe", "sft", "--files", "sums.parquet", "--tokenizer", "bytes"]
 

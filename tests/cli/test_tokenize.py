@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes_cli.app import run
+from trainpipes.cli.app import run
 
 
 @pytest.fixture

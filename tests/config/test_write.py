@@ -253,7 +253,7 @@ def test_partials_of_the_same_are_the_same() -> None:
 
 
 def test_without_pyyaml_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainpipes.extra.find_spec", lambda name: None)
+    monkeypatch.setattr("trainpipes._internal.extra.find_spec", lambda name: None)
     for what, call in (("tp.load", lambda: loads("a: b")), ("to_yaml", ROWS.to_yaml)):
         with pytest.raises(
             tp.MissingExtraError, match=rf"^{what} needs the package yaml.*pip install pyyaml$"

@@ -22,10 +22,10 @@ import pytest
 from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
-from trainpipes.runtime.iterating import epoch_end_sync
-from trainpipes.runtime.iterating.loader_workers import LoaderWorkers, WorkerDataset
-from trainpipes.runtime.iterating.worker_message import WorkerMemory
-from trainpipes.runtime.planning.plan import Plan
+from trainpipes.engine.iterating import epoch_end_sync
+from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerDataset
+from trainpipes.engine.iterating.worker_message import WorkerMemory
+from trainpipes.engine.planning.plan import Plan
 
 __all__ = ["ENDED", "Leg", "Meeting", "OneProcessLoader", "Reads", "in_worker"]
 

@@ -27,8 +27,8 @@ import torch.distributed as dist
 import trainpipes as tp
 from elastic.interleaved import PIPELINES, RAGGED, long_filtered
 from elastic.launch import write_beside
-from trainpipes.runtime.iterating import epoch_end_sync
-from trainpipes.runtime.iterating.epoch_end_sync import agreement_over
+from trainpipes.engine.iterating import epoch_end_sync
+from trainpipes.engine.iterating.epoch_end_sync import agreement_over
 from trainpipes.testing import digest
 
 ENDED: Any = object()

@@ -14,10 +14,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import TrainingArguments
 
 import trainpipes as tp
-from trainpipes.checkpoint import fits, read_states, summarize
 from trainpipes.integrations.accelerate import loader as accelerate_loader
 from trainpipes.integrations.lightning import PipelineDataModule
 from trainpipes.integrations.transformers import Trainer
+from trainpipes.look.checkpoint import fits, read_states, summarize
 
 
 def rows() -> tp.Pipeline:

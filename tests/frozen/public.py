@@ -33,17 +33,22 @@ MODULES = [
     "trainpipes.nodes",
     "trainpipes.testing",
     "trainpipes.samplers",
-    "trainpipes.cache",
+    "trainpipes.storage.cache",
     "trainpipes.prepare",
     "trainpipes.config",
-    "trainpipes.inspection",
-    "trainpipes.checkpoint",
-    "trainpipes.memmap",
+    "trainpipes.look.inspection",
+    "trainpipes.look.checkpoint",
+    "trainpipes.storage.memmap",
     "trainpipes_recipes",
     "trainpipes_recipes.inputs",
 ]
 #: Of these only what the docs speak of: their ``__all__`` is for other modules, too.
-DOCUMENTED = {"trainpipes.cache", "trainpipes.config", "trainpipes.memmap", "trainpipes.checkpoint"}
+DOCUMENTED = {
+    "trainpipes.storage.cache",
+    "trainpipes.config",
+    "trainpipes.storage.memmap",
+    "trainpipes.look.checkpoint",
+}
 #: Bases of users' own classes: of their members only those that docs/extend.md speaks of.
 TO_DERIVE_FROM = {"Stage", "RowSource", "RowStream", "StreamReader"}
 #: Read from the source: they need packages that may not be there.

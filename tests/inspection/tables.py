@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.inspection import Inspection
+from trainpipes.look.inspection import Inspection
 
 
 def parquet(path: Path, columns: Any, **options: Any) -> Path:

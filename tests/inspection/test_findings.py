@@ -12,7 +12,7 @@ import pytest
 
 import trainpipes as tp
 from inspection.tables import kinds, parquet, said
-from trainpipes.inspection import inspect_files
+from trainpipes.look.inspection import inspect_files
 
 DRAW = np.random.default_rng(0)
 
@@ -45,7 +45,7 @@ def test_small_row_groups_are_told_where_there_are_many(tmp_path: Path) -> None:
 def test_row_groups_of_few_wide_rows_are_not_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.inspection.file_findings.MANY", 10)
+    monkeypatch.setattr("trainpipes.look.inspection.file_findings.MANY", 10)
     for width in (4, 40_000):
         rows = {"text": ["x" * width] * 500}
         parquet(tmp_path / "a.parquet", rows, row_group_size=50, use_dictionary=False)
@@ -208,7 +208,7 @@ def test_what_is_still_being_written_is_told(name: str, tmp_path: Path) -> None:
 def test_data_that_is_worth_compressing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.inspection.file_findings.WORTH_BYTES", 1000)
+    monkeypatch.setattr("trainpipes.look.inspection.file_findings.WORTH_BYTES", 1000)
     rows = {"text": [f"{n}" * 20 for n in range(1000)]}
     path = parquet(tmp_path / "a.parquet", rows, compression="none")
     assert "--compression zstd" in said(inspect_files(path), "not_compressed")
@@ -221,7 +221,7 @@ def test_data_that_is_worth_compressing_is_told(
 def test_rows_too_wide_for_a_usual_shuffle_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.inspection.file_findings.SHUFFLE_BYTES", 1 << 20)
+    monkeypatch.setattr("trainpipes.look.inspection.file_findings.SHUFFLE_BYTES", 1 << 20)
     path = parquet(tmp_path / "a.parquet", {"content": ["x" * 10_000] * 500}, use_dictionary=False)
     told = said(inspect_files(path, sample=100), "wide_rows")
     assert "rows have 10.0 kB in memory: .shuffle(40960) would need 5.0 MB, and mixes 104" in told
@@ -229,7 +229,7 @@ def test_rows_too_wide_for_a_usual_shuffle_are_told(
 
 
 def test_uneven_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainpipes.inspection.file_findings.UNEVEN_BYTES", 10_000)
+    monkeypatch.setattr("trainpipes.look.inspection.file_findings.UNEVEN_BYTES", 10_000)
     for n in range(5):
         rows = {"n": DRAW.integers(0, 1 << 40, 50_000 if n == 3 else 10)}
         parquet(tmp_path / f"{n}.parquet", rows)
@@ -239,7 +239,7 @@ def test_uneven_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_of_more_column_chunks_than_are_looked_at_shares_are_told_in_proportion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.inspection.parquet_files.MOST_CHUNKS", 20)
+    monkeypatch.setattr("trainpipes.look.inspection.parquet_files.MOST_CHUNKS", 20)
     for n in range(10):
         rows = {"n": [None, 1] * 500, "text": ["some text"] * 1000}
         parquet(tmp_path / f"{n}.parquet", rows, row_group_size=100)

@@ -18,7 +18,7 @@ import pytest
 import trainpipes as tp
 from faulty_server import serving
 from inspection.tables import kinds, parquet, said
-from trainpipes.inspection import inspect_files
+from trainpipes.look.inspection import inspect_files
 
 
 def test_footers_say_rows_row_groups_sizes_and_columns(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_every_format_is_looked_at(make: Any, tmp_path: Path) -> None:
 def test_of_large_text_only_the_beginning_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.inspection.other_files.COUNTED_BYTES", 1 << 20)
+    monkeypatch.setattr("trainpipes.look.inspection.other_files.COUNTED_BYTES", 1 << 20)
     line = json.dumps({"text": "some words " * 20}) + "\n"
     (tmp_path / "a.jsonl").write_text(line * 20_000)
     before = psutil.Process().io_counters().read_chars
@@ -155,7 +155,7 @@ def test_of_large_text_only_the_beginning_is_read(
 def test_rows_of_large_text_may_be_longer_than_what_is_read_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.inspection.other_files.COUNTED_BYTES", 1 << 20)
+    monkeypatch.setattr("trainpipes.look.inspection.other_files.COUNTED_BYTES", 1 << 20)
     (tmp_path / "a.jsonl").write_text((json.dumps({"text": "words " * 500_000}) + "\n") * 12)
     found = inspect_files(tmp_path)
     assert (found.readable, found.rows) == (True, 12)
@@ -165,7 +165,7 @@ def test_rows_of_large_text_may_be_longer_than_what_is_read_at_first(
 def test_compressed_text_that_cannot_be_entered_is_told(
     members: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.inspection.other_files.COUNTED_BYTES", 1 << 20)
+    monkeypatch.setattr("trainpipes.look.inspection.other_files.COUNTED_BYTES", 1 << 20)
     draw = np.random.default_rng(0)
     line = json.dumps({"text": draw.bytes(500).hex()}).encode() + b"\n"
     lines = [line * 1000] * 40

@@ -10,8 +10,8 @@ import pytest
 
 import trainpipes as tp
 from inspection.tables import parquet
-from trainpipes.inspection import inspect_files
-from trainpipes.inspection.as_text import bar
+from trainpipes.look.inspection import inspect_files
+from trainpipes.look.inspection.as_text import bar
 
 
 def test_tokens_are_those_that_tokenize_makes(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_maps_and_slices_of_lists_are_counted_right(tmp_path: Path) -> None:
 def test_long_and_many_texts_are_tokenized_a_part_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.inspection.lengths.TOKENIZED_BYTES", 100)
+    monkeypatch.setattr("trainpipes.look.inspection.lengths.TOKENIZED_BYTES", 100)
     texts = ["x" * n for n in (10, 90, 95, 5, 1000, 0, 100)]
     path = parquet(tmp_path / "a.parquet", {"text": texts})
     (found,) = inspect_files(path, tokenizer="bytes").lengths

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from inspection.tables import parquet, said
-from trainpipes.inspection import inspect_files
-from trainpipes.inspection.cells import cell, harmless
+from trainpipes.look.inspection import inspect_files
+from trainpipes.look.inspection.cells import cell, harmless
 
 
 def test_damaged_files_are_named_and_the_others_told(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_file_that_grows_meanwhile_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = parquet(tmp_path / "a.parquet", {"x": [1, 2]})
-    from trainpipes.inspection import inspect_files as module
+    from trainpipes.look.inspection import inspect_files as module
 
     reading = module.__globals__["row_findings"]
 

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drawn import examples
-from trainpipes.fair_queue import by_rows, by_tokens, common_total, phases_of, whole_weights
+from trainpipes.sources.mixed.fair_queue import (
+    by_rows,
+    by_tokens,
+    common_total,
+    phases_of,
+    whole_weights,
+)
 
 #: Even ones, tiny ones beside large ones, primes, ones that all come due at once.
 WEIGHTS = st.one_of(

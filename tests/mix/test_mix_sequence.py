@@ -15,8 +15,14 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from trainpipes.fair_queue import by_rows, by_tokens, common_total, phases_of, whole_weights
-from trainpipes.runtime.shards import opener
+from trainpipes.engine.shards import opener
+from trainpipes.sources.mixed.fair_queue import (
+    by_rows,
+    by_tokens,
+    common_total,
+    phases_of,
+    whole_weights,
+)
 
 ROWS = 150
 

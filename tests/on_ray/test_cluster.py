@@ -22,7 +22,7 @@ from trainpipes.errors import (
     UnreachableError,
     WorkerError,
 )
-from trainpipes.on_ray import RayCluster
+from trainpipes.integrations.on_ray import RayCluster
 
 
 def name_of(task):
@@ -232,7 +232,7 @@ class Ticks:
 @pytest.mark.parametrize("tells", [True, False])
 def test_ctrl_c_ends_the_tasks_that_run(cluster, tmp_path, monkeypatch, tells):
     cancelled, cancel = [], ray.cancel
-    monkeypatch.setattr("trainpipes.on_ray.running.PATIENCE", 100 if tells else 1)
+    monkeypatch.setattr("trainpipes.integrations.on_ray.running.PATIENCE", 100 if tells else 1)
     monkeypatch.setattr("ray.cancel", lambda *a, **k: (cancelled.append(a), cancel(*a, **k)))
     run(lambda: lambda task, tell: task, range(4))  # worker processes are there
     with RayCluster(asker="test()") as ray_cluster:
@@ -301,7 +301,7 @@ def test_an_address_is_text(address):
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("trainpipes.extra.find_spec", lambda name: None)
+    monkeypatch.setattr("trainpipes._internal.extra.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"engine=\"ray\"\) needs .* pip install 'ray"):
         RayCluster(asker="tokenize()")
 
@@ -322,7 +322,7 @@ def test_paths_that_every_node_sees_are_let_through(cluster, tmp_path):
 SPOT = """
 import signal, sys
 before = signal.getsignal(signal.SIGTERM)
-from trainpipes.on_ray import RayCluster
+from trainpipes.integrations.on_ray import RayCluster
 
 class Where:
     def __call__(self):
@@ -341,7 +341,7 @@ SEVERAL = """
 from pathlib import Path
 from ray.cluster_utils import Cluster
 from trainpipes.errors import ConfigError
-from trainpipes.on_ray import RayCluster
+from trainpipes.integrations.on_ray import RayCluster
 
 nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 nodes.add_node(num_cpus=1)
@@ -368,7 +368,7 @@ nodes.shutdown()
 NEARLY_FULL = """
 import numpy as np
 import ray
-from trainpipes.on_ray import RayCluster
+from trainpipes.integrations.on_ray import RayCluster
 
 ray.init(
     "local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20

@@ -21,7 +21,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerError
-from trainpipes.on_ray import RayCluster
+from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.prepare import tokenize
 from trainpipes.tokenizers.content import File
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from every_stage import ENDLESS, FINITE
-from trainpipes.pictures.text_width import mono_width, text_width
+from trainpipes.look.pictures.text_width import mono_width, text_width
 from trainpipes.samplers import WeightedRandomSampler
 
 TABLE = pa.table({"text": [f"row {n}" for n in range(100)]})

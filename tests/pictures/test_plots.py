@@ -223,7 +223,7 @@ def test_no_window_is_opened_and_nothing_is_kept_open():
 
 
 def test_without_matplotlib_it_says_what_to_type(monkeypatch):
-    monkeypatch.setattr("trainpipes.extra.find_spec", lambda name: None)
+    monkeypatch.setattr("trainpipes._internal.extra.find_spec", lambda name: None)
     share = documents().batch(4).pad_collate().padding()
     with pytest.raises(
         tp.MissingExtraError, match=r"padding\(\)\.plot\(\).*pip install matplotlib"

@@ -81,7 +81,7 @@ def main(name: str, options: str, folder: Path) -> None:
     if not (folder / "rows.parquet").exists():
         CASES[name](folder)
     begun = time.monotonic()
-    start = "from trainpipes_cli import main; main()"
+    start = "from trainpipes.cli import main; main()"
     command = [sys.executable, "-c", start, "repack", folder / "rows.parquet", folder / "out"]
     running = subprocess.Popen([*command, *OPTIONS[options], "--json"], stdout=subprocess.PIPE)
     peak = 0

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.permute import Permutation
+from trainpipes.engine.permutation import Permutation
 
 
 def key_of(value: Any) -> Any:

@@ -123,7 +123,7 @@ PROGRAM = """
 import json, sys
 from trainpipes.prepare import repack
 sys.modules["trainpipes.prepare.repack.repack"].LEAST_MEMORY = 1
-from trainpipes.writers import output_folder
+from trainpipes.storage.writers import output_folder
 output_folder.EVERY = output_folder.PATIENCE = 0
 print(repack(sys.argv[1], "s3://packed/killed", **json.loads(sys.argv[2])).kept)
 """

@@ -22,7 +22,7 @@ from every_recipe import pairs, words
 from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
 from trainpipes.sources.parquet.read_parquet import ParquetSource
-from trainpipes.writers.output_file import OutputFile
+from trainpipes.storage.writers.output_file import OutputFile
 from unfinished import noted
 
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import trainpipes as tp
 from tokenizer_fixtures import bpe, bracketed
-from trainpipes.preview.preview import preview
+from trainpipes.look.preview.preview import preview
 from trainpipes_recipes.training.losses import next_token_loss, token_loss
 
 V = 300
@@ -39,8 +39,8 @@ def counted(loss, shape):
 
 
 def grids_of(batch):
-    from trainpipes.preview.known_ids import KnownIds
-    from trainpipes.preview.token_grids import token_grids
+    from trainpipes.look.preview.known_ids import KnownIds
+    from trainpipes.look.preview.token_grids import token_grids
 
     return token_grids(batch, KnownIds())
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenizer_fixtures import TEXTS, bpe
-from trainpipes.preview.known_ids import KnownIds
-from trainpipes.preview.legible import legible
-from trainpipes.preview.pieces import row_of_tokens
-from trainpipes.preview.token_grids import token_grids
+from trainpipes.look.preview.known_ids import KnownIds
+from trainpipes.look.preview.legible import legible
+from trainpipes.look.preview.pieces import row_of_tokens
+from trainpipes.look.preview.token_grids import token_grids
 from trainpipes.tokenizers.load import load
 
 ENGINES = {"bytes": load("bytes"), "bpe": load(bpe())}

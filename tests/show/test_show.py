@@ -15,8 +15,8 @@ import torch
 
 import trainpipes as tp
 from tokenizer_fixtures import TEXTS, bpe, sentencepiece_model, tiktoken_encoding
-from trainpipes.preview.legible import legible
-from trainpipes.preview.preview import preview
+from trainpipes.look.preview.legible import legible
+from trainpipes.look.preview.preview import preview
 from trainpipes.tokenizers.load import load
 
 SUMS = [{"prompt": f"{k} + {k} =", "response": f" {2 * k}"} for k in range(40)]

@@ -16,9 +16,9 @@ import pytest
 
 import trainpipes as tp
 from sources.native_formats import opened
-from trainpipes.caching import checked_file
 from trainpipes.sources.text import block_index
 from trainpipes.sources.text.block_table import COLUMNS
+from trainpipes.storage.caching import checked_file
 
 
 @pytest.fixture

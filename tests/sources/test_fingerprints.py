@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from trainpipes import StateError
+from trainpipes.columns import content
 from trainpipes.testing import digest
-from trainpipes.values import content
 
 N = 300
 

@@ -16,14 +16,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
-from trainpipes import ConfigError, DataChangedError, SchemaError, UnreadableError, warn_once
-from trainpipes.caching import checked_file
+from trainpipes import ConfigError, DataChangedError, SchemaError, UnreadableError
+from trainpipes._internal import warn_once
 from trainpipes.sources.files import index_file as index_file_module
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.parquet import index as index_module
 from trainpipes.sources.parquet.footer_table import FOOTERS
 from trainpipes.sources.parquet.index import ParquetIndex
 from trainpipes.sources.parquet.read_parquet import ParquetSource
+from trainpipes.storage.caching import checked_file
 
 LONG_AGO = 1_700_000_000 * 10**9
 

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from trainpipes.memmap import convert
+from trainpipes.storage.memmap import convert
 from trainpipes.testing import digest
 
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",

@@ -23,10 +23,11 @@ import torch
 
 import trainpipes as tp
 from mutants import bare
-from trainpipes import ConfigError, Pipeline, SchemaError, warn_once
-from trainpipes.caching import block_cache, checked_file, private_file
-from trainpipes.caching.private_file import FileLock
+from trainpipes import ConfigError, Pipeline, SchemaError
+from trainpipes._internal import warn_once
 from trainpipes.kinds.stage_kinds import Rows, TableStage
+from trainpipes.storage.caching import block_cache, checked_file, private_file
+from trainpipes.storage.caching.private_file import FileLock
 from trainpipes.testing import digest
 
 ROWS = 330

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from trainpipes.calling.row_call import RowKey
-from trainpipes.order import random_key
+from trainpipes.engine.calling.row_call import RowKey
+from trainpipes.engine.layout import random_key
 from trainpipes.samplers import WeightedRandomSampler
 from trainpipes.stages.map import Map, key_of
 from trainpipes.testing import check_resume

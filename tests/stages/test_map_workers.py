@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import map_functions as fn
 import trainpipes as tp
-from trainpipes.calling import process_map
+from trainpipes.engine.calling import process_map
 from trainpipes.testing import check_resume, digest
 
 METHODS = pytest.mark.parametrize("method", ["thread", "process"])

@@ -22,9 +22,9 @@ from torchdata.nodes import Loader as NodeLoader
 import trainpipes as tp
 from drawn import examples
 from mutants import bare
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.nodes import Batch, FromArrow, Pack, PadCollate
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Cursors, Run, RunSource
 from trainpipes.sources.arrow import from_arrow as arrow
 from trainpipes.stages.batch import Batch as BatchStage
 from trainpipes.stages.pack import Pack as PackStage

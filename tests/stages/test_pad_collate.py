@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from tokenizer_fixtures import EOS, PAD, TEXTS, bpe, bracketed, run_of
+from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.tokenize import Tokenize

@@ -15,7 +15,7 @@ import pytest
 
 import trainpipes as tp
 from every_stage import chat_tokenizer
-from trainpipes import warn_once
+from trainpipes._internal import warn_once
 from trainpipes.testing import check_resume
 
 #: Every fourth row has a short prompt: the others fill 32 tokens before their response.

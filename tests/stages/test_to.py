@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, _utils
 from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
+from trainpipes._internal.warn_once import _warned
 from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle
 from trainpipes.stage_node import node_of
 from trainpipes.stages.to import To
 from trainpipes.testing import check_resume
-from trainpipes.warn_once import _warned
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -13,8 +13,8 @@ import pytest
 import trainpipes as tp
 from tokenizer_fixtures import TEXTS, bpe, bracketed, column
 from tokenizer_types import tokenizer_of
+from trainpipes.engine.shards import opener
 from trainpipes.errors import ConfigError
-from trainpipes.runtime.shards import opener
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.testing import check_resume
 from trainpipes.tokenizers import admission

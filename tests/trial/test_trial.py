@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import get_worker_info
 
 import trainpipes as tp
-from trainpipes.trial.memory import MemoryPeak, resident
-from trainpipes.trial.stage_clock import StageClock, labels_of
-from trainpipes.trial.trial import trial
+from trainpipes.look.trial.memory import MemoryPeak, resident
+from trainpipes.look.trial.stage_clock import StageClock, labels_of
+from trainpipes.look.trial.trial import trial
 
 
 def pairs(rows=200):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from trainpipes.writers.json_text import lines_of
+from trainpipes.storage.writers.json_text import lines_of
 
 
 def lines(table: pa.Table) -> list[Any]:

@@ -389,8 +389,8 @@ def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
 def test_progress_is_said_where_rows_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainpipes.progress.PATIENCE", 0.0)
-    monkeypatch.setattr("trainpipes.progress.EVERY_LOGGED", 0.0)
+    monkeypatch.setattr("trainpipes._internal.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("trainpipes._internal.progress.EVERY_LOGGED", 0.0)
     with caplog.at_level(logging.INFO, "trainpipes"):
         rows().write_parquet(tmp_path / "out", rows_per_group=250)
     assert "writing out: 25%, 250 of 1,000 rows" in caplog.text

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from trainpipes.shown import shown
+from trainpipes._internal.shown import shown
 
 __all__ = ["parse_type", "type_text"]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+from trainpipes._internal.naming import nearest, nearest_reader
+from trainpipes._internal.shown import shown
 from trainpipes.config.declared import parameters_of, types_of
 from trainpipes.config.functions import is_name
 from trainpipes.config.nodes import Items, Keyed, Node, Text, is_null, kind_of
@@ -13,10 +15,8 @@ from trainpipes.config.stage_names import public_stages, starts_with
 from trainpipes.config.steps import Step, need_options, placed, read_options
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.kinds.stage import Stage
-from trainpipes.naming import nearest, nearest_reader
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe_function
-from trainpipes.shown import shown
 from trainpipes.sources.files.list_files import ListFiles
 
 __all__ = ["build"]

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.shown import shown
 from trainpipes.config.build import build
 from trainpipes.config.compose import compose
 from trainpipes.config.declared import parameters_of
@@ -15,8 +17,6 @@ from trainpipes.config.read_values import Reader, Wanted
 from trainpipes.config.stage_names import public_stages
 from trainpipes.config.write_values import Unwritable, Writer
 from trainpipes.errors import ConfigError
-from trainpipes.naming import nearest
-from trainpipes.shown import shown
 
 __all__ = ["apply", "parse_change"]
 

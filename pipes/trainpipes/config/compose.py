@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainpipes._internal.extra import need
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.shown import shown
 from trainpipes.config.nodes import Items, Keyed, Node, Text
 from trainpipes.config.origin import Origin
-from trainpipes.extra import need
-from trainpipes.naming import nearest
-from trainpipes.shown import shown
 
 __all__ = ["LARGEST", "TAGS", "compose", "decoded"]
 

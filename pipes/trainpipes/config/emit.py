@@ -6,9 +6,9 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from trainpipes._internal.extra import need
 from trainpipes.config.nodes import Items, Keyed, Node, Text
 from trainpipes.config.scalars import is_only_text
-from trainpipes.extra import need
 
 __all__ = ["emitted"]
 

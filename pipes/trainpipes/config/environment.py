@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from trainpipes.shown import shown
+from trainpipes._internal.shown import shown
 
 __all__ = ["escaped", "expanded"]
 

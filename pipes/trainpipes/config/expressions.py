@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.shown import shown
+from trainpipes._internal.shown import shown
 
 __all__ = ["ASKED", "LONGEST", "OF_ONE", "parse_expression"]
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from trainpipes._internal.shown import shown
 from trainpipes.config.build import build
 from trainpipes.config.changes import apply
 from trainpipes.config.compose import LARGEST, compose, decoded
@@ -13,7 +14,6 @@ from trainpipes.config.origin import Origin
 from trainpipes.config.read_values import Reader
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
-from trainpipes.shown import shown
 
 __all__ = ["load", "loads"]
 

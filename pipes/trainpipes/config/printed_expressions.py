@@ -15,8 +15,8 @@ import re
 
 import pyarrow.compute as pc
 
+from trainpipes._internal.shown import shown
 from trainpipes.config.expressions import ASKED, LONGEST, OF_ONE, parse_expression
-from trainpipes.shown import shown
 
 __all__ = ["expression_text"]
 

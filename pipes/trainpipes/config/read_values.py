@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from trainpipes._internal.shown import shown
 from trainpipes.config.declared import fits, members, said
 from trainpipes.config.environment import expanded
 from trainpipes.config.functions import REFUSED, imported, is_name
@@ -21,7 +22,6 @@ from trainpipes.config.origin import Origin, joined
 from trainpipes.config.scalars import resolved
 from trainpipes.config.tagged import READERS
 from trainpipes.pipeline import Pipeline
-from trainpipes.shown import shown
 
 __all__ = ["Reader", "Wanted"]
 

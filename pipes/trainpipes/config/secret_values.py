@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainpipes.secret_text import without_url_secrets
+from trainpipes._internal.secret_text import without_url_secrets
 
 __all__ = ["secret_in"]
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.shown import shown
 from trainpipes.config.declared import parameters_of, types_of
 from trainpipes.config.nodes import Keyed, Node
 from trainpipes.config.origin import joined
 from trainpipes.config.read_values import Reader, Wanted
 from trainpipes.config.stage_names import public_stages
 from trainpipes.errors import ConfigError, MissingFilesError, TrainpipesError
-from trainpipes.naming import nearest
-from trainpipes.shown import shown
 
 __all__ = ["Step", "need_options", "placed", "read_options"]
 

@@ -14,13 +14,13 @@ import pyarrow as pa
 import torch
 
 from trainpipes import samplers
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.shown import shown
 from trainpipes.config.arrow_types import parse_type
 from trainpipes.config.expressions import parse_expression
 from trainpipes.config.nodes import Items, Keyed, Node, Text, kind_of
 from trainpipes.config.origin import joined
 from trainpipes.errors import TrainpipesError
-from trainpipes.naming import nearest
-from trainpipes.shown import shown
 
 if TYPE_CHECKING:
     from trainpipes.config.read_values import Reader, Wanted

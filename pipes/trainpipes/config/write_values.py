@@ -16,6 +16,8 @@ import pyarrow as pa
 import torch
 
 from trainpipes import samplers
+from trainpipes._internal.secret_text import is_secret
+from trainpipes._internal.shown import shown
 from trainpipes.config.arrow_types import type_text
 from trainpipes.config.environment import escaped
 from trainpipes.config.functions import name_of
@@ -25,8 +27,6 @@ from trainpipes.config.scalars import as_plain
 from trainpipes.config.secret_values import secret_in
 from trainpipes.kinds.options import argument_names
 from trainpipes.pipeline import Pipeline
-from trainpipes.secret_text import is_secret
-from trainpipes.shown import shown
 
 __all__ = ["Unwritable", "Writer"]
 

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from trainpipes._internal.extra import need
+from trainpipes._internal.shown import shown
+from trainpipes.engine.iterating.pass_iterator import PassIterator
 from trainpipes.errors import ConfigError, MissingExtraError
-from trainpipes.extra import need
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.iterating.pass_iterator import PassIterator
-from trainpipes.shown import shown
 
 need("accelerate", "trainpipes.integrations.accelerate")
 

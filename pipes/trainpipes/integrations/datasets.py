@@ -15,6 +15,12 @@ from collections.abc import Iterator
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
+from trainpipes._internal.extra import need
+from trainpipes._internal.shown import shown
+from trainpipes.engine.column_names import row_schema
+from trainpipes.engine.iterating.one_pass import OnePass
+from trainpipes.engine.layout import divisors
+from trainpipes.engine.topology import Topology
 from trainpipes.errors import (
     ConfigError,
     MissingExtraError,
@@ -22,14 +28,8 @@ from trainpipes.errors import (
     StateError,
     TopologyError,
 )
-from trainpipes.extra import need
-from trainpipes.forecast.names import row_schema
-from trainpipes.order import divisors
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.iterating.one_pass import OnePass
-from trainpipes.shown import shown
-from trainpipes.state import Position
-from trainpipes.topology import Topology
+from trainpipes.state.format import Position
 
 need("datasets", "pipe.to_hf()")
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from trainpipes._internal.extra import need
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.extra import need
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
-from trainpipes.shown import shown
 
 need("ray", "trainpipes.integrations.ray")
 

@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.extra import need
 from trainpipes.errors import ConfigError
-from trainpipes.extra import need
 from trainpipes.pipeline import Pipeline
-from trainpipes.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.epoch_rows import EpochRows
 
 need("ray", "pipe.to_ray()")
 

@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import pad
 
+from trainpipes._internal.extra import need
+from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.extra import need
 from trainpipes.integrations.transformers import PipelineTrainerMixin, check_datasets
 from trainpipes.integrations.transformers.training import trained
 from trainpipes.pipeline import Pipeline
-from trainpipes.topology import data_parallel
 
 need("trl", "trainpipes.integrations.trl")
 need("datasets", "trainpipes.integrations.trl")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from trainpipes.columns.run import Run
 from trainpipes.kinds.stage import Stage
-from trainpipes.rows.run import Run
 
 __all__ = ["blame", "each"]
 

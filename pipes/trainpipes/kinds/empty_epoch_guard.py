@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainpipes.engine.layout import Layout, StreamLayout
 from trainpipes.errors import DataError
-from trainpipes.order import Layout, StreamLayout
 
 __all__ = ["MOST_EMPTY_EPOCHS", "EmptyEpochGuard", "kept_nothing"]
 

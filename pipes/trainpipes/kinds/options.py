@@ -16,10 +16,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.secret_text import hidden, is_secret, known_name, stand_in, without_url_secrets
-from trainpipes.values.content import table_digest, tensor_digest
-from trainpipes.values.row_types import written
-from trainpipes.warn_once import warn_once
+from trainpipes._internal.secret_text import (
+    hidden,
+    is_secret,
+    known_name,
+    stand_in,
+    without_url_secrets,
+)
+from trainpipes._internal.warn_once import warn_once
+from trainpipes.columns.content import table_digest, tensor_digest
+from trainpipes.columns.row_types import written
 
 __all__ = [
     "allowed_values",

@@ -6,9 +6,9 @@ from abc import abstractmethod
 
 import numpy as np
 
+from trainpipes.columns.payload import Payload
+from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import RowSource
-from trainpipes.order import IntArray
-from trainpipes.rows.payload import Payload
 
 __all__ = ["RandomAccessSource", "even_blocks"]
 

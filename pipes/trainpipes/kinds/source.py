@@ -17,20 +17,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.shown import shown
+from trainpipes.columns.payload import Payload, join_payloads
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.own_class import is_ours
-from trainpipes.order import IntArray
-from trainpipes.rows.payload import Payload, join_payloads
-from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.secret_text import hidden
-from trainpipes.shown import shown
 
 if TYPE_CHECKING:
+    from trainpipes.columns.run import RunSource
+    from trainpipes.engine.planning.inputs import Inputs
+    from trainpipes.engine.planning.plan import Plan
+    from trainpipes.engine.pool import Pool
     from trainpipes.kinds.stage_kinds import RunStage
-    from trainpipes.rows.run import RunSource
-    from trainpipes.runtime.planning.inputs import Inputs
-    from trainpipes.runtime.planning.plan import Plan
-    from trainpipes.runtime.pool import Pool
 
 __all__ = [
     "LooksAhead",

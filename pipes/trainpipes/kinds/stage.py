@@ -13,6 +13,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.made_once import made_once
@@ -26,8 +28,6 @@ from trainpipes.kinds.options import (
     spelt,
 )
 from trainpipes.kinds.own_class import check_class, is_ours, refuse_old
-from trainpipes.naming import nearest
-from trainpipes.shown import shown
 
 __all__ = ["Role", "Stage", "option", "snake_case"]
 

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.columns.bad_text import naming_bad_text
+from trainpipes.columns.block import Block
+from trainpipes.columns.columns import table_of
+from trainpipes.columns.run import Run, RunSource, round_of, unplaced
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame, each
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Role, Stage
-from trainpipes.order import IntArray
-from trainpipes.rows.bad_text import naming_bad_text
-from trainpipes.rows.block import Block
-from trainpipes.rows.columns import table_of
-from trainpipes.rows.run import Run, RunSource, round_of, unplaced
 
 if TYPE_CHECKING:
-    from trainpipes.runtime.planning.inputs import Inputs
-    from trainpipes.state import Position
+    from trainpipes.engine.planning.inputs import Inputs
+    from trainpipes.state.format import Position
 
 __all__ = [
     "BatchStage",

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from trainpipes.checks import flag, whole_number
+from trainpipes._internal.checks import flag, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.samplers.row_sampler import RowSampler
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.checks import flag, whole_number
+from trainpipes._internal.checks import flag, whole_number
+from trainpipes._internal.shown import shown
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError
-from trainpipes.order import IntArray
 from trainpipes.samplers.row_sampler import Draws, RowSampler
 from trainpipes.samplers.uniform import RandomSampler, SequentialSampler
-from trainpipes.shown import shown
-from trainpipes.topology import data_parallel
 
 __all__ = ["DistributedSampler"]
 

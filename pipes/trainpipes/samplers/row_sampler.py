@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
+from trainpipes._internal.shown import shown
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.order import IntArray
-from trainpipes.shown import shown
 
 __all__ = ["Draws", "RowSampler", "digest"]
 

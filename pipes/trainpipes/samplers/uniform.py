@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.checks import flag, whole_number
+from trainpipes._internal.checks import flag, whole_number
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.permutation import Permutation, uniform
 from trainpipes.errors import ConfigError
-from trainpipes.order import IntArray
-from trainpipes.permute import Permutation, uniform
 from trainpipes.samplers.row_sampler import RowSampler, digest
 
 __all__ = ["RandomSampler", "SequentialSampler", "SubsetRandomSampler"]

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainpipes.checks import flag, whole_number
+from trainpipes._internal.checks import flag, whole_number
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.permutation import uniform
 from trainpipes.errors import ConfigError
-from trainpipes.order import IntArray
-from trainpipes.permute import uniform
 from trainpipes.samplers.row_sampler import RowSampler, digest
 
 __all__ = ["WeightedRandomSampler"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.arrays import list_array
-from trainpipes.checks import column_name, several, whole_number
+from trainpipes._internal.checks import column_name, several, whole_number
+from trainpipes._internal.naming import need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.arrays import list_array
+from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.naming import need_columns
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import beside, refuse_taken, row_table
 from trainpipes.stages.token_columns import ids_of, label_dtype

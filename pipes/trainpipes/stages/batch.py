@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.checks import column_name, whole_number
+from trainpipes._internal.checks import column_name, whole_number
+from trainpipes.columns.run import Run, RunSource
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
-from trainpipes.rows.run import Run, RunSource
 from trainpipes.stages.held import Held
 from trainpipes.stages.token_budget import Budget, Oversize
 from trainpipes.stages.token_columns import lengths_of

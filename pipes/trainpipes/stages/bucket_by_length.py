@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from trainpipes.checks import column_name, several, whole_number
+from trainpipes._internal.checks import column_name, several, whole_number
+from trainpipes._internal.shown import shown
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Cursors, Run, RunSource
+from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
-from trainpipes.order import IntArray, permutation
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Cursors, Run, RunSource
-from trainpipes.shown import shown
 from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.token_budget import Budget, Oversize
 from trainpipes.stages.token_columns import lengths_of

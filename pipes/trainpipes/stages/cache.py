@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import KW_ONLY
 
-from trainpipes.cache import folder
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import CacheStage
-from trainpipes.shown import shown
+from trainpipes.storage.cache import folder
 
 __all__ = ["Cache"]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.naming import need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
-from trainpipes.naming import need_columns
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import refuse_taken, row_table
 from trainpipes.stages.targets import Flags, OnError, have_target

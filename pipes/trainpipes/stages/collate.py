@@ -13,17 +13,17 @@ import pyarrow as pa
 import torch
 from torch.utils.data import default_collate
 
+from trainpipes._internal.shown import shown
+from trainpipes.columns.bad_cell import BadCell
+from trainpipes.columns.block import Block
+from trainpipes.columns.fixed_lists import python_rows
+from trainpipes.columns.run import Run
+from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame, each
 from trainpipes.kinds.stage_kinds import BatchStage, RunStage
-from trainpipes.rows.bad_cell import BadCell
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Run
-from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.shown import shown
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.stacked import stacked, stacked_columns
-from trainpipes.values.fixed_lists import python_rows
 
 __all__ = ["Collate"]
 

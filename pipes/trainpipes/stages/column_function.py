@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from trainpipes._internal.shown import shown
+from trainpipes.columns.bad_cell import BadCell
+from trainpipes.columns.block import Block
+from trainpipes.columns.columns import from_columns, untyped_columns
+from trainpipes.columns.run import Run
+from trainpipes.engine.planning.first_rows import find_schema
 from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.rows.bad_cell import BadCell
-from trainpipes.rows.block import Block
-from trainpipes.rows.columns import from_columns, untyped_columns
-from trainpipes.rows.run import Run
-from trainpipes.runtime.planning.first_rows import find_schema
-from trainpipes.shown import shown
 from trainpipes.stages.columns import columns_as
 
 __all__ = ["ColumnFunction"]

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.arrays import to_arrow
-from trainpipes.order import IntArray
-from trainpipes.rectangles import RaggedRows
+from trainpipes.columns.arrays import to_arrow
+from trainpipes.columns.rectangles import RaggedRows
+from trainpipes.engine.layout import IntArray
 from trainpipes.stages.varlen import add_sequences
 
 __all__ = ["EvenWriter", "ObjectWriter", "RaggedWriter", "SequencesWriter", "Write", "Writer"]

@@ -7,17 +7,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.checks import column_names
+from trainpipes._internal.checks import column_names
+from trainpipes._internal.naming import need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.bad_cell import BadCell
+from trainpipes.columns.block import Block
+from trainpipes.columns.columns import table_of, to_columns
+from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.naming import need_columns
-from trainpipes.rows.bad_cell import BadCell
-from trainpipes.rows.block import Block
-from trainpipes.rows.columns import table_of, to_columns
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 
 __all__ = ["Rename", "Select"]
 

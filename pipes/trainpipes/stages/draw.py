@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DistributedSampler, Sampler
 
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage_kinds import OrderStage
-from trainpipes.order import IntArray
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.stages.torch_samplers import keys_of, reorders
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from trainpipes.checks import column_names
+from trainpipes._internal.checks import column_names
+from trainpipes._internal.naming import need_columns
+from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.naming import need_columns
-from trainpipes.rows.run import Run
 from trainpipes.stages.columns import columns_of
 
 __all__ = ["DropColumns"]

@@ -12,15 +12,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from trainpipes.arrays import list_array, to_arrow, to_numpy
-from trainpipes.checks import column_name, several, whole_number
+from trainpipes._internal.checks import column_name, several, whole_number
+from trainpipes._internal.naming import nearest, need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.arrays import list_array, to_arrow, to_numpy
+from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.naming import nearest, need_columns
-from trainpipes.order import IntArray
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 from trainpipes.stages.label_column import LabelColumn
 from trainpipes.stages.ragged_column import refuse_taken, row_table
 

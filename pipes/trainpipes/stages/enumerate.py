@@ -8,14 +8,14 @@ from typing import Self
 
 import pyarrow as pa
 
-from trainpipes.arrays import to_arrow
-from trainpipes.checks import column_name, whole_number
+from trainpipes._internal.checks import column_name, whole_number
+from trainpipes.columns.arrays import to_arrow
+from trainpipes.columns.columns import table_of
+from trainpipes.columns.run import Run
+from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import MixingSource, RunStage
-from trainpipes.rows.columns import table_of
-from trainpipes.rows.run import Run
-from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.stages.ragged_column import refuse_taken, taken
 
 __all__ = ["Enumerate"]

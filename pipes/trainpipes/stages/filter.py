@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.arrays import to_arrow, to_numpy
+from trainpipes._internal.shown import shown
+from trainpipes.columns.arrays import to_arrow, to_numpy
+from trainpipes.columns.columns import table_of
+from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.blame import each
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.rows.columns import table_of
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 
 __all__ = ["Filter"]
 

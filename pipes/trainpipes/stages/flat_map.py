@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.checks import checked_schema, whole_number
+from trainpipes._internal.checks import checked_schema, whole_number
+from trainpipes._internal.shown import shown
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Cursors, Run, RunSource, round_of
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Cursors, Run, RunSource, round_of
-from trainpipes.shown import shown
 
 __all__ = ["FlatMap", "Unbatch"]
 

@@ -11,11 +11,11 @@ from bisect import bisect_left
 
 import numpy as np
 
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Cursors, Run, RunSource, innermost, round_of
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
-from trainpipes.order import IntArray
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Cursors, Run, RunSource, innermost, round_of
 
 __all__ = ["MOST_EPOCHS", "Held", "compact"]
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import first_null, is_number, one_chunk, to_numpy
+from trainpipes.columns.arrays import first_null, is_number, one_chunk, to_numpy
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
-from trainpipes.order import IntArray
 
 __all__ = ["LabelColumn"]
 

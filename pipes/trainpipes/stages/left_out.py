@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.order import IntArray
+from trainpipes.engine.layout import IntArray
 
 __all__ = ["LeftOut"]
 

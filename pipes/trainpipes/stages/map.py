@@ -15,21 +15,21 @@ from weakref import finalize
 
 import pyarrow as pa
 
-from trainpipes.caching.cache_key import digest_of
-from trainpipes.calling.process_map import ProcessMap
-from trainpipes.calling.row_call import Answer, RowCall, RowKey, Words, words_of
-from trainpipes.calling.thread_map import ThreadMap
-from trainpipes.checks import checked_schema, whole_number
+from trainpipes._internal.checks import checked_schema, whole_number
+from trainpipes._internal.shown import shown
+from trainpipes._internal.warn_once import warn_once
+from trainpipes.columns.run import Run
+from trainpipes.engine.calling.process_map import ProcessMap
+from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, Words, words_of
+from trainpipes.engine.calling.thread_map import ThreadMap
+from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.order import random_key
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
-from trainpipes.warn_once import warn_once
+from trainpipes.storage.caching.cache_key import digest_of
 
 __all__ = ["Kind", "Map", "StartMethod"]
 

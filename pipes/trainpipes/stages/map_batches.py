@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainpipes.rows.run import Run
+from trainpipes.columns.run import Run
 from trainpipes.stages.column_function import ColumnFunction
 
 __all__ = ["MapBatches"]

@@ -11,17 +11,17 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes.arrays import list_array
-from trainpipes.checks import several, whole_number
+from trainpipes._internal.checks import several, whole_number
+from trainpipes._internal.naming import need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.arrays import list_array
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray, random_key
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.naming import need_columns
-from trainpipes.order import IntArray, random_key
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import refuse_taken, row_table
 from trainpipes.stages.row_hash import HashArray, mix, unit

@@ -12,16 +12,16 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.checks import column_name, column_names, whole_number
+from trainpipes._internal.checks import column_name, column_names, whole_number
+from trainpipes._internal.shown import shown
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Cursors, Run, RunSource, round_of
+from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import Stage, option
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
-from trainpipes.order import IntArray, permutation
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Cursors, Run, RunSource, round_of
-from trainpipes.shown import shown
 from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainpipes.order import IntArray
-from trainpipes.rows.block import Block
-from trainpipes.rows.pieces import Pieces
+from trainpipes.columns.block import Block
+from trainpipes.columns.pieces import Pieces
+from trainpipes.engine.layout import IntArray
 
 __all__ = ["Placing", "best_fit", "best_window", "concat", "first_fit", "pieces_of", "placed"]
 

@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import Array, to_arrow
+from trainpipes.columns.arrays import Array, to_arrow
+from trainpipes.columns.block import Block
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
-from trainpipes.order import IntArray
-from trainpipes.rows.block import Block
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.pack_fit import Placing
 from trainpipes.stages.pad_columns import BadCell, check_fit

@@ -12,20 +12,21 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.naming import need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.block import Part
+from trainpipes.columns.lazy_batches import LazyBatches
+from trainpipes.columns.payload import take_payload
+from trainpipes.columns.rectangles import PadSide, RaggedRows
+from trainpipes.columns.row_types import as_array
+from trainpipes.columns.run import Run
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import Stage, option
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.naming import need_columns
-from trainpipes.order import IntArray
-from trainpipes.rectangles import PadSide, RaggedRows
-from trainpipes.rows.block import Part
-from trainpipes.rows.lazy_batches import LazyBatches
-from trainpipes.rows.payload import take_payload
-from trainpipes.rows.run import Run
-from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.shown import shown
 from trainpipes.stages.by_table import ByTable
 from trainpipes.stages.column_writers import (
     EvenWriter,
@@ -59,7 +60,6 @@ from trainpipes.stages.pad_rules import (
     respelt,
 )
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.values.row_types import as_array
 
 __all__ = ["PadCollate"]
 

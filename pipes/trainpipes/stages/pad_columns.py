@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from trainpipes.arrays import (
+from trainpipes._internal.shown import shown
+from trainpipes.columns.arrays import (
     Array,
     apart,
     first_null,
@@ -21,11 +22,10 @@ from trainpipes.arrays import (
     python_to_arrow,
     to_numpy,
 )
-from trainpipes.order import IntArray
-from trainpipes.rows.bad_cell import BadCell
-from trainpipes.shown import shown
-from trainpipes.values.fixed_lists import fixed_shape
-from trainpipes.values.row_types import as_array
+from trainpipes.columns.bad_cell import BadCell
+from trainpipes.columns.fixed_lists import fixed_shape
+from trainpipes.columns.row_types import as_array
+from trainpipes.engine.layout import IntArray
 
 __all__ = [
     "BadCell",

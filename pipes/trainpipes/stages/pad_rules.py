@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.shown import shown
+from trainpipes._internal.warn_once import warn_once
+from trainpipes.columns.rectangles import PadSide
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import spelt
-from trainpipes.naming import nearest
-from trainpipes.rectangles import PadSide
-from trainpipes.shown import shown
-from trainpipes.warn_once import warn_once
 
 __all__ = [
     "ENDS",

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from trainpipes._internal.warn_once import warn_once
 from trainpipes.kinds.stage_kinds import PlaceStage
 from trainpipes.stages.nested import map_tensors
-from trainpipes.warn_once import warn_once
 
 __all__ = ["Pin"]
 

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
-from trainpipes.order import IntArray
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Run
 from trainpipes.stages.columns import columns_of
 from trainpipes.stages.token_columns import numbers_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
 from trainpipes.kinds.stage_kinds import RepeatStage
 
 __all__ = ["Repeat"]

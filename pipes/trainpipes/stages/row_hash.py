@@ -17,12 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from trainpipes.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
+from trainpipes.columns.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
+from trainpipes.columns.columns import table_of
+from trainpipes.columns.payload import Payload
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.order import IntArray
-from trainpipes.rows.columns import table_of
-from trainpipes.rows.payload import Payload
-from trainpipes.rows.tensor_rows import TensorRows
 
 __all__ = ["HashArray", "NullKey", "RowNames", "hash_column", "hash_keys", "mix", "unit"]
 

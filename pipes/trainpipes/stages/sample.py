@@ -10,15 +10,15 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes.checks import column_names, whole_number
+from trainpipes._internal.checks import column_names, whole_number
+from trainpipes._internal.shown import shown
+from trainpipes.columns.run import Run
+from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage, with_mixed
-from trainpipes.order import random_key
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 from trainpipes.sources.files.row_names import row_names
 from trainpipes.stages.row_hash import HashArray, NullKey, RowNames, hash_keys, mix, unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import Literal
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
 from trainpipes.kinds.stage_kinds import DealStage
 
 __all__ = ["ShardingFilter"]

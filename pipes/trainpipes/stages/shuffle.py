@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY
 from functools import cached_property
 from typing import Any, Literal
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import OrderStage
 from trainpipes.samplers import RandomSampler

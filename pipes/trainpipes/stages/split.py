@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.shown import shown
+from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 from trainpipes.stages.sample import EVERY, Drawn
 
 __all__ = ["Split"]

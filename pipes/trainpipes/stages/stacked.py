@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from trainpipes.arrays import Array, dtype_of, one_chunk, to_numpy
-from trainpipes.rows.lazy_batches import late_if_small
-from trainpipes.values.fixed_lists import array_of, fixed_shape
+from trainpipes.columns.arrays import Array, dtype_of, one_chunk, to_numpy
+from trainpipes.columns.fixed_lists import array_of, fixed_shape
+from trainpipes.columns.lazy_batches import late_if_small
 
 __all__ = ["stacked", "stacked_columns"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes.columns.run import Cursors, Run, RunSource, innermost
 from trainpipes.errors import DataError
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, EmptyEpochGuard
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
-from trainpipes.rows.run import Cursors, Run, RunSource, innermost
 
 __all__ = ["Skip", "Take"]
 

@@ -11,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes._internal.warn_once import warn_once
+from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
-from trainpipes.order import IntArray
-from trainpipes.rows.run import Run
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.left_out import LeftOut
-from trainpipes.warn_once import warn_once
 
 __all__ = ["Flags", "OnError", "Targets", "have_target"]
 

@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.arrays import first_null, one_chunk, python_to_arrow, to_numpy
-from trainpipes.checks import column_names
+from trainpipes._internal.checks import column_names
+from trainpipes._internal.naming import nearest, need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.arrays import first_null, one_chunk, python_to_arrow, to_numpy
+from trainpipes.columns.block import Block
+from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
-from trainpipes.naming import nearest, need_columns
-from trainpipes.rows.block import Block
-from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.shown import shown
 
 __all__ = ["Template", "labelled_of", "null_texts", "outputs_of", "text_columns"]
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.shown import shown
+from trainpipes._internal.warn_once import warn_once
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage_kinds import PlaceStage
-from trainpipes.shown import shown
 from trainpipes.stages.nested import map_tensors
 from trainpipes.stages.side_stream import SideStream
-from trainpipes.warn_once import warn_once
 
 __all__ = ["To"]
 

@@ -6,11 +6,11 @@ from typing import Literal, NoReturn
 
 import numpy as np
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
-from trainpipes.order import IntArray
 
 __all__ = ["Budget", "Oversize"]
 

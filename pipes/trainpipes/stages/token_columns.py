@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.arrays import to_numpy
+from trainpipes._internal.naming import need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.arrays import to_numpy
+from trainpipes.columns.block import Block
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
-from trainpipes.naming import need_columns
-from trainpipes.order import IntArray
-from trainpipes.rows.block import Block
-from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.shown import shown
 from trainpipes.stages.pad_columns import (
     BadCell,
     Column,

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.shown import shown
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.options import identify
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.targets import OnError, have_target
 from trainpipes.stages.text_columns import (

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from trainpipes.checks import column_names
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Run
+from trainpipes._internal.checks import column_names
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
 from trainpipes.stages.targets import OnError, have_target
 from trainpipes.stages.token_columns import is_list, names_of, numbers_of
 from trainpipes.stages.tokenizing import Tokenizes

@@ -20,8 +20,8 @@ from torch.utils.data import (
 )
 
 from trainpipes import samplers
+from trainpipes.engine.layout import random_key
 from trainpipes.errors import DataError
-from trainpipes.order import random_key
 
 __all__ = ["keys_of"]
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainpipes.arrays import list_array
-from trainpipes.byte_rows import cut_rows
-from trainpipes.checks import column_names, whole_number
+from trainpipes._internal.checks import column_names, whole_number
+from trainpipes._internal.naming import need_columns
+from trainpipes.columns.arrays import list_array
+from trainpipes.columns.byte_rows import cut_rows
+from trainpipes.columns.run import Run
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import option
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.naming import need_columns
-from trainpipes.rows.run import Run
 from trainpipes.stages.ragged_column import row_table
 from trainpipes.stages.targets import OnError, Targets, have_target
 from trainpipes.stages.token_columns import numbers_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from trainpipes.rows.columns import table_of
-from trainpipes.rows.run import Run
+from trainpipes.columns.columns import table_of
+from trainpipes.columns.run import Run
 from trainpipes.stages.column_function import ColumnFunction
 
 __all__ = ["WithColumns"]

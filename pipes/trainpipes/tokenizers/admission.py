@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from typing import Any
 
-from trainpipes.extra import pip_install
+from trainpipes._internal.extra import pip_install
 
 __all__ = ["PATTERNS", "YOUNG", "admitted", "refusal"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import apart
+from trainpipes.columns.arrays import apart
 from trainpipes.tokenizers.decoding import text_of_bytes
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.ragged import Ragged

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes._internal.extra import need
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.extra import need
-from trainpipes.shown import shown
 from trainpipes.tokenizers.content import digest
 from trainpipes.tokenizers.ragged import Ragged
 

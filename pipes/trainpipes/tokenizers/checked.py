@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.arrays import apart, python_to_arrow, to_arrow, to_numpy
-from trainpipes.order import IntArray
-from trainpipes.secret_text import hidden
+from trainpipes._internal.secret_text import hidden
+from trainpipes.columns.arrays import apart, python_to_arrow, to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
 from trainpipes.tokenizers.admission import YOUNG
 from trainpipes.tokenizers.ragged import Ragged
 from trainpipes.tokenizers.varied import varied

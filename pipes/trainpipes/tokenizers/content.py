@@ -7,7 +7,7 @@ import os
 
 import fsspec
 
-from trainpipes.clean_errors import clean
+from trainpipes._internal.clean_errors import clean
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
 from trainpipes.sources.remote.retry import Requests
 

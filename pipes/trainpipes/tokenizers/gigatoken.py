@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import apart
+from trainpipes.columns.arrays import apart
 from trainpipes.tokenizers.ragged import Ragged
 
 __all__ = ["Gigatoken"]

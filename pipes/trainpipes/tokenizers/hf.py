@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from trainpipes._internal.extra import need
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.extra import need
 from trainpipes.tokenizers.admission import refusal
 from trainpipes.tokenizers.checked import EVERY, FIRST, Checked
 from trainpipes.tokenizers.content import File

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
-from trainpipes.shown import shown
 from trainpipes.tokenizers.bytes import Bytes
 from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.content import File

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.order import IntArray
+from trainpipes.engine.layout import IntArray
 from trainpipes.tokenizers.engine import Side
 from trainpipes.tokenizers.ragged import Ragged, assemble
 

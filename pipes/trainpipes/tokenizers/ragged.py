@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.arrays import list_array
+from trainpipes.columns.arrays import list_array
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
-from trainpipes.order import IntArray
 
 __all__ = ["Ids", "Ragged", "assemble"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainpipes._internal.extra import need
 from trainpipes.errors import UnreadableError
-from trainpipes.extra import need
 from trainpipes.tokenizers.content import File, digest
 from trainpipes.tokenizers.engine import Affixes, Engine
 from trainpipes.tokenizers.ragged import Ragged

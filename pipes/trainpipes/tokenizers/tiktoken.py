@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.extra import need
+from trainpipes._internal.naming import nearest
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.extra import need
-from trainpipes.naming import nearest
 from trainpipes.tokenizers.decoding import text_of_bytes
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.ragged import Ragged

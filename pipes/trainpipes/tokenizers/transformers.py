@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from trainpipes._internal.extra import need
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.extra import need
 from trainpipes.tokenizers.callable import ids_of
 from trainpipes.tokenizers.content import digest
 from trainpipes.tokenizers.decoding import with_unknown

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import trainpipes as tp
+from trainpipes.columns.run import Run
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.rows.run import Run
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.ragged_column import row_table
 from trainpipes.stages.targets import OnError

@@ -12,12 +12,12 @@ from copy import copy
 from types import MethodType
 from typing import Any
 
+from trainpipes._internal.extra import need
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError, StateError
-from trainpipes.extra import need
-from trainpipes.gather import TIMEOUT
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
-from trainpipes.shown import shown
+from trainpipes.state.gather import TIMEOUT
 
 need("lightning", "trainpipes.integrations.lightning")
 

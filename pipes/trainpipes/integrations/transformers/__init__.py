@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainpipes._internal.extra import need
+from trainpipes._internal.warn_once import warn_once
+from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError, MissingExtraError, StateError
-from trainpipes.extra import need
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.to import To
-from trainpipes.topology import data_parallel
-from trainpipes.warn_once import warn_once
 
 need("transformers", "trainpipes.integrations.transformers")
 need("accelerate", "trainpipes.integrations.transformers")

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
 
-from trainpipes.cursor import is_count
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
+from trainpipes.state.cursor import is_count
 
 __all__ = ["FILE", "EpochLength", "NotePosition", "SavedPosition", "TrainingLoader"]
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.order import IntArray
+from trainpipes.columns.content_hash import HashArray, row_hashes
+from trainpipes.engine.layout import IntArray
 from trainpipes.prepare.repack.temporary import TemporaryFiles
-from trainpipes.values.content_hash import HashArray, row_hashes
 
 __all__ = ["find_dropped", "hash_rows", "num_ranges", "save_hashes"]
 

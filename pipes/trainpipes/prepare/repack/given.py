@@ -10,18 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.pipeline import Pipeline
-from trainpipes.shown import shown
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.formats import READERS, ends_of_names, reader_by_name
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import from_memmap, list_files
-from trainpipes.writers.inputs import file_lists
-from trainpipes.writers.own_input import refuse_own_input
-from trainpipes.writers.storage import Storage
+from trainpipes.storage.writers.inputs import file_lists
+from trainpipes.storage.writers.own_input import refuse_own_input
+from trainpipes.storage.writers.storage import Storage
 
 __all__ = ["files_of", "given_rows", "inputs_of", "kept_metadata", "refuse_inside"]
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.order import IntArray
+from trainpipes.columns.content_hash import checksum, row_hashes
+from trainpipes.engine.layout import IntArray
 from trainpipes.prepare.repack.duplicates import hash_rows, save_hashes
 from trainpipes.prepare.repack.row_bytes import ROW_COST, row_bytes
 from trainpipes.prepare.repack.sorted_keys import SortOrder, save_keys
@@ -30,7 +31,6 @@ from trainpipes.prepare.repack.sorted_runs import (
     write_run,
 )
 from trainpipes.prepare.repack.temporary import TemporaryFiles
-from trainpipes.values.content_hash import checksum, row_hashes
 
 __all__ = ["Keeping", "Part", "SortedPart", "read_kept"]
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.on_ray import RayCluster
-from trainpipes.order import IntArray
+from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.input_parts import Part
 from trainpipes.prepare.repack.options import Options
@@ -27,9 +27,9 @@ from trainpipes.prepare.repack.temporary import TemporaryFiles
 from trainpipes.prepare.repack.work import FILE_BYTES, Report, Work, unit_bytes
 from trainpipes.prepare.repack.workers import RayTasks, Tell, Threads, Workers
 from trainpipes.prepare.repack.writing import WriteFile, file_name, unlike
-from trainpipes.writers.epoch_rows import EpochRows
-from trainpipes.writers.manifest import Opened
-from trainpipes.writers.output_folder import OutputFolder
+from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.manifest import Opened
+from trainpipes.storage.writers.output_folder import OutputFolder
 
 __all__ = ["ROW_BYTES", "Job"]
 

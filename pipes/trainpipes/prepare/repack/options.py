@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainpipes.checks import column_names, flag, whole_number
+from trainpipes._internal.checks import column_names, flag, whole_number
+from trainpipes.engine.pool import default_threads
 from trainpipes.errors import ConfigError
 from trainpipes.prepare.repack.row_groups import Form
-from trainpipes.runtime.pool import default_threads
-from trainpipes.writers.parquet import CODECS, GROUP_BYTES, GROUP_ROWS
-from trainpipes.writers.write import check_codec
+from trainpipes.storage.writers.parquet import CODECS, GROUP_BYTES, GROUP_ROWS
+from trainpipes.storage.writers.write import check_codec
 
 __all__ = ["Options", "about", "checked"]
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainpipes.order import IntArray
+from trainpipes.engine.layout import IntArray
 from trainpipes.prepare.repack.duplicates import find_dropped, num_ranges
 from trainpipes.prepare.repack.input_parts import Part, read_kept
 from trainpipes.prepare.repack.sorted_keys import KeyRuns

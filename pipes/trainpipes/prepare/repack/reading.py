@@ -10,10 +10,11 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import to_arrow
+from trainpipes._internal.naming import need_columns
+from trainpipes.columns.arrays import to_arrow
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.block_table import BlockTable
 from trainpipes.errors import SchemaError
-from trainpipes.naming import need_columns
-from trainpipes.order import IntArray
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.input_parts import Keeping, Part, SortedPart
 from trainpipes.prepare.repack.row_bytes import ROW_COST
@@ -21,9 +22,8 @@ from trainpipes.prepare.repack.row_groups import check_schema
 from trainpipes.prepare.repack.sorted_runs import taken
 from trainpipes.prepare.repack.work import Work
 from trainpipes.prepare.repack.workers import InTurn, Tell
-from trainpipes.runtime.planning.block_table import BlockTable
 from trainpipes.sources.files.file_rows import FileBlocks
-from trainpipes.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.epoch_rows import EpochRows
 
 __all__ = ["Input", "ReadParts", "check_rows", "part_firsts", "read_stream"]
 

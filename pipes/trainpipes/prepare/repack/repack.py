@@ -10,9 +10,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trainpipes.checks import column_names, whole_number
+from trainpipes._internal.checks import column_names, whole_number
+from trainpipes._internal.progress import JobReport
 from trainpipes.errors import ConfigError, TrainpipesError, UnreachableError
-from trainpipes.on_ray import RayCluster
+from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.given import (
     files_of,
@@ -27,13 +28,12 @@ from trainpipes.prepare.repack.row_bytes import ROW_COST
 from trainpipes.prepare.repack.temporary import TemporaryFiles
 from trainpipes.prepare.repack.temporary_place import TemporaryPlace, check_space
 from trainpipes.prepare.repack.work import Report, unit_bytes
-from trainpipes.progress import JobReport
-from trainpipes.writers.epoch_rows import EpochRows
-from trainpipes.writers.inputs import about_inputs
-from trainpipes.writers.manifest import Opened, Written, check_bytes
-from trainpipes.writers.on_ray import Cluster
-from trainpipes.writers.output_folder import OutputFolder
-from trainpipes.writers.storage import storage_at
+from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.inputs import about_inputs
+from trainpipes.storage.writers.manifest import Opened, Written, check_bytes
+from trainpipes.storage.writers.on_ray import Cluster
+from trainpipes.storage.writers.output_folder import OutputFolder
+from trainpipes.storage.writers.storage import storage_at
 
 __all__ = ["Repacked", "repack"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import apart, one_chunk
-from trainpipes.order import IntArray
+from trainpipes.columns.arrays import apart, one_chunk
+from trainpipes.engine.layout import IntArray
 
 __all__ = ["ROW_COST", "row_bytes"]
 

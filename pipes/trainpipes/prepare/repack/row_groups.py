@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainpipes.columns.content_hash import checksum, row_hashes
 from trainpipes.errors import DataChangedError, SchemaError
 from trainpipes.prepare.repack.row_bytes import row_bytes
-from trainpipes.values.content_hash import checksum, row_hashes
-from trainpipes.writers.output_file import OutputFile
+from trainpipes.storage.writers.output_file import OutputFile
 
 __all__ = ["Form", "check_file", "check_schema", "row_groups", "write_file"]
 

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.arrays import to_arrow, to_numpy
+from trainpipes.columns.arrays import to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.order import IntArray
 from trainpipes.prepare.repack.row_bytes import ROW_COST
 from trainpipes.prepare.repack.sorted_runs import read_pieces, save_pieces
 from trainpipes.prepare.repack.temporary import TemporaryFiles

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import one_chunk, to_arrow, to_numpy
-from trainpipes.order import IntArray
+from trainpipes.columns.arrays import one_chunk, to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
 from trainpipes.prepare.repack.row_bytes import ROW_COST, row_bytes
 from trainpipes.prepare.repack.temporary import TemporaryFiles, damaged
 

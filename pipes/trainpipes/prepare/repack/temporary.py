@@ -22,10 +22,10 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.clean_errors import clean
+from trainpipes._internal.clean_errors import clean
 from trainpipes.errors import DataError, UnreachableError
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests
-from trainpipes.writers.output_file import writing
+from trainpipes.storage.writers.output_file import writing
 
 __all__ = ["TemporaryFiles", "damaged"]
 

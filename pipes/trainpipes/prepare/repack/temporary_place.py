@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainpipes.amount import amount
-from trainpipes.checks import local_path
-from trainpipes.checksum import checksum
+from trainpipes._internal.amount import amount
+from trainpipes._internal.checks import local_path
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.prepare.repack.options import Options
 from trainpipes.prepare.repack.temporary import TemporaryFiles
-from trainpipes.writers.manifest import UNFINISHED, read_manifest
-from trainpipes.writers.storage import LocalStorage, Storage
+from trainpipes.state.checksum import checksum
+from trainpipes.storage.writers.manifest import UNFINISHED, read_manifest
+from trainpipes.storage.writers.storage import LocalStorage, Storage
 
 __all__ = ["TemporaryPlace", "check_space"]
 

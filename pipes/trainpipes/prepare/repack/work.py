@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from trainpipes.engine.permutation import Permutation
 from trainpipes.errors import DataError
-from trainpipes.permute import Permutation
 from trainpipes.prepare.repack.input_parts import Part, SortedPart
 from trainpipes.prepare.repack.options import Options
 from trainpipes.prepare.repack.row_bytes import ROW_COST

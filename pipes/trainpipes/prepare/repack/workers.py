@@ -9,7 +9,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from trainpipes.on_ray import RayCluster
+from trainpipes.integrations.on_ray import RayCluster
 
 __all__ = ["InTurn", "RayTasks", "Stopped", "Task", "Tell", "Threads", "Workers"]
 

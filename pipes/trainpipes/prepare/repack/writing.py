@@ -10,17 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainpipes.columns.content_hash import checksum, row_hashes
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
-from trainpipes.order import IntArray
 from trainpipes.prepare.repack.reading import Input, check_rows
 from trainpipes.prepare.repack.row_groups import check_file, write_file
 from trainpipes.prepare.repack.sorted_runs import RunReader
 from trainpipes.prepare.repack.work import Work
 from trainpipes.prepare.repack.workers import Tell
-from trainpipes.values.content_hash import checksum, row_hashes
-from trainpipes.writers.manifest import check_bytes
-from trainpipes.writers.output_file import OutputFile
-from trainpipes.writers.storage import Storage
+from trainpipes.storage.writers.manifest import check_bytes
+from trainpipes.storage.writers.output_file import OutputFile
+from trainpipes.storage.writers.storage import Storage
 
 __all__ = ["WriteFile", "file_name", "unlike"]
 

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainpipes.engine.planning.as_columns import gives_objects
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import CutStage, MixingSource, RunStage
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.planning.as_columns import gives_objects
-from trainpipes.runtime.planning.plan import Plan
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.stages.encode_labels import EncodeLabels
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.writers.epoch_rows import AsColumns
+from trainpipes.storage.writers.epoch_rows import AsColumns
 
 __all__ = ["Parts", "cut", "files_of", "open_plan"]
 

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.arrays import one_chunk, to_numpy
+from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.storage.writers.output_file import OutputFile
 from trainpipes.tokenizers.bytes import Bytes
-from trainpipes.writers.output_file import OutputFile
 
 __all__ = ["Bare", "Form", "Parquet", "narrowest"]
 

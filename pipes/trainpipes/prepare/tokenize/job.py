@@ -6,13 +6,13 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.prepare.tokenize.cut import files_of
 from trainpipes.prepare.tokenize.make import Made
 from trainpipes.prepare.tokenize.tasks import Task
 from trainpipes.prepare.tokenize.workers import Tell
-from trainpipes.runtime.planning.plan import Plan
-from trainpipes.writers.manifest import Opened
-from trainpipes.writers.output_folder import OutputFolder
+from trainpipes.storage.writers.manifest import Opened
+from trainpipes.storage.writers.output_folder import OutputFolder
 
 __all__ = ["Job", "Report"]
 

@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import one_chunk
+from trainpipes.columns.arrays import one_chunk
+from trainpipes.columns.block import Block
+from trainpipes.columns.columns import table_of
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.shards.row_errors import say_where
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.kinds.stage_kinds import put_through
 from trainpipes.prepare.tokenize.cut import ASKER, files_of
 from trainpipes.prepare.tokenize.formats import Form
 from trainpipes.prepare.tokenize.tasks import Task
-from trainpipes.rows.block import Block
-from trainpipes.rows.columns import table_of
-from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.shards.row_errors import say_where
-from trainpipes.writers.epoch_rows import compact, decoded
-from trainpipes.writers.output_file import OutputFile
+from trainpipes.storage.writers.epoch_rows import compact, decoded
+from trainpipes.storage.writers.output_file import OutputFile
 
 __all__ = ["Made", "Maker", "first_rows"]
 

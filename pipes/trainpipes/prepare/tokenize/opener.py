@@ -9,15 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.kinds.stage import Stage
-from trainpipes.on_ray import RayCluster
 from trainpipes.prepare.tokenize.cut import open_plan
 from trainpipes.prepare.tokenize.formats import Form
 from trainpipes.prepare.tokenize.make import Made, Maker, named
 from trainpipes.prepare.tokenize.tasks import Task
 from trainpipes.prepare.tokenize.workers import Tell, made_by_processes, made_here
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.writers.storage import Storage
+from trainpipes.storage.writers.storage import Storage
 
 __all__ = ["Opener", "in_processes", "on_ray"]
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.identity import said
 from trainpipes.pipeline import Pipeline
-from trainpipes.runtime.planning.plan import Plan
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.targets import OnError
 from trainpipes.stages.tokenize import Tokenize
+from trainpipes.state.identity import said
+from trainpipes.storage.writers.manifest import MANIFEST, UNFINISHED
 from trainpipes.tokenizers.load import load
-from trainpipes.writers.manifest import MANIFEST, UNFINISHED
 
 __all__ = ["tokenized_rows"]
 

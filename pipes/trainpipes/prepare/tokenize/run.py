@@ -12,10 +12,14 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes.checks import flag, whole_number
+from trainpipes._internal.checks import flag, whole_number
+from trainpipes._internal.progress import JobReport
+from trainpipes._internal.shown import shown
+from trainpipes.engine.planning.arrange import arrange
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
+from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.kinds.options import either
-from trainpipes.on_ray import RayCluster
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
 from trainpipes.prepare.tokenize.formats import DTYPES, Bare, Form, Parquet, narrowest
@@ -23,18 +27,14 @@ from trainpipes.prepare.tokenize.job import Job, Report
 from trainpipes.prepare.tokenize.make import first_rows
 from trainpipes.prepare.tokenize.opener import Opener, in_processes, on_ray
 from trainpipes.prepare.tokenize.tasks import Task, tasks_of
-from trainpipes.progress import JobReport
-from trainpipes.runtime.planning.arrange import arrange
-from trainpipes.runtime.planning.plan import Plan
-from trainpipes.shown import shown
-from trainpipes.writers.inputs import about_inputs
-from trainpipes.writers.manifest import Written, check_bytes
-from trainpipes.writers.on_ray import Cluster
-from trainpipes.writers.output_folder import OutputFolder
-from trainpipes.writers.own_input import refuse_own_input
-from trainpipes.writers.parquet import CODECS
-from trainpipes.writers.storage import storage_at
-from trainpipes.writers.write import check_codec
+from trainpipes.storage.writers.inputs import about_inputs
+from trainpipes.storage.writers.manifest import Written, check_bytes
+from trainpipes.storage.writers.on_ray import Cluster
+from trainpipes.storage.writers.output_folder import OutputFolder
+from trainpipes.storage.writers.own_input import refuse_own_input
+from trainpipes.storage.writers.parquet import CODECS
+from trainpipes.storage.writers.storage import storage_at
+from trainpipes.storage.writers.write import check_codec
 
 __all__ = ["Tokenized", "tokenize"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainpipes.order import IntArray
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.prepare.tokenize.cut import files_of
-from trainpipes.runtime.planning.plan import Plan
 
 __all__ = ["Task", "tasks_of"]
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.amount import amount
+from trainpipes._internal.amount import amount
+from trainpipes._internal.shown import shown
+from trainpipes.columns.content import table_digest
+from trainpipes.columns.gathered import gathered
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.order import IntArray
-from trainpipes.shown import shown
 from trainpipes.sources.arrow.take import take_rows
-from trainpipes.values.content import table_digest
-from trainpipes.values.gathered import gathered
 
 __all__ = ["FromArrow"]
 

@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes.columns.gathered import gathered
+from trainpipes.columns.utf8 import check_sound
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage import Stage
-from trainpipes.order import IntArray
 from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
 from trainpipes.sources.arrow.reader import ArrowReader
 from trainpipes.sources.arrow.saved_dataset import saved_files
@@ -33,8 +35,6 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles, mapped
 from trainpipes.sources.files.schema import cast_to, one_schema, plain
 from trainpipes.sources.remote.retry import Requests
-from trainpipes.values.gathered import gathered
-from trainpipes.values.utf8 import check_sound
 
 __all__ = ["ArrowFiles", "ReadArrow"]
 

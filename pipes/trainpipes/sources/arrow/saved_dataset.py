@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.naming import nearest
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
-from trainpipes.naming import nearest
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.order import IntArray
-from trainpipes.values.gathered import gathered
+from trainpipes.columns.gathered import gathered
+from trainpipes.engine.layout import IntArray
 
 __all__ = ["take_rows"]
 

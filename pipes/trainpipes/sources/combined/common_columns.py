@@ -17,16 +17,19 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from trainpipes.columns.block import Block
+from trainpipes.columns.columns import table_of
+from trainpipes.columns.fixed_lists import fixed_shape
+from trainpipes.columns.joined import unlike
+from trainpipes.columns.row_schema import UnfitRow, table_of_rows
+from trainpipes.columns.row_types import NoColumn, unite
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.planning.as_columns import gives_objects, known_columns
+from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.schemas import searching
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
-from trainpipes.rows.block import Block
-from trainpipes.rows.columns import table_of
-from trainpipes.rows.joined import unlike
-from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.runtime.planning.as_columns import gives_objects, known_columns
-from trainpipes.runtime.planning.first_rows import UnfitRows, find_schema, first_rows
-from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.planning.schemas import searching
 from trainpipes.sources.combined.row_kinds import ONCE, is_python, kind_of
 from trainpipes.sources.combined.same_columns import (
     OBJECTS,
@@ -35,9 +38,6 @@ from trainpipes.sources.combined.same_columns import (
     in_columns,
     said,
 )
-from trainpipes.values.fixed_lists import fixed_shape
-from trainpipes.values.row_schema import UnfitRow, table_of_rows
-from trainpipes.values.row_types import NoColumn, unite
 
 __all__ = ["CommonColumns"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.columns.payload import Payload, join_payloads, take_payload
+from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import LooksAhead, Place, Reader
-from trainpipes.order import IntArray
-from trainpipes.rows.payload import Payload, join_payloads, take_payload
 from trainpipes.sources.combined.joined_input import JoinedInput, JoinedRows, JoiningSource
 from trainpipes.sources.files.row_names import file_names
 

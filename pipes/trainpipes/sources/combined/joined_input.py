@@ -13,19 +13,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainpipes.caching.cache_key import cache_key
+from trainpipes.columns.block import Block
+from trainpipes.columns.payload import Payload
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.arrange import arrange
+from trainpipes.engine.planning.as_columns import gives_objects
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place, Reader, RowSource, read_rows
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage, Source, put_through
-from trainpipes.order import IntArray
-from trainpipes.rows.block import Block
-from trainpipes.rows.payload import Payload
-from trainpipes.runtime.planning.arrange import arrange
-from trainpipes.runtime.planning.as_columns import gives_objects
-from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.sources.combined.common_columns import CommonColumns, Joined
+from trainpipes.storage.caching.cache_key import cache_key
 
 __all__ = ["JoinedInput", "JoinedRows", "JoiningSource"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trainpipes.engine.planning.as_columns import gives_objects, known_columns
+from trainpipes.engine.planning.first_rows import first_rows
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import TrainpipesError
 from trainpipes.kinds.own_class import is_ours
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.runtime.planning.as_columns import gives_objects, known_columns
-from trainpipes.runtime.planning.first_rows import first_rows
-from trainpipes.runtime.planning.inputs import Inputs
 from trainpipes.sources.combined.same_columns import OBJECTS, columns_of
 
 __all__ = ["ONCE", "is_python", "kind_of"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.rows.payload import Payload
-from trainpipes.rows.tensor_rows import TensorRows
+from trainpipes.columns.payload import Payload
+from trainpipes.columns.tensor_rows import TensorRows
 
 __all__ = ["OBJECTS", "columns_of", "difference", "in_columns", "said"]
 

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.columns.payload import Payload, join_payloads
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import LooksAhead, Place, Reader
-from trainpipes.order import IntArray
-from trainpipes.rows.payload import Payload, join_payloads
 from trainpipes.sources.combined.common_columns import Joined
 from trainpipes.sources.combined.joined_input import JoinedInput, JoinedRows, JoiningSource
 from trainpipes.sources.combined.side_by_side import Clash, NoColumns, check_names, side_by_side

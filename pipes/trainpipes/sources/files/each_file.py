@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from trainpipes._internal.naming import reader_of
+from trainpipes._internal.progress import Progress
+from trainpipes.engine.interrupts import result_of
 from trainpipes.errors import (
     ConfigError,
     DataError,
@@ -16,9 +19,6 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
-from trainpipes.naming import reader_of
-from trainpipes.progress import Progress
-from trainpipes.runtime.interrupts import result_of
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests, Stopped
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from trainpipes._internal.secret_text import hidden
 from trainpipes.errors import (
     DataChangedError,
     MissingFilesError,
@@ -11,7 +12,6 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.kinds.source import Place
-from trainpipes.secret_text import hidden
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from trainpipes.cache import SUFFIX
-from trainpipes.checks import checked_schema, column_names, whole_number
+from trainpipes._internal.checks import checked_schema, column_names, whole_number
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.shown import shown
 from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
+from trainpipes.storage.cache import SUFFIX
 
 __all__ = ["FileReader"]
 

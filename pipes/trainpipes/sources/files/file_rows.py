@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.amount import amount
+from trainpipes._internal.amount import amount
+from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import Place, RowSource
-from trainpipes.order import IntArray
 from trainpipes.sources.files.list_files import FileList, digests
 
 __all__ = ["FileBlocks", "FileRows", "cut_evenly"]

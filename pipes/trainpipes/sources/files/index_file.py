@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import one_chunk, to_arrow, to_numpy
-from trainpipes.cache import SUFFIX, folder, index_path
-from trainpipes.caching import checked_file
+from trainpipes.columns.arrays import one_chunk, to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.order import IntArray
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
+from trainpipes.storage.cache import SUFFIX, folder, index_path
+from trainpipes.storage.caching import checked_file
 
 __all__ = ["IndexFile", "IndexKind", "forget", "settled"]
 

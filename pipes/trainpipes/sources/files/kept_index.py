@@ -15,11 +15,11 @@ from typing import Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import to_arrow
-from trainpipes.cache import LOCK, folder, index_path
-from trainpipes.caching.private_file import FileLock
+from trainpipes.columns.arrays import to_arrow
 from trainpipes.sources.files.index_file import IndexFile, settled
 from trainpipes.sources.files.list_files import FileList
+from trainpipes.storage.cache import LOCK, folder, index_path
+from trainpipes.storage.caching.private_file import FileLock
 
 __all__ = ["KeptIndex"]
 

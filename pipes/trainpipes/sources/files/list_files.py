@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainpipes.checks import several
+from trainpipes._internal.checks import several
+from trainpipes._internal.secret_text import kept_name, known_name
+from trainpipes._internal.shown import shown
+from trainpipes.engine.interrupts import result_of
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.order import IntArray
-from trainpipes.runtime.interrupts import result_of
-from trainpipes.secret_text import kept_name, known_name
-from trainpipes.shown import shown
 from trainpipes.sources.files.listing import expand, is_local, open_system
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, checked_seconds
 

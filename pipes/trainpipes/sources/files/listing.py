@@ -17,7 +17,10 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
-from trainpipes.clean_errors import clean
+from trainpipes._internal.clean_errors import clean
+from trainpipes._internal.extra import pip_install
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.progress import counted
 from trainpipes.errors import (
     ConfigError,
     MissingExtraError,
@@ -25,9 +28,6 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
-from trainpipes.extra import pip_install
-from trainpipes.naming import nearest
-from trainpipes.progress import counted
 from trainpipes.sources.files.patterns import Found, fixed_root, has_magic, hidden
 from trainpipes.sources.files.remote_listing import list_remote
 from trainpipes.sources.remote.retry import Requests, try_seconds

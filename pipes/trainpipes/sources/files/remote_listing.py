@@ -14,7 +14,7 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.utils import glob_translate
 
-from trainpipes.progress import counted
+from trainpipes._internal.progress import counted
 from trainpipes.sources.files.patterns import Found, fixed_root, has_magic, hidden, wild
 from trainpipes.sources.remote.retry import Requests
 

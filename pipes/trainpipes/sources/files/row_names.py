@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.secret_text import known_name
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.kinds.source import RowSource
-from trainpipes.order import IntArray
-from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.secret_text import known_name
 from trainpipes.stages.row_hash import HashArray, RowNames
 
 __all__ = ["file_names", "names_below", "row_names"]

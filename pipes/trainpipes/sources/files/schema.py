@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
+from trainpipes._internal.naming import nearest, need_columns
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import Place
-from trainpipes.naming import nearest, need_columns
 
 __all__ = ["cast_to", "chosen", "inner_paths", "one_schema", "plain", "same_names"]
 

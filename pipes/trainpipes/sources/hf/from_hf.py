@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.shown import shown
+from trainpipes._internal.warn_once import warn_once
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.naming import nearest
-from trainpipes.shown import shown
 from trainpipes.sources.hf.stream import HFStream, shuffles
 from trainpipes.sources.hf.table import HFTable
-from trainpipes.warn_once import warn_once
 
 __all__ = ["FromHf"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
+from trainpipes.columns.payload import Payload
 from trainpipes.errors import StateError
 from trainpipes.kinds.source import RowStream, StreamReader
-from trainpipes.rows.payload import Payload
 from trainpipes.sources.files.schema import plain
 from trainpipes.sources.memory.node_states import plain as as_json
 from trainpipes.sources.memory.node_states import restored

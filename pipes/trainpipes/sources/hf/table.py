@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.amount import amount
-from trainpipes.arrays import one_chunk, to_numpy
+from trainpipes._internal.amount import amount
+from trainpipes.columns.arrays import one_chunk, to_numpy
+from trainpipes.columns.content import table_digest
+from trainpipes.columns.gathered import gathered
+from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
-from trainpipes.order import IntArray
 from trainpipes.sources.arrow.take import take_rows
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.schema import plain
-from trainpipes.values.content import table_digest
-from trainpipes.values.gathered import gathered
 
 __all__ = ["HFTable"]
 

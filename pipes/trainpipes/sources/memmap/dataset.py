@@ -12,10 +12,10 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.shown import shown
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError, SchemaError
-from trainpipes.order import IntArray
-from trainpipes.shown import shown
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.folder import open_folder

@@ -9,8 +9,8 @@ import stat
 
 import numpy as np
 
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import UnreadableError
-from trainpipes.order import IntArray
 from trainpipes.sources.memmap.manifest import Array, Manifest, damaged, read_manifest
 from trainpipes.sources.memmap.mapped_rows import MappedRows, mapped
 

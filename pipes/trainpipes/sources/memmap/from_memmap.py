@@ -12,17 +12,17 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes.amount import amount
-from trainpipes.arrays import one_chunk, to_arrow
+from trainpipes._internal.amount import amount
+from trainpipes.columns.arrays import one_chunk, to_arrow
+from trainpipes.columns.columns import from_columns
+from trainpipes.columns.payload import Payload
+from trainpipes.columns.run import Run
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.blame import each
 from trainpipes.kinds.random_access import RandomAccessSource, even_blocks
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage_kinds import RunStage, Source
-from trainpipes.order import IntArray
-from trainpipes.rows.columns import from_columns
-from trainpipes.rows.payload import Payload
-from trainpipes.rows.run import Run
-from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.sources.files.list_files import digests
 from trainpipes.sources.memmap.dataset import MemmapDataset, check_options, tensor_rows
 from trainpipes.sources.memmap.manifest import Array

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.columns.row_types import as_array
+from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import DataError
-from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.sources.memmap.manifest import Array, Layout
 from trainpipes.stages.pad_columns import BadCell, Opaque, Ragged, of_arrow
-from trainpipes.values.row_types import as_array
 
 __all__ = ["BLOCK_BYTES", "Part", "bad_row", "of_arrays", "of_batch", "of_batches", "of_rows"]
 

@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "trainpipes.memmap", 2
+FORMAT, VERSION = "trainpipes.storage.memmap", 2
 #: What a memory map of version 1, one file, begins with.
 OLD_MAGIC = b"TPMEMMAP"
 #: What columns can hold, in this machine's byte order.
@@ -173,7 +173,7 @@ def refuse_file(path: str) -> None:
         new = os.path.join(os.path.dirname(path), "converted", os.path.basename(path))
         raise UnreadableError(
             f"{path} is a memory map in one file, as older releases wrote it: rewrite it as a folder by "
-            f"trainpipes.memmap.convert({path!r}, {new!r})",
+            f"trainpipes.storage.memmap.convert({path!r}, {new!r})",
             path=path,
         )
     raise UnreadableError(

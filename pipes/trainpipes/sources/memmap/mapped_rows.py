@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from trainpipes.columns.lone_copy import rows_of
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, UnreadableError
-from trainpipes.order import IntArray
-from trainpipes.rows.lone_copy import rows_of
 from trainpipes.sources.memmap.manifest import OLD_MAGIC, Array, Column, Layout, damaged
 from trainpipes.stages.pad_columns import Ragged
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpipes.order import IntArray
-from trainpipes.rows.tensor_rows import TensorRows
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
 from trainpipes.sources.memmap.manifest import Array
 
 __all__ = ["TokenRows"]

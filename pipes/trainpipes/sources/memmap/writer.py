@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.checks import flag, local_path
+from trainpipes._internal.checks import flag, local_path
 from trainpipes.errors import ConfigError, DataError, UnreadableError
 from trainpipes.sources.memmap.column_writer import ColumnWriter
 from trainpipes.sources.memmap.given_rows import Part
 from trainpipes.sources.memmap.manifest import MANIFEST, Manifest, pack, read_manifest
 from trainpipes.stages.pad_columns import Ragged
-from trainpipes.writers.output_file import writing
+from trainpipes.storage.writers.output_file import writing
 
 __all__ = ["check_target", "write_parts"]
 

@@ -11,17 +11,17 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from trainpipes.checks import checked_schema
+from trainpipes._internal.checks import checked_schema
+from trainpipes._internal.shown import shown
+from trainpipes.columns.payload import Payload
+from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.random_access import RandomAccessSource, even_blocks
 from trainpipes.kinds.source import Place, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage, Source
-from trainpipes.order import IntArray
-from trainpipes.rows.payload import Payload
-from trainpipes.rows.run import Run
 from trainpipes.samplers import BatchSampler, RowSampler
-from trainpipes.shown import shown
 from trainpipes.sources.memory.from_iterable import IterableReader
 from trainpipes.stages.torch_samplers import keys_of, reorders
 

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 from torch.utils.data import IterableDataset
 
-from trainpipes.checks import checked_schema
+from trainpipes._internal.checks import checked_schema
+from trainpipes._internal.shown import shown
+from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.source import RowStream, StreamReader
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.rows.payload import Payload
-from trainpipes.shown import shown
 
 __all__ = ["FromIterable"]
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainpipes._internal.shown import shown
+from trainpipes.columns.content import tensor_digest
+from trainpipes.columns.lone_copy import gathered
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.order import IntArray
-from trainpipes.rows.lone_copy import gathered
-from trainpipes.rows.tensor_rows import TensorRows
-from trainpipes.shown import shown
-from trainpipes.values.content import tensor_digest
 
 __all__ = ["FromTensors"]
 

@@ -12,11 +12,11 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from trainpipes._internal.shown import shown
+from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.source import RowStream, StreamReader
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.rows.payload import Payload
-from trainpipes.shown import shown
 from trainpipes.sources.memory.node_states import plain, restored, tells_start
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """Rows of several pipelines, mixed by weights.
 
+fair_queue   whose turn it is, so that each has its share after any number of turns
 mix_weights  weights as users give them, checked and made exact
 mix_rules    how sources are mixed, and the columns that all have alike
 mix_source   one source in it; the only module here that knows how the shards of a pipeline are read

@@ -18,23 +18,23 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from trainpipes.checks import column_name, whole_number
+from trainpipes._internal.checks import column_name, whole_number
+from trainpipes._internal.shown import shown
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.arrange import arrange
+from trainpipes.engine.planning.as_columns import gives_objects
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.planning.schemas import Schemas
 from trainpipes.errors import ConfigError, DataError, TrainpipesError
-from trainpipes.fair_queue import common_total, whole_weights
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import MixingSource, RunStage
-from trainpipes.order import IntArray
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Run
-from trainpipes.runtime.planning.arrange import arrange
-from trainpipes.runtime.planning.as_columns import gives_objects
-from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.planning.schemas import Schemas
-from trainpipes.shown import shown
 from trainpipes.sources.combined.common_columns import CommonColumns
+from trainpipes.sources.mixed.fair_queue import common_total, whole_weights
 from trainpipes.sources.mixed.mix_changes import change_mix
 from trainpipes.sources.mixed.mix_rules import MixRules, Stop
 from trainpipes.sources.mixed.mix_weights import (
@@ -47,7 +47,7 @@ from trainpipes.sources.mixed.mix_weights import (
 from trainpipes.sources.mixed.mixture import Mixture
 from trainpipes.stages.repeat import Repeat
 from trainpipes.stages.token_columns import lengths_of
-from trainpipes.state import Position
+from trainpipes.state.format import Position
 
 __all__ = ["Mix"]
 
@@ -76,7 +76,7 @@ class Mix(MixingSource):
 
     Among the first n rows of a shard, for any n, the rows of a source differ from its share of n by less than
     one row; with ``by="tokens"``, its tokens differ by at most the longest row (see
-    ``trainpipes.fair_queue`` for the rule and its sources). The choice is not random. Shards begin at
+    ``fair_queue.py`` for the rule and its sources). The choice is not random. Shards begin at
     different places of the pattern, so over all of them shares are kept more closely still.
 
     Cursor: that of each source, and how far it is ahead of its share. Costs about 0.5 us a row to choose,

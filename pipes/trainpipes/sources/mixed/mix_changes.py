@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainpipes.cursor import shard_key
+from trainpipes._internal.shown import cut
+from trainpipes.columns.run import innermost, levels
 from trainpipes.errors import StateError
-from trainpipes.identity import as_old_as, damaged, first_difference, said
-from trainpipes.rows.run import innermost, levels
-from trainpipes.shown import cut
-from trainpipes.state import Position
+from trainpipes.state.cursor import shard_key
+from trainpipes.state.format import Position
+from trainpipes.state.identity import as_old_as, damaged, first_difference, said
 
 __all__ = ["change_mix"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes.order import IntArray
+from trainpipes.engine.layout import IntArray
 from trainpipes.sources.mixed.mix_source import CursorAfter
 
 __all__ = ["MixCursors", "Stretch", "moved_on"]

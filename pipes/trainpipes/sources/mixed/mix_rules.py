@@ -8,10 +8,10 @@ from typing import Literal
 
 import pyarrow as pa
 
-from trainpipes.arrays import python_to_arrow, to_arrow
+from trainpipes.columns.arrays import python_to_arrow, to_arrow
+from trainpipes.columns.block import Block
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.order import IntArray
-from trainpipes.rows.block import Block
 from trainpipes.sources.combined.same_columns import columns_of, said
 
 __all__ = ["MixRules", "Stop"]

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Cursors, Run
+from trainpipes.engine.layout import IntArray, slots_before
+from trainpipes.engine.planning.chain import Chain
 from trainpipes.errors import DataError, StateError
-from trainpipes.fair_queue import by_rows, by_tokens, phases_of, whole_weights
-from trainpipes.order import IntArray, slots_before
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Cursors, Run
-from trainpipes.runtime.planning.chain import Chain
+from trainpipes.sources.mixed.fair_queue import by_rows, by_tokens, phases_of, whole_weights
 from trainpipes.sources.mixed.mix_cursor import MixCursors, Stretch, moved_on
 from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mix_source import MixSource, SourceRows

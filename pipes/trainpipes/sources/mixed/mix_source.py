@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainpipes.columns.block import Block
+from trainpipes.engine.planning.check_state import leads
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.pool import Pool
+from trainpipes.engine.reading.open_windows import open_windows
+from trainpipes.engine.shards.opener import RUN_ROWS, ShardOpener
+from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import TrainpipesError
-from trainpipes.rows.block import Block
-from trainpipes.runtime.planning.check_state import leads
-from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.pool import Pool
-from trainpipes.runtime.reading.open_windows import open_windows
-from trainpipes.runtime.shards.opener import RUN_ROWS, ShardOpener
-from trainpipes.runtime.shards.shard_runs import PlacedRun, ShardRuns
 
 if TYPE_CHECKING:
     from trainpipes.sources.mixed.mixture import Mixture

@@ -12,8 +12,8 @@ from itertools import pairwise
 from numbers import Rational, Real
 from typing import Any
 
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
-from trainpipes.shown import shown
 
 __all__ = ["Schedule", "by_size", "checked_schedule", "checked_weights", "steps_of"]
 

@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.cursor import is_count
+from trainpipes.columns.row_types import NoColumn, unite
+from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.pool import Pool
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.order import IntArray
-from trainpipes.rows.run import Run
-from trainpipes.runtime.planning.inputs import Inputs
-from trainpipes.runtime.planning.plan import Plan
-from trainpipes.runtime.pool import Pool
 from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mix_runs import MixRuns
 from trainpipes.sources.mixed.mix_source import MixSource, is_place
-from trainpipes.values.row_types import NoColumn, unite
+from trainpipes.state.cursor import is_count
 
 __all__ = ["MixedIds", "Mixture"]
 

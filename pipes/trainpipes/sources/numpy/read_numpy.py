@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainpipes._internal.naming import need_columns
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage import Stage
-from trainpipes.naming import need_columns
-from trainpipes.order import IntArray
-from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.sources.files.each_file import BadFileError, each_file
 from trainpipes.sources.files.file_errors import check_unchanged, unreadable
 from trainpipes.sources.files.file_reader import FileReader

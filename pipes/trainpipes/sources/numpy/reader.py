@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import DataError
 from trainpipes.kinds.source import Place
-from trainpipes.rows.tensor_rows import TensorRows
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable
 from trainpipes.sources.files.listing import is_local

@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
+from trainpipes._internal.shown import shown
+from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.stage import Stage
-from trainpipes.order import IntArray
-from trainpipes.shown import shown
 from trainpipes.sources.files.byte_ranges import size_of
 from trainpipes.sources.files.each_file import BadFileError, each_file
 from trainpipes.sources.files.file_reader import FileReader
@@ -73,7 +73,7 @@ class ReadFiles(FileReader):
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
             neither shown nor part of a state.
         index: where to keep the numbers of rows: a file that ends in ".arrow", or a folder. True: in the
-            cache folder (see ``trainpipes.cache``). False, or left out: nowhere.
+            cache folder (see ``tp.cache``). False, or left out: nowhere.
 
     Raises:
         UnreadableError: names all files that could not be counted, each with the reason; later, the file

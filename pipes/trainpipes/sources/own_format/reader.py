@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 
+from trainpipes._internal.shown import shown
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.options import show
-from trainpipes.shown import shown
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable
 from trainpipes.sources.files.index_file import forget

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as fs
 
+from trainpipes._internal.naming import nearest
+from trainpipes._internal.shown import shown
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.naming import nearest
-from trainpipes.order import IntArray
-from trainpipes.shown import shown
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.schema import plain
 from trainpipes.sources.parquet.probe import Probe

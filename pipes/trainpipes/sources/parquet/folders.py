@@ -13,9 +13,9 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import python_to_arrow, to_arrow
+from trainpipes.columns.arrays import python_to_arrow, to_arrow
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.order import IntArray
 
 __all__ = ["FolderColumns", "repeated"]
 

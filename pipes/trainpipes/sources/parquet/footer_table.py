@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
-from trainpipes.order import IntArray
+from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.index_file import IndexKind
 
 __all__ = ["FOOTERS", "Footer", "FooterTable", "with_more"]

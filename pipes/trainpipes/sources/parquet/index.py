@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.arrays import to_arrow
+from trainpipes.columns.arrays import to_arrow
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import (
     SchemaError,
 )
-from trainpipes.order import IntArray
 from trainpipes.sources.files.byte_ranges import read_bytes
 from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
 from trainpipes.sources.files.index_file import IndexFile, forget, settled

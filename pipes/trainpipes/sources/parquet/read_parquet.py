@@ -68,7 +68,7 @@ class ReadParquet(FileReader):
             text).
         index: where to keep what the footers say, so that the next start reads only the footers of files
             whose size, time of change or etag has changed: a file that ends in ".arrow", or a folder. True:
-            in the cache folder (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder,
+            in the cache folder (see ``tp.cache``). False: nowhere. If left out: in the cache folder,
             if the files are remote, or 64 or more.
 
     Raises:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from trainpipes.columns.utf8 import replaced
 from trainpipes.errors import DataChangedError, DataError, TrainpipesError, UnreachableError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import reason
@@ -28,7 +29,6 @@ from trainpipes.sources.parquet.folders import repeated
 from trainpipes.sources.parquet.index import parse_footer
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
-from trainpipes.values.utf8 import replaced
 
 if TYPE_CHECKING:
     from trainpipes.sources.parquet.read_parquet import ParquetSource

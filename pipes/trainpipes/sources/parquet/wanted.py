@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes.columns.run import Run
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.rows.run import Run
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import inner_paths, plain

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.columns.content import table_digest
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, TrainpipesError
-from trainpipes.order import IntArray
 from trainpipes.sources.ray.plain import fitted, one_schema, plain_table
-from trainpipes.values.content import table_digest
 
 __all__ = ["MadeBlocks", "RayBlocks"]
 

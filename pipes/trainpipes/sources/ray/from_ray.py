@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import Any
 
-from trainpipes.checks import whole_number
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.shown import shown
 from trainpipes.sources.ray.blocks import RayBlocks
 from trainpipes.sources.ray.source import RaySource
 

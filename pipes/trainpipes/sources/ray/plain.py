@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import to_arrow, to_numpy
+from trainpipes.columns.arrays import to_arrow, to_numpy
+from trainpipes.columns.fixed_lists import lists_of
 from trainpipes.errors import SchemaError
 from trainpipes.sources.files.schema import plain
-from trainpipes.values.fixed_lists import lists_of
 
 __all__ = ["fitted", "one_schema", "plain_table"]
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.amount import amount
+from trainpipes._internal.amount import amount
+from trainpipes.columns.content import table_digest
 from trainpipes.kinds.source import Place, RowSource
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.ray.blocks import RayBlocks
-from trainpipes.values.content import table_digest
 
 __all__ = ["RaySource"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, TypeVar
 
+from trainpipes.engine.pool import Pool, Ticket, waits_for_server
 from trainpipes.errors import UnreachableError
-from trainpipes.runtime.pool import Pool, Ticket, waits_for_server
 
 __all__ = ["Ahead"]
 

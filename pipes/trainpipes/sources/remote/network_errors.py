@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainpipes.clean_errors import OriginalError
-from trainpipes.secret_text import hidden
+from trainpipes._internal.clean_errors import OriginalError
+from trainpipes._internal.secret_text import hidden
 
 __all__ = ["Failure", "understand"]
 

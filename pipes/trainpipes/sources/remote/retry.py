@@ -25,10 +25,10 @@ from typing import Any
 
 from fsspec.implementations.cached import CachingFileSystem
 
-from trainpipes.clean_errors import clean
+from trainpipes._internal.clean_errors import clean
+from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError, DataChangedError, UnreachableError, UnreadableError
-from trainpipes.secret_text import hidden
-from trainpipes.shown import shown
 from trainpipes.sources.remote.network_errors import Failure, understand
 
 __all__ = ["RETRY_SECONDS", "Requests", "Stopped", "checked_seconds", "try_seconds"]

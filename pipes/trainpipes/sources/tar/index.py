@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_numpy
+from trainpipes._internal.naming import nearest
+from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.naming import nearest
-from trainpipes.order import IntArray
 from trainpipes.sources.compressed.streams import kind_by_content, open_stream
 from trainpipes.sources.files.byte_ranges import open_at, read_range, size_of
 from trainpipes.sources.files.each_file import BadFileError, each_file

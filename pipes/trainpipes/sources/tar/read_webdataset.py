@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.arrays import to_arrow
-from trainpipes.checks import several
+from trainpipes._internal.checks import several
+from trainpipes._internal.shown import shown
+from trainpipes.columns.arrays import to_arrow
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage import Stage
-from trainpipes.order import IntArray
-from trainpipes.shown import shown
 from trainpipes.sources.compressed.read_again import ReadAgain
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_errors import changed
@@ -75,7 +75,7 @@ class ReadWebdataset(FileReader):
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
             neither shown nor part of a state.
         index: where to keep what the headers say: a file that ends in ".arrow", or a folder. True: in the
-            cache folder (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if the
+            cache folder (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the
             files are remote, 64 or more, or 64 MB or more in all.
 
     Raises:

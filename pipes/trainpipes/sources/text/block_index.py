@@ -14,10 +14,10 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import one_chunk, to_numpy
-from trainpipes.order import IntArray
-from trainpipes.progress import Progress
-from trainpipes.runtime.pool import default_threads
+from trainpipes._internal.progress import Progress
+from trainpipes.columns.arrays import one_chunk, to_numpy
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.pool import default_threads
 from trainpipes.sources.compressed.streams import (
     Source,
     kind_by_content,

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.progress import Progress
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.progress import Progress
 from trainpipes.sources.files.each_file import each_file
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import chosen, same_names

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.arrays import apart, one_chunk, python_to_arrow, to_numpy
-from trainpipes.order import IntArray
+from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
 from trainpipes.sources.text.block_scan import Pieces
 from trainpipes.sources.text.format import Start
 

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pcsv
 
-from trainpipes.order import IntArray
-from trainpipes.secret_text import without_query
+from trainpipes._internal.secret_text import without_query
+from trainpipes.engine.layout import IntArray
 from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.exact_integers import refuse_rounded_cells

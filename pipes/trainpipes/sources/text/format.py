@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.order import IntArray
+from trainpipes.engine.layout import IntArray
 
 __all__ = ["ENDINGS", "Bytes", "Cutter", "Start", "TextFormat", "unlike", "with_endings"]
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.order import IntArray
+from trainpipes.engine.layout import IntArray
 
 __all__ = ["MOST_DEPTH", "check_depth", "check_types", "refuse_deep"]
 

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from trainpipes.order import IntArray
-from trainpipes.shown import cut
+from trainpipes._internal.shown import cut
+from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.exact_integers import refuse_rounded_values
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings

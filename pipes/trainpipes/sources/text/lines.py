@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.order import IntArray
+from trainpipes.engine.layout import IntArray
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
 from trainpipes.sources.text.utf8_bytes import BOM
 

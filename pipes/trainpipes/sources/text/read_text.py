@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any, Literal
 
-from trainpipes.checks import column_name
+from trainpipes._internal.checks import column_name
 from trainpipes.sources.text.lines import PlainText
 from trainpipes.sources.text.text_reader import TextReader
 
@@ -31,7 +31,7 @@ class ReadText(TextReader):
         errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
             U+FFFD in its place.
         index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
-            (see ``trainpipes.cache``). False: nowhere. If left out: in the cache folder, if the files are
+            (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the files are
             remote, 64 or more, or 4 MiB or more in all.
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
             neither shown nor part of a state.

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from trainpipes.arrays import python_to_arrow, to_arrow
+from trainpipes._internal.naming import nearest
+from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import (
     ConfigError,
     MissingFilesError,
@@ -24,7 +25,6 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.kinds.stage import Stage
-from trainpipes.naming import nearest
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.list_files import FileList, ListFiles

@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.amount import amount
-from trainpipes.arrays import python_to_arrow, to_arrow
+from trainpipes._internal.amount import amount
+from trainpipes.columns.arrays import python_to_arrow, to_arrow
+from trainpipes.columns.content import table_digest
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import UnreadableError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
-from trainpipes.order import IntArray
 from trainpipes.sources.files.file_errors import changed, check_unchanged, gone, unreadable
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.list_files import FileList, digests
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import waiting
 from trainpipes.sources.remote.retry import Requests
-from trainpipes.values.content import table_digest
 
 __all__ = ["BLOCK_ROWS", "WholeFiles", "no_columns"]
 

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY
 
 import numpy as np
 
-from trainpipes.checks import column_name, whole_number
+from trainpipes._internal.checks import column_name, whole_number
 from trainpipes.stages.images.image_stage import ImageStage, RandomImageStage, Size, size_of
 from trainpipes.stages.images.pixels import NoPicture, Pixels
 

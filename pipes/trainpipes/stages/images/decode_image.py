@@ -10,16 +10,16 @@ from weakref import finalize
 
 import numpy as np
 
-from trainpipes.checks import column_name, whole_number
+from trainpipes._internal.checks import column_name, whole_number
+from trainpipes._internal.extra import need
+from trainpipes._internal.naming import need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.run import Run
+from trainpipes.engine.pool import Pool
 from trainpipes.errors import ConfigError, SchemaError, UnreadableError
-from trainpipes.extra import need
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.naming import need_columns
-from trainpipes.rows.run import Run
-from trainpipes.runtime.pool import Pool
-from trainpipes.shown import shown
 from trainpipes.stages.images.pixels import Mode, NoPicture, Pixels, by_pillow, by_torchvision
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.ragged_column import taken

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from trainpipes.checks import column_name
+from trainpipes._internal.checks import column_name
 from trainpipes.stages.images.image_stage import RandomImageStage, probability
 from trainpipes.stages.images.pixels import Pixels
 

@@ -9,18 +9,18 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from trainpipes.calling.row_call import RowKey, row_words
-from trainpipes.checks import several, whole_number
+from trainpipes._internal.checks import several, whole_number
+from trainpipes._internal.naming import need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
+from trainpipes.engine.calling.row_call import RowKey, row_words
+from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.naming import need_columns
-from trainpipes.order import random_key
-from trainpipes.rows.block import Block
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 from trainpipes.stages.images.pixels import NoPicture, Pixels
 
 __all__ = [

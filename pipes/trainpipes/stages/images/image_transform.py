@@ -10,14 +10,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from trainpipes.checks import column_name, whole_number
+from trainpipes._internal.checks import column_name, whole_number
+from trainpipes._internal.shown import shown
+from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 from trainpipes.stages.images.image_stage import image_of
 from trainpipes.stages.map import Map, same_below
 

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainpipes.checks import column_name, several
+from trainpipes._internal.checks import column_name, several
+from trainpipes._internal.naming import need_columns
+from trainpipes._internal.shown import shown
+from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import each
 from trainpipes.kinds.made_once import made_once
-from trainpipes.naming import need_columns
-from trainpipes.rows.run import Run
-from trainpipes.shown import shown
 from trainpipes.stages.images.image_stage import ImageStage
 from trainpipes.stages.images.pixels import Pixels
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 
-from trainpipes.checks import column_name, several
+from trainpipes._internal.checks import column_name, several
+from trainpipes._internal.extra import need
+from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
-from trainpipes.extra import need
-from trainpipes.shown import shown
 from trainpipes.stages.images.image_stage import RandomImageStage, Size, of_bytes, size_of
 from trainpipes.stages.images.pixels import Interpolation, Pixels, resized
 

@@ -1,0 +1,1 @@
+"""Small things that any room may use: checks of options, texts, progress."""

@@ -1,0 +1,147 @@
+"""Who asks for rows: read from the stack, for what other libraries say in no other way.
+
+Each name below is of another library, and a test of that library's installed version fails where it is no
+longer found: ``tests/test_loaders.py`` for torch, ``tests/frameworks`` for Accelerate, the HF Trainer and
+Lightning, ``tests/on_ray`` for Ray.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from trainpipes._internal.warn_once import warn_once
+from trainpipes.errors import ConfigError
+
+__all__ = [
+    "batched_outside",
+    "callers",
+    "in_trainer",
+    "reading_ranks",
+    "refuse_prepared_by_ray",
+    "warn_without_data_module",
+]
+
+#: Classes of Accelerate, and of the Trainer through it, into which ``prepare`` puts every ``DataLoader`` over
+#: an ``IterableDataset``: they share out rows among the ranks, and say nothing to the data set.
+SHARING = {
+    "IterableDatasetShard": "each rank reads all rows and keeps its part",
+    "DataLoaderDispatcher": "the first rank reads all rows and sends the others their part",
+}
+TRAINER = "transformers.trainer"
+#: Where Lightning asks for an iterator to train on, and our modules that keep the position right.
+LIGHTNING, FITS = ("lightning.pytorch", "pytorch_lightning"), "_FitLoop.setup_data"
+OURS = "trainpipes.integrations.lightning"
+#: Where Ray prepares loaders, and iterates what it has prepared.
+RAY = ("ray.train.torch.train_loop_utils", "ray.train.v2.torch.train_loop_utils")
+PREPARES = (
+    "prepare_data_loader",
+    "_TorchAccelerator.prepare_data_loader",
+    "_WrappedDataLoader.__iter__",
+)
+
+
+def callers() -> Iterator[tuple[str, str]]:
+    """Module and qualified name of each function on the stack, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+        frame = frame.f_back
+
+
+def batched_outside() -> bool:
+    """Whether a DataLoader that batches by itself asks for the iterator whose maker asks this."""
+    frame = sys._getframe(2)
+    return frame.f_code.co_name == "__init__" and bool(frame.f_locals.get("auto_collation", False))
+
+
+def in_trainer() -> str | None:
+    """What to write instead, where the HF Trainer asks."""
+    if all(module != TRAINER for module, _ in callers()):
+        return None
+    return (
+        "in the HF Trainer write `from trainpipes.integrations.transformers import Trainer`, which takes "
+        "this pipeline as it is, with nothing else to change"
+    )
+
+
+def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[int, int]:
+    """Rank and world size for a pipeline to read by: those given, or 0 of 1 where a library that asks for
+    its rows shares them out again: else rows of the other ranks would never be seen.
+
+    Args:
+        ranks: of this process.
+        batching: gives the stage that makes batches, if one does.
+
+    Raises:
+        ConfigError: batches would be shared out as if they were rows.
+    """
+    sharing = None if ranks[1] == 1 else _who_shares()
+    if sharing is None:
+        return ranks
+    stage = batching()
+    if stage is not None:
+        raise ConfigError(
+            f"{sharing} shares out rows among {ranks[1]} ranks by itself, and this pipeline makes batches "
+            f"({stage}): "
+            + (
+                in_trainer()
+                or "write trainpipes.integrations.accelerate.loader(pipe, accelerator), not a DataLoader"
+            ),
+            stage=str(stage),
+        )
+    worker = get_worker_info()
+    if worker is None or worker.id == 0:
+        warn_once(
+            f"{sharing} shares out rows among {ranks[1]} ranks by itself, so that {SHARING[sharing]}. For "
+            "each rank to read its own rows alone, let the pipeline make the batches, and use "
+            "trainpipes.integrations.accelerate.loader(pipe, accelerator) or "
+            "trainpipes.integrations.transformers.Trainer",
+            key=sharing,
+        )
+    return 0, 1
+
+
+def _who_shares() -> str | None:
+    """The name of the class on the stack that shares out rows."""
+    for module, function in callers():
+        owner = function.partition(".")[0]
+        if owner in SHARING and module.partition(".")[0] in ("accelerate", "transformers"):
+            return owner
+    return None
+
+
+def warn_without_data_module() -> None:
+    """Warn if Lightning asks for what it trains on without the data module that keeps the position."""
+    if not any(package in sys.modules for package in LIGHTNING):
+        return
+    for module, function in callers():
+        if module.startswith(OURS):
+            return
+        if function == FITS and module.startswith(LIGHTNING):
+            warn_once(
+                "Lightning alone does not resume data exactly: it does not load the position at the "
+                "end of an epoch, saves the position of one rank only, and without a len() that "
+                "of the following batch, so that a resumed run repeats or misses batches. "
+                "Write trainer.fit(model, datamodule="
+                "trainpipes.integrations.lightning.PipelineDataModule(train=pipe))",
+                key=FITS,
+            )
+            return
+
+
+def refuse_prepared_by_ray() -> None:
+    """Raise if Ray prepares a loader, or iterates one that it has prepared: it deals rows out once more, and
+    takes a batch ahead, by which the position would be one batch late."""
+    if not any(module in sys.modules for module in RAY):
+        return
+    if any(module in RAY and function in PREPARES for module, function in callers()):
+        raise ConfigError(
+            "a trainpipes.Loader reads the rows of its worker and no others, and Ray would take a batch "
+            "ahead of its position, got ray.train.torch.prepare_data_loader(loader): leave that out, and "
+            "write pipe.to(ray.train.torch.get_device()) to have batches on the device"
+        )

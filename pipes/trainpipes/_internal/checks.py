@@ -1,0 +1,122 @@
+"""Options that are plain values: refused unless they are what they must be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes._internal.shown import shown
+from trainpipes.errors import ConfigError
+
+__all__ = [
+    "checked_schema",
+    "column_name",
+    "column_names",
+    "flag",
+    "local_path",
+    "several",
+    "whole_number",
+]
+
+#: The largest count that arrays of row numbers can hold.
+LARGEST = 2**63 - 1
+
+
+def whole_number(
+    value: Any, least: int | None, option: str, meaning: str, most: int = LARGEST
+) -> int:
+    """``value``, an integer of ``least`` or more, and ``most`` or less; any integer where ``least`` is None;
+    raises otherwise.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or (least is not None and not least <= value <= most)
+    ):
+        bound = "" if least is None else f" of {least} or more"
+        if isinstance(value, int) and value > most:
+            bound = f" of {most} or less"
+        raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {shown(value)}")
+    return value
+
+
+def checked_schema(value: Any, option: str) -> pa.Schema | None:
+    """``value``, an Arrow schema with a name for each column, or None; raises otherwise.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, pa.Schema) or not value.names:
+        raise ConfigError(
+            f'{option} is a pyarrow.Schema, such as pa.schema([("x", pa.int64())]); got {shown(value)}'
+        )
+    if len(set(value.names)) < len(value.names):
+        raise ConfigError(f"{option} names each column once, got {value.names}")
+    return value
+
+
+def flag(value: Any, option: str) -> bool:
+    """``value``, True or False; raises otherwise.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{option} is True or False, got {shown(value)}")
+    return value
+
+
+def local_path(value: Any, option: str) -> str:
+    """``value``, a path on this machine, as text; raises otherwise.
+
+    Raises:
+        ConfigError: it is none, or a URL.
+    """
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ConfigError(f"{option} is a path, got {shown(value)}")
+    path = str(os.fspath(value))
+    if "://" in path:
+        raise ConfigError(
+            f"{option} is a path on this machine, got {path!r}: write there, and copy it"
+        )
+    return path
+
+
+def several(value: Any) -> bool:
+    """Whether a value is a list, or another sequence whose order is always the same; a set is none."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def column_name(value: Any, option: str) -> str:
+    """``value``, the name of a column; raises otherwise.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{option} is the name of a column, got {shown(value)}")
+    return value
+
+
+def column_names(value: Any, option: str, least: int = 1) -> list[str]:
+    """The names of one column or of several, each once, in their order; raises otherwise.
+
+    Raises:
+        ConfigError: it is neither a name nor a list of names, or one comes twice.
+    """
+    names = [value] if isinstance(value, str) else value
+    good = several(names) and len(names) >= least
+    if not good or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"{option} is a column name or several in a list, got {shown(value)}")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"{option} names each column once, got {shown(twice[0])} twice")
+    return list(names)

@@ -1,0 +1,193 @@
+"""A progress bar for long jobs, by tqdm, and nothing for short ones.
+
+The bar appears after a second and is gone when the job ends. Without a terminal or a notebook, or without
+tqdm, the logger ``trainpipes`` gets a line every 10 seconds at level INFO instead. Only rank 0 shows
+anything, and no worker process. ``TQDM_DISABLE=1`` turns the bars off.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
+
+from trainpipes._internal.amount import amount
+
+__all__ = ["JobReport", "Progress", "counted"]
+
+T = TypeVar("T")
+
+log = logging.getLogger("trainpipes")
+
+#: Seconds after which a job counts as long.
+PATIENCE = 1.0
+#: Seconds from one drawing of a bar to the next, and from one line of the log to the next.
+EVERY_DRAWN = 0.2
+EVERY_LOGGED = 10.0
+
+
+class Progress:
+    """Counts how much of a job is done. Threads may share one; an ``advance`` costs less than 1 µs.
+
+    The thread that advances draws the bar, and the other threads do not wait for it.
+
+    Args:
+        job: what is done, as in "reading footers".
+        total: how many there are; None where that is unknown.
+        unit: what is counted, in the plural, or "bytes".
+
+    >>> with Progress("reading footers", total=3, unit="files") as progress:
+    ...     for _ in range(3):
+    ...         progress.advance()
+    """
+
+    def __init__(self, job: str, total: int | None, unit: str) -> None:
+        self._job = job
+        self._total = total or None
+        self._unit = unit
+        self._counting, self._drawing = threading.Lock(), threading.Lock()
+        self._bar: Any = None
+        self._done = self._before = 0
+        self._next = time.monotonic() + PATIENCE
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._drawing:
+            self._next = math.inf
+            if self._bar is not None:
+                self._bar.close()
+
+    def advance(self, count: int = 1) -> None:
+        """``count`` more are done."""
+        with self._counting:
+            self._done += count
+        if time.monotonic() >= self._next and self._drawing.acquire(blocking=False):
+            try:
+                self._draw()
+            finally:
+                self._drawing.release()
+
+    def skip(self, count: int) -> None:
+        """``count`` were done before: they do not count for the rate."""
+        self._done += count
+        self._before += count
+
+    def _draw(self) -> None:
+        if self._next == math.inf:
+            return
+        if not _may_show():
+            self._next = math.inf
+        elif _has_bar():
+            if self._bar is None:
+                self._bar = _new_bar(self._job, self._total, self._unit, self._before)
+            self._bar.update(self._done - self._bar.n)
+            self._next = time.monotonic() + EVERY_DRAWN
+        else:
+            log.info(self._line())
+            self._next = time.monotonic() + EVERY_LOGGED
+
+    def _line(self) -> str:
+        if self._unit == "bytes":
+            done, total = amount(self._done), amount(self._total or 0)
+        else:
+            done, total = f"{self._done:,}", f"{self._total or 0:,} {self._unit}"
+        if self._total is None:
+            return f"{self._job}: {done}" + f" {self._unit}" * (self._unit != "bytes")
+        return f"{self._job}: {self._done / self._total:.0%}, {done} of {total}"
+
+
+class JobReport:
+    """Shows one job after the other: the default of functions that take ``progress=``.
+
+    Args:
+        name: what all of them are about.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._job = ""
+        self._progress: Progress | None = None
+        self._done = 0
+
+    def __call__(self, job: str, done: int, total: int | None) -> None:
+        if job != self._job:
+            self.close()
+            self._job, self._done = job, done
+            self._progress = Progress(f"{job} {self._name}", total, "rows").__enter__()
+            self._progress.skip(done)
+        assert self._progress is not None
+        self._progress.advance(done - self._done)
+        self._done = done
+
+    def close(self) -> None:
+        """Take away what is shown."""
+        if self._progress is not None:
+            self._progress.__exit__(None, None, None)
+
+
+def counted(
+    items: Iterable[T], job: str, total: int | None, unit: str, size: int | None = 1
+) -> Iterator[T]:
+    """The items, with a progress bar.
+
+    Args:
+        items: any iterable.
+        job: what is done, as in "measuring padding".
+        total: how many there are in all; None where that is unknown.
+        unit: what is counted, in the plural.
+        size: how many one item counts; None for its length.
+    """
+    with Progress(job, total, unit) as progress:
+        for item in items:
+            yield item
+            progress.advance(len(item) if size is None else size)  # type: ignore[arg-type]
+
+
+def _may_show() -> bool:
+    """Whether this process is rank 0, and no worker of another process."""
+    started = dist.is_available() and dist.is_initialized()
+    if (dist.get_rank() if started else os.environ.get("RANK", "0")) not in (0, "0"):
+        return False
+    if get_worker_info() is not None or multiprocessing.current_process().daemon:
+        return False
+    # mp.spawn starts ranks as child processes.
+    return started or "RANK" in os.environ or multiprocessing.parent_process() is None
+
+
+def _has_bar() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    in_notebook = getattr(shell, "kernel", None) is not None
+    return (in_notebook or sys.stderr.isatty()) and find_spec("tqdm") is not None
+
+
+def _new_bar(job: str, total: int | None, unit: str, initial: int) -> Any:
+    with warnings.catch_warnings():  # that a notebook lacks ipywidgets: a line of text does as well
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm
+
+    bar = type("Bar", (tqdm,), {"monitor_interval": 0})  # without a thread of its own
+    is_bytes = unit == "bytes"
+    return bar(
+        desc=job, total=total, initial=initial, unit="B" if is_bytes else f" {unit}",
+        unit_scale=is_bytes, dynamic_ncols=True, leave=False, mininterval=0,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Rows in memory: Arrow, NumPy, tensors, padding."""

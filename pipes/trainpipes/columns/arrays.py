@@ -1,0 +1,159 @@
+"""Arrow's arrays as NumPy's, and the other way, in the same memory where that can be.
+
+pyarrow's own ways (``to_numpy``, ``pa.array``, ``take`` with an array of NumPy's, a number of Python's in a
+compute function) import pandas where it is installed, which takes 0.1 to 0.3 s of the first batch. These read
+and wrap Arrow's buffers instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainpipes.engine.layout import IntArray
+
+__all__ = [
+    "TEXTS", "Array", "apart", "dtype_of", "first_null", "is_number", "list_array", "offset_dtype",
+    "one_chunk", "python_to_arrow", "to_arrow", "to_numpy",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+
+#: Types of text and bytes that are offsets and content.
+TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+
+
+def to_numpy(array: pa.Array | pa.ChunkedArray) -> Array:
+    """The values as an array ``[n]``, read-only. Integers, floats and bools without a null are copied only
+    if they are bools or come in several chunks; all else is what pyarrow makes of it.
+    """
+    array = one_chunk(array)
+    dtype = dtype_of(array.type)
+    if array.null_count or dtype is None:
+        found: Array = array.to_numpy(zero_copy_only=False)
+        return found
+    if dtype == np.bool_:
+        return to_numpy(array.cast(pa.uint8())).view(np.bool_)
+    return _values(array, dtype, len(array))
+
+
+def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
+    """NumPy's type of integers, floats or bools; None for all else."""
+    if pa.types.is_boolean(kind):
+        return np.dtype(np.bool_)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return None
+    code = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
+    return np.dtype(f"{code}{kind.bit_width // 8}")
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values are integers, floats or bools."""
+    return dtype_of(kind) is not None
+
+
+def _values(array: pa.Array, dtype: npt.DTypeLike, count: int) -> Array:
+    """The first ``count`` values in an array's second buffer, from the array's offset on."""
+    if not len(array):  # there may be no buffer
+        found = np.zeros(count, dtype)
+    else:
+        start = array.offset * np.dtype(dtype).itemsize
+        found = np.frombuffer(array.buffers()[1], dtype, count, start)
+    found.flags.writeable = False
+    return found
+
+
+def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """An array ``[n]`` as Arrow's.
+
+    Args:
+        values: integers, floats and bools, copied only if they are bools or do not lie one after the
+            other; of all else, and of a masked array, pyarrow makes what it makes.
+        null: which of them are null, bool ``[n]``.
+    """
+    if values.dtype.kind not in "iufb" or isinstance(values, np.ma.MaskedArray):
+        return pa.array(values, mask=null)
+    values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    valid = None if null is None else to_arrow(~null).buffers()[1]
+    is_bool = values.dtype == np.bool_
+    kind = pa.uint8() if is_bool else pa.from_numpy_dtype(values.dtype)
+    found = pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(values)])
+    return found.cast(pa.bool_()) if is_bool else found
+
+
+def python_to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Python values of a type as an Arrow array: numbers, texts, bytes, or lists of them; of all else, and
+    where one is None, pyarrow makes what it makes.
+
+    >>> python_to_arrow([["a"], [], ["b", "c"]], pa.list_(pa.string())).to_pylist()
+    [['a'], [], ['b', 'c']]
+    """
+    dtype, plain = dtype_of(kind), all(value is not None for value in values)
+    if dtype is not None and plain:
+        return to_arrow(np.array(values, dtype))
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not plain or not (is_list or kind in TEXTS):
+        return pa.array(values, kind)
+    buffers, children = [None], []
+    if is_list:
+        children.append(python_to_arrow(list(chain.from_iterable(values)), kind.value_type))
+    else:
+        values = [value.encode() if isinstance(value, str) else value for value in values]
+        buffers.append(pa.py_buffer(b"".join(values)))
+    offsets = np.cumsum([0, *map(len, values)]).astype(offset_dtype(kind))
+    buffers.insert(1, pa.py_buffer(offsets))
+    return pa.Array.from_buffers(kind, len(values), buffers, children=children)
+
+
+def apart(array: pa.Array) -> tuple[Any, IntArray]:
+    """Lists, maps, texts or bytes taken apart, in the same memory.
+
+    Returns:
+        What they hold, one row after the other: of lists and maps an Arrow array, of others uint8
+        ``[bytes]``; and where each row starts in it, and the end: int32 or int64 ``[rows + 1]``.
+    """
+    offsets = _values(array, offset_dtype(array.type), len(array) + 1)
+    start, stop = int(offsets[0]), int(offsets[-1])
+    if start:
+        offsets = offsets - start
+    if array.type.num_fields:
+        return array.values.slice(start, stop - start), offsets
+    if start == stop:
+        return np.empty(0, np.uint8), offsets
+    return np.frombuffer(array.buffers()[2], np.uint8)[start:stop], offsets
+
+
+def offset_dtype(kind: pa.DataType) -> type[np.int32 | np.int64]:
+    """The type of the offsets of lists, maps, texts or bytes."""
+    is_ = pa.types
+    large = is_.is_large_list(kind) or is_.is_large_string(kind) or is_.is_large_binary(kind)
+    return np.int64 if large else np.int32
+
+
+def list_array(values: Array, lengths: IntArray) -> pa.Array:
+    """Rows of these lengths as an Arrow list array; ``values`` are theirs, one row after the other. They are
+    large lists where there are more values than 32 bits count."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        return pa.LargeListArray.from_arrays(to_arrow(offsets), to_arrow(values))
+    return pa.ListArray.from_arrays(to_arrow(offsets.astype(np.int32)), to_arrow(values))
+
+
+def one_chunk(column: pa.Array | pa.ChunkedArray) -> Any:
+    """A column as one array; copied only if it has several chunks."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+
+
+def first_null(array: pa.Array | pa.ChunkedArray) -> int:
+    """The row of the first null; -1 if there is none."""
+    nulls = np.flatnonzero(to_numpy(array.is_null()))
+    return int(nulls[0]) if len(nulls) else -1

@@ -1,0 +1,114 @@
+"""Names the row whose text is not UTF-8, or whose number or time Python has no value for, where something
+fails that makes Python values or tokens of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes.columns.block import Block
+from trainpipes.columns.utf8 import has_text, is_utf8
+from trainpipes.errors import UnreadableError
+
+__all__ = ["naming_bad_text"]
+
+#: Bytes of a text that a message shows.
+SHOWN = 40
+
+
+class naming_bad_text:
+    """A context that says of which row text could not be decoded.
+
+    Args:
+        block: the rows that are worked on.
+        asker: the stage that does; None for whoever iterates.
+
+    Raises:
+        UnreadableError: instead of what was raised over text of these rows that is not UTF-8, or over a
+            number or time.
+    """
+
+    __slots__ = ("_asker", "_block")
+
+    def __init__(self, block: Block, asker: object = None) -> None:
+        self._block = block
+        self._asker = asker
+
+    def __enter__(self) -> None:
+        """Nothing is looked at before something is raised."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        found = _first_bad(self._block.data) if _is_about_values(error) else None
+        if found is None:
+            return
+        asker, (number, name, what) = self._asker, found
+        problem = UnreadableError(
+            f"{'' if asker is None else f'{asker}: '}column {name!r} holds {what}",
+            stage=None if asker is None else str(asker),
+        )
+        problem._trainpipes = asker and str(asker), int(self._block.ids[number])
+        raise problem from error
+
+
+def _is_about_values(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ValueError | ArithmeticError | pa.ArrowException):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _first_bad(data: Any) -> tuple[int, str, str] | None:
+    """The first row with a value that Python cannot have, its column, and what it holds."""
+    found: tuple[int, str, str] | None = None
+    if not isinstance(data, pa.Table):
+        return None
+    for name, column in zip(data.column_names, data.columns, strict=True):
+        first = 0
+        for chunk in column.chunks:
+            bad = _bad_in(chunk)
+            if bad is not None and (found is None or first + bad[0] < found[0]):
+                found = first + bad[0], name, bad[1]
+            if bad is not None:
+                break
+            first += len(chunk)
+    return found
+
+
+def _bad_in(array: Any) -> tuple[int, str] | None:
+    text = has_text(array.type) and not is_utf8(array)
+    if not text and not _may_be_beyond_python(array.type):
+        return None
+    for row in range(len(array)):  # of nested columns, Arrow has looked at others, too
+        try:
+            array[row].as_py()
+        except UnicodeDecodeError as error:
+            shown = _shown(bytes(error.object), error.start)
+            return row, (
+                f"text that is not UTF-8: {shown}; write the file as UTF-8, or if it is Parquet, take "
+                'read_parquet(errors="replace")'
+            )
+        except (ValueError, ArithmeticError) as error:
+            return row, (
+                f"a value that Python has none for, as {array.type}: {str(error)[:SHOWN]}; mend the file, or "
+                "leave the column out by columns=[...]"
+            )
+    return None
+
+
+def _shown(text: bytes, place: int) -> str:
+    part = text[max(0, place - SHOWN // 2) :][:SHOWN]
+    return f"{part!r}{'' if len(text) <= SHOWN else ' …'}"
+
+
+def _may_be_beyond_python(kind: Any) -> bool:
+    """Whether values of an Arrow type, or what is in them, can be none of Python's."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _may_be_beyond_python(kind.value_type)
+    return bool(
+        types.is_temporal(kind)
+        or types.is_decimal(kind)
+        or any(_may_be_beyond_python(kind.field(n).type) for n in range(kind.num_fields))
+    )

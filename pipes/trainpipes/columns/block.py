@@ -1,0 +1,234 @@
+"""Rows that travel together, and who each of them is. Any thread may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.columns.payload import (
+    Payload,
+    join_payloads,
+    payload_bytes,
+    payload_rows,
+    slice_payload,
+    take_payload,
+)
+from trainpipes.columns.pieces import Pieces
+from trainpipes.engine.layout import IntArray
+
+__all__ = ["Block", "Each", "Part"]
+
+#: A number that all rows share, or one of each row: int64 ``[rows]``.
+Each: TypeAlias = "int | IntArray"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one payload, yet to be gathered: those at ``index``, int64 ``[rows]``; None for all of it."""
+
+    data: Payload
+    index: IntArray | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.data) if self.index is None else len(self.index)
+
+    def slice(self, start: int, stop: int) -> Piece:
+        if self.index is None:
+            return Piece(slice_payload(self.data, start, stop), None)
+        return Piece(self.data, self.index[start:stop])
+
+    def gathered(self) -> Payload:
+        return self.data if self.index is None else take_payload(self.data, self.index)
+
+
+def _one(pieces: Sequence[Piece]) -> Piece:
+    """All rows of some pieces, gathered if they are several."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Piece(join_payloads([piece.gathered() for piece in pieces]), None)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Micro-batches of a block whose rows are in one payload.
+
+    Args:
+        data: the payload, which may have rows of others, too.
+        index: places of their rows in it, int64 ``[rows]``; None for all of it.
+        bounds: first row of each micro-batch among these, and the end, int64 ``[batches + 1]``.
+    """
+
+    data: Payload
+    index: IntArray | None
+    bounds: IntArray
+
+
+class Block:
+    """Rows that travel together. Gathered when somebody asks for them as a whole.
+
+    Args:
+        data: the rows.
+        ids: number of each row in file order over all files, int64 ``[rows]``: who it is, for
+            errors and for randomness by row.
+        index: places of the rows in ``data``, int64 ``[rows]``, where they are yet to be gathered;
+            None where ``data`` is just them.
+        epoch: in which they are read.
+        part: which one it is of those of the same id and epoch, where there may be several: a sampler
+            may draw a row twice, and a document may be packed into several rows.
+
+    Attributes:
+        made_of: of rows that are packed, what each is made of; None of others.
+    """
+
+    __slots__ = ("_pieces", "epoch", "ids", "made_of", "part")
+
+    def __init__(
+        self,
+        data: Payload,
+        ids: IntArray,
+        index: IntArray | None = None,
+        *,
+        epoch: Each = 0,
+        part: Each = 0,
+    ) -> None:
+        self._pieces = [Piece(data, index)]
+        self.ids = ids
+        self.epoch = epoch
+        self.part = part
+        self.made_of: Pieces | None = None
+
+    @staticmethod
+    def join(blocks: Sequence[Block]) -> Block:
+        """All rows of the blocks, one after the other."""
+        if len(blocks) == 1:
+            return blocks[0]
+        sizes = [len(block) for block in blocks]
+        epoch = _joined([block.epoch for block in blocks], sizes)
+        part = _joined([block.part for block in blocks], sizes)
+        found = Block([], np.concatenate([block.ids for block in blocks]), epoch=epoch, part=part)
+        found._pieces = [piece for block in blocks for piece in block._pieces]
+        if any(block.made_of is not None for block in blocks):
+            found.made_of = Pieces.join(
+                [block.made_of or Pieces.whole(block.ids, block.epoch) for block in blocks]
+            )
+        return found
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _piece(self) -> Piece:
+        """All rows as one piece."""
+        if len(self._pieces) > 1:
+            self._pieces = [_one(self._pieces)]
+        return self._pieces[0]
+
+    @property
+    def data(self) -> Payload:
+        """The rows, gathered."""
+        piece = self._piece()
+        if piece.index is not None:
+            self._pieces = [piece := Piece(piece.gathered(), None)]
+        return piece.data
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, gathered; 0 for Python objects, of which that cannot be told."""
+        return payload_bytes(self.data)
+
+    @property
+    def within(self) -> Payload:
+        """What the rows, or the first of them, are picked from: for a look at their kind."""
+        return self._pieces[0].data
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether the rows are Arrow's, told without gathering them."""
+        return all(isinstance(piece.data, pa.Table) for piece in self._pieces)
+
+    def parts(self, bounds: IntArray) -> list[Part]:
+        """The micro-batches cut at ``bounds`` int64 ``[batches + 1]``, in order, without gathering them
+        but for those that lie in several payloads."""
+        if len(self._pieces) == 1:
+            return [Part(self._pieces[0].data, self._pieces[0].index, bounds)]
+        ends = np.cumsum([piece.rows for piece in self._pieces])
+        # The piece in which each micro-batch begins, and that in which it ends.
+        begins_in = np.searchsorted(ends, bounds[:-1], side="right")
+        ends_in = np.searchsorted(ends, bounds[1:])
+        found: list[Part] = []
+        k = 0
+        while k < len(ends_in):
+            is_whole = begins_in[k] >= ends_in[k]
+            stop = int(np.searchsorted(ends_in, ends_in[k], side="right")) if is_whole else k + 1
+            piece = _one(self._between(int(bounds[k]), int(bounds[stop])))
+            found.append(Part(piece.data, piece.index, bounds[k : stop + 1] - bounds[k]))
+            k = stop
+        return found
+
+    def _between(self, start: int, stop: int) -> list[Piece]:
+        """Rows ``start`` to ``stop``."""
+        found: list[Piece] = []
+        first = 0
+        for piece in self._pieces:
+            low, high = max(0, start - first), min(piece.rows, stop - first)
+            if low < high:
+                found.append(piece if high - low == piece.rows else piece.slice(low, high))
+            first += piece.rows
+        return found
+
+    def take(self, index: IntArray) -> Block:
+        """The rows at ``index``, in that order."""
+        piece = self._piece()
+        below = index if piece.index is None else piece.index[index]
+        epoch, part = _at(self.epoch, index), _at(self.part, index)
+        found = Block(piece.data, self.ids[index], below, epoch=epoch, part=part)
+        return found if self.made_of is None else found._made_of(self.made_of.at(index))
+
+    def slice(self, start: int, stop: int) -> Block:
+        """Rows ``start`` to ``stop``, without a copy where the payload allows it."""
+        rows = slice(start, stop)
+        piece = self._piece().slice(start, stop)
+        epoch, part = _at(self.epoch, rows), _at(self.part, rows)
+        found = Block(piece.data, self.ids[rows], piece.index, epoch=epoch, part=part)
+        return found if self.made_of is None else found._made_of(self.made_of.at(rows))
+
+    def rows(self) -> list[Any]:
+        """One Python object a row: for Arrow rows a dict, as ``python_rows`` makes it."""
+        return payload_rows(self.data)
+
+    def with_data(self, data: Payload) -> Block:
+        return Block(data, self.ids, epoch=self.epoch, part=self.part)._made_of(self.made_of)
+
+    def with_columns(self, change: Callable[[pa.Table], pa.Table]) -> Block:
+        """Arrow rows with other columns, made without looking at any row."""
+        found = self.of_epoch(self.epoch)
+        found._pieces = [Piece(change(piece.data), piece.index) for piece in self._pieces]
+        return found
+
+    def of_epoch(self, epoch: Each) -> Block:
+        """The same rows, read in an epoch."""
+        found = Block([], self.ids, epoch=epoch, part=self.part)
+        found._pieces = self._pieces
+        return found._made_of(self.made_of)
+
+    def _made_of(self, pieces: Pieces | None) -> Block:
+        self.made_of = pieces
+        return self
+
+
+def _at(values: Each, rows: IntArray | slice) -> Each:
+    return values if isinstance(values, int) else values[rows]
+
+
+def _joined(values: Sequence[Each], sizes: Sequence[int]) -> Each:
+    """Those of all blocks: one number where they share it."""
+    first = values[0]
+    if isinstance(first, int) and all(isinstance(v, int) and v == first for v in values):
+        return first
+    return np.concatenate(
+        [np.broadcast_to(v, size) for v, size in zip(values, sizes, strict=True)]
+    ).astype(np.int64, copy=False)

@@ -1,0 +1,60 @@
+"""Rows of numbers as strings of bytes.
+
+Arrow's functions on binary strings copy and cut rows as a whole, thousands in a call, without the
+interpreter's lock: several times as fast as gathering numbers one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainpipes.columns.arrays import Array, apart
+from trainpipes.engine.layout import IntArray
+
+__all__ = ["cut_rows"]
+
+
+def cut_rows(
+    values: Array, offsets: Any, length: int, side: Literal["pre", "post"]
+) -> tuple[Array, IntArray]:
+    """Rows of ``length`` values at most, cut at their starts ("pre") or ends ("post").
+
+    Args:
+        values: of a type that is plain bytes, ``[values, ...]``.
+        offsets: where each row starts in them, and the end, integers ``[rows + 1]``, ascending.
+        length: values of a row, at most.
+        side: that is cut.
+
+    Returns:
+        Their values, one row after the other, read-only, and their lengths, int64 ``[rows]``.
+
+    >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "pre")
+    (array([1, 3, 4]), array([1, 2]))
+    """
+    size = length * _unit(values)
+    strings = _strings(values, offsets)
+    from_end = side == "pre" and size
+    kept = pc.binary_slice(strings, -size) if from_end else pc.binary_slice(strings, 0, size)
+    return _values(kept, values)
+
+
+def _unit(values: Array) -> int:
+    """Bytes of one of ``values``."""
+    return values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
+
+
+def _strings(values: Array, offsets: Any) -> Any:
+    edges = np.asarray(offsets).astype(np.int64) * _unit(values)
+    data = pa.py_buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    buffers = [None, pa.py_buffer(edges), data]
+    return pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
+
+
+def _values(strings: Any, like: Array) -> tuple[Array, IntArray]:
+    """The values of rows that lie one after the other, and the rows' lengths."""
+    content, edges = apart(strings)
+    return content.view(like.dtype).reshape(-1, *like.shape[1:]), np.diff(edges) // _unit(like)

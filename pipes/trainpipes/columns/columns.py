@@ -1,0 +1,253 @@
+"""Columns of rows in the forms that users' functions take: Arrow, NumPy, torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from trainpipes._internal.shown import shown
+from trainpipes.columns.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
+from trainpipes.columns.bad_cell import BadCell
+from trainpipes.columns.fixed_lists import array_of, fixed_shape, lists_of
+from trainpipes.columns.payload import Payload, payload_rows
+from trainpipes.columns.row_types import NoColumn, as_array
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.columns.value_column import column_of
+from trainpipes.errors import SchemaError, TrainpipesError
+
+__all__ = ["from_columns", "table_of", "to_columns", "untyped_columns"]
+
+
+def table_of(data: Payload, asker: object) -> pa.Table:
+    """Rows as an Arrow table: columns as they are, or tensors with names. Python objects have become columns
+    before, by one schema for all (``AsColumns``), if they can.
+
+    Raises:
+        SchemaError: they have no columns.
+    """
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, TensorRows) and data.names is not None:
+        return pa.table(dict(zip(data.names, map(_array, data.tensors), strict=True)))
+    kind = type(payload_rows(data)[0]).__name__ if len(data) else "nothing"
+    raise SchemaError(
+        f"{asker} works on columns, so that each row must be a dict, got {kind}; make dicts "
+        "with map() first",
+        stage=str(asker),
+    )
+
+
+def to_columns(table: pa.Table, format: str) -> Any:
+    """A table in the form ``format`` names; ``[rows, ...]`` arrays where columns are even.
+
+    The form of a column follows from its type alone, not from the rows that happen to be at hand.
+
+    Raises:
+        BadCell: a null where the array of a column has no place for one.
+    """
+    if format == "arrow":
+        return table
+    columns = zip(table.column_names, table.columns, strict=True)
+    if format == "numpy":
+        return {name: _numpy(column, name) for name, column in columns}
+    return {
+        name: column.to_pylist()
+        if pa.types.is_temporal(column.type)
+        else _tensor(_numpy(column, name))
+        for name, column in columns
+    }
+
+
+def _numpy(column: pa.ChunkedArray, name: str) -> Array:
+    array = one_chunk(column)
+    if fixed_shape(array.type) is not None:
+        found = array_of(array)
+        if found is None:
+            raise _no_null(array, name, lambda part: array_of(part) is None)
+        return found
+    if _holds_records(
+        array.type
+    ):  # Arrow would make floats of their integers where there are nulls
+        rows = np.empty(len(array), dtype=object)
+        rows[:] = array.to_pylist()
+        return rows
+    _refuse_null(array, name)
+    return to_numpy(array)
+
+
+def _holds_records(kind: pa.DataType) -> bool:
+    while pa.types.is_nested(kind) and not (pa.types.is_struct(kind) or pa.types.is_map(kind)):
+        if pa.types.is_union(kind):
+            return True
+        kind = kind.value_type
+    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
+
+
+def _refuse_null(array: pa.Array, name: str) -> None:
+    """Refuse a null among integers or bools, in lists too: arrays with one would be of another dtype."""
+    leaf = _leaf(array)
+    exact = is_number(leaf.type) and not pa.types.is_floating(leaf.type)
+    if exact and leaf.null_count:
+        raise _no_null(array, name, lambda part: _leaf(part).null_count > 0)
+
+
+def _leaf(array: pa.Array) -> pa.Array:
+    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        array = array.flatten()
+    return array
+
+
+def _no_null(array: pa.Array, name: str, has_null: Callable[[pa.Array], bool]) -> BadCell:
+    """What to raise over the first row with a null, in a column that has one."""
+    low, high = 0, len(array)  # rows up to low hold none, those up to high do
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if has_null(array.slice(low, middle - low)) else (middle, high)
+    return BadCell(
+        low,
+        f"column {name!r} holds a null, which a NumPy array of {array.type} cannot hold: fill it in a "
+        'map_batches(format="arrow"), drop such rows with filter(), or leave the column out with select()',
+    )
+
+
+def _tensor(value: Any) -> Any:
+    """A column as a tensor; a list of tensors where rows are ragged, and of Python values where they are no
+    numbers."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == object:
+        return [_tensor(row) for row in value]
+    return torch.from_numpy(np.array(value)) if value.dtype.kind in "biuf" else value.tolist()
+
+
+#: The type of a column that holds Python values, by its name; None where none is known.
+TypeOf: TypeAlias = Callable[[str], "pa.DataType | None"]
+
+
+def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> pa.Table:
+    """What a function returned as an Arrow table: a table, or a dict of arrays or tensors.
+
+    Args:
+        columns: what it returned.
+        asker: the stage, for messages.
+        type_of: the types of columns of Python values, which say nothing of them but by what they happen
+            to hold; None to take that.
+    """
+    if isinstance(columns, pa.RecordBatch):
+        columns = pa.Table.from_batches([columns])
+    if not isinstance(columns, Mapping | pa.Table):
+        raise SchemaError(
+            f"{asker}: the function returns a dict of columns or a pyarrow.Table, got "
+            f"{type(columns).__name__}",
+            stage=str(asker),
+        )
+    if isinstance(columns, pa.Table):
+        names = columns.column_names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SchemaError(
+                f"{asker}: the function returned a table with two columns {twice[0]!r}, of which a "
+                "row can have only one: give them different names",
+                stage=str(asker),
+            )
+        return columns
+    arrays = {name: _returned(column, name, asker, type_of) for name, column in columns.items()}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise SchemaError(
+            f"{asker}: the columns that the function returns must be equally long, got "
+            + ", ".join(f"{length} in {name!r}" for name, length in lengths.items()),
+            stage=str(asker),
+        )
+    return pa.table(arrays)
+
+
+def _returned(column: Any, name: Any, asker: object, type_of: TypeOf | None) -> Any:
+    """One column that a function returned."""
+    try:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a column is a string, got {name!r:.40}")
+        if isinstance(column, str | bytes | Mapping) or getattr(column, "ndim", 1) == 0:
+            raise TypeError(f"one {type(column).__name__} for all rows; give one value for each")
+        if type_of is not None and _is_untyped(column):
+            return _of_values(list(column), name, asker, type_of(name))
+        return _array(column)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, TrainpipesError):
+            raise
+        raise SchemaError(
+            f"{asker}: the function returned values in {name!r} that cannot be made a column: {error}",
+            stage=str(asker),
+        ) from error
+
+
+def _of_values(values: list[Any], name: str, asker: object, kind: pa.DataType | None) -> Any:
+    """A column of Python values, of the type that those of the first rows have."""
+    if kind is None:
+        raise SchemaError(
+            f"{asker}: the function returned a column {name!r} that it did not for the first rows: have it "
+            "return the same columns each time",
+            stage=str(asker),
+        )
+    try:
+        return column_of(values, kind)
+    except NoColumn:
+        number = next(k for k, value in enumerate(values) if not _fits(value, kind))
+        raise BadCell(
+            number,
+            f"column {name!r} has {shown(values[number], 60)}, and for the first rows it held {kind}: have "
+            "the function return values of one type, or Arrow arrays of a type",
+        ) from None
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        column_of([value], kind)
+    except NoColumn:
+        return False
+    return True
+
+
+def untyped_columns(columns: Any) -> dict[str, list[Any]]:
+    """Of what a function returned, the columns of Python values, whose type is to be found."""
+    if not isinstance(columns, Mapping):
+        return {}
+    return {name: list(column) for name, column in columns.items() if _is_untyped(column)}
+
+
+def _is_untyped(column: Any) -> bool:
+    if isinstance(column, np.ndarray):
+        return bool(column.dtype == object)
+    return isinstance(column, list | tuple)
+
+
+def _array(column: Any) -> Any:
+    if isinstance(column, pa.Array | pa.ChunkedArray):
+        return column
+    if isinstance(column, torch.Tensor):
+        column = as_array(column)
+    if isinstance(column, np.ndarray):
+        if not column.dtype.isnative:
+            column = column.astype(column.dtype.newbyteorder("="))
+        if column.ndim > 1:
+            return lists_of(column)
+        if column.dtype != object:
+            return to_arrow(column)
+        column = list(column)
+    if isinstance(column, list | tuple):
+        return pa.array([_lists_of_arrays(value) for value in column])
+    return pa.array(column)
+
+
+def _lists_of_arrays(value: Any) -> Any:
+    """A row as Arrow takes it. Arrays keep their dtype, which Python's numbers would lose; those of several
+    dimensions are lists of them."""
+    if isinstance(value, torch.Tensor):
+        value = as_array(value)
+    if isinstance(value, np.ndarray):
+        return [_lists_of_arrays(row) for row in value] if value.ndim > 1 else value[()]
+    return value

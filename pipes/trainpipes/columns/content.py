@@ -1,0 +1,185 @@
+"""Digests of all that tables and tensors hold, by SHA-256.
+
+Equal rows of equal types have equal digests, however they lie in memory: in other chunks, as a slice,
+with other dictionaries. Costs one pass over the bytes, about 1 GB/s in each thread; kept for each object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from trainpipes.columns.arrays import TEXTS, apart, to_numpy
+
+__all__ = ["table_digest", "tensor_digest"]
+
+#: Rows of a column, and bytes of a tensor, that are hashed in one piece.
+PIECE_ROWS, PIECE_BYTES = 1 << 16, 8 << 20
+#: Bytes from which on several threads hash, and how many at most.
+MANY_BYTES, MOST_THREADS = 32 << 20, 8
+
+#: Digests of objects that are still there: by id, with what else must be the same.
+_known: dict[int, tuple[Any, Any, str]] = {}
+
+
+def table_digest(table: pa.Table) -> str:
+    """A digest of a table's names, types and rows, 64 hexadecimal digits."""
+
+    def made() -> str:
+        fields = [(field.name, str(field.type)) for field in table.schema]
+        pieces = [
+            partial(_piece, column.slice(start, PIECE_ROWS))
+            for column in table.columns
+            for start in range(0, len(table), PIECE_ROWS)
+        ]
+        return _joined(repr((fields, len(table))), pieces, table.nbytes)
+
+    return _once(table, None, made)
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """A digest of a tensor's shape, dtype and numbers, 64 hexadecimal digits."""
+
+    def made() -> str:
+        rows = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
+        row_bytes = max(1, rows[:1].nbytes)
+        step = max(1, PIECE_BYTES // row_bytes)
+        pieces = [partial(_tensor_piece, rows[n : n + step]) for n in range(0, len(rows), step)]
+        return _joined(repr((tuple(tensor.shape), str(tensor.dtype))), pieces, rows.nbytes)
+
+    # Counts changes in place; those by way of an array that shares its memory are not seen.
+    changes = None if tensor.is_inference() else tensor._version
+    return _once(tensor, changes, made)
+
+
+def _once(value: Any, state: Any, make: Callable[[], str]) -> str:
+    key = id(value)
+    known = _known.get(key)
+    if known is not None and known[0]() is value and known[1] == state:
+        return known[2]
+    found = make()
+    _known[key] = weakref.ref(value, lambda _: _known.pop(key, None)), state, found
+    return found
+
+
+def _joined(about: str, pieces: Sequence[Callable[[], bytes]], size: int) -> str:
+    digest = hashlib.sha256(about.encode())
+    threads = min(MOST_THREADS, os.cpu_count() or 1, len(pieces))
+    if size < MANY_BYTES or threads < 2:
+        for piece in pieces:
+            digest.update(piece())
+    else:
+        with ThreadPoolExecutor(threads, "trainpipes-digests") as pool:
+            for found in pool.map(lambda piece: piece(), pieces):
+                digest.update(found)
+    return digest.hexdigest()
+
+
+def _tensor_piece(rows: torch.Tensor) -> bytes:
+    whole = rows.resolve_conj().resolve_neg().cpu().contiguous()
+    return hashlib.sha256(whole.reshape(-1).view(torch.uint8).numpy().data).digest()
+
+
+def _piece(column: pa.ChunkedArray) -> bytes:
+    streams = _Streams()
+    for chunk in column.chunks:
+        streams.add(chunk, "")
+    return streams.digest()
+
+
+class _Streams:
+    """Digests of what an array is made of: nulls, lengths and values of each level, each as one stream
+    of bytes, so that it does not matter where chunks end."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[str, Any] = {}
+        self._rows: dict[str, int] = {}
+
+    def digest(self) -> bytes:
+        found = [(path, one.hexdigest()) for path, one in sorted(self._hashes.items())]
+        return hashlib.sha256(repr((found, sorted(self._rows.items()))).encode()).digest()
+
+    def _feed(self, path: str, content: Any) -> None:
+        if path not in self._hashes:
+            self._hashes[path] = hashlib.sha256()
+        self._hashes[path].update(content)
+
+    def add(self, array: pa.Array, path: str) -> None:
+        """Rows that follow those that were added before.
+
+        Args:
+            array: the rows.
+            path: of the level in nested types.
+        """
+        if not len(array):
+            return
+        first = self._rows.get(path, 0)
+        self._rows[path] = first + len(array)
+        array = _plain(array)
+        kind = array.type
+        if pa.types.is_null(kind):
+            return
+        if _is_odd(kind):  # Arrow has no way to bring these into one form: row by row
+            for value in array.to_pylist():
+                self._feed(path, f"{value!r}\n".encode("utf-8", "backslashreplace"))
+            return
+        if array.null_count:
+            nulls = np.flatnonzero(to_numpy(array.is_null())) + first
+            self._feed(f"{path}?", nulls.astype("<i8"))
+            array = array.drop_null()  # what lies below a null may be anything
+            if not len(array):
+                return
+        self._values(array, kind, path)
+
+    def _values(self, array: pa.Array, kind: pa.DataType, path: str) -> None:
+        """Rows without nulls."""
+        is_ = pa.types
+        if is_.is_boolean(kind):
+            self._feed(path, array.cast(pa.uint8()).buffers()[1])
+        elif is_.is_struct(kind):
+            for number in range(kind.num_fields):
+                self.add(array.field(number), f"{path}.{number}")
+        elif is_.is_fixed_size_list(kind):
+            size = kind.list_size
+            self.add(array.values.slice(array.offset * size, len(array) * size), f"{path}*")
+        elif is_.is_list(kind) or is_.is_large_list(kind) or is_.is_map(kind):
+            values, offsets = apart(array)
+            self._feed(f"{path}#", np.diff(offsets).astype("<i8"))
+            self.add(values, f"{path}*")
+        elif kind in TEXTS:
+            content, offsets = apart(array)
+            self._feed(f"{path}#", np.diff(offsets).astype("<i8"))
+            if len(content):
+                self._feed(path, content)
+        elif kind.bit_width:  # all others are of one width
+            width = kind.bit_width // 8
+            self._feed(path, array.buffers()[1][array.offset * width :][: len(array) * width])
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """The same values in a type that has one way to lie in memory."""
+    if isinstance(array, pa.ExtensionArray):
+        return _plain(array.storage)
+    kind, is_ = array.type, pa.types
+    if is_.is_dictionary(kind):
+        return _plain(array.dictionary_decode())
+    if is_.is_run_end_encoded(kind):
+        return _plain(pc.run_end_decode(array))
+    if is_.is_string_view(kind) or is_.is_binary_view(kind):
+        return array.cast(pa.large_binary())
+    return array
+
+
+def _is_odd(kind: pa.DataType) -> bool:
+    is_ = pa.types
+    return bool(is_.is_union(kind) or is_.is_list_view(kind) or is_.is_large_list_view(kind))

@@ -1,0 +1,109 @@
+"""What rows are made of, and what may be done with them without looking at one by itself. A payload is one of
+
+- ``pyarrow.Table``: columns, the built-in path;
+- ``TensorRows``: tensors with a common first dimension (``from_tensors``);
+- ``list``: opaque Python objects, one a row (``from_dataset``, or after a row function).
+
+Payloads are never changed, and any thread may ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.columns.arrays import to_arrow
+from trainpipes.columns.fixed_lists import python_rows
+from trainpipes.columns.gathered import gathered
+from trainpipes.columns.joined import Joining
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
+
+__all__ = [
+    "Payload", "join_payloads", "payload_bytes", "payload_rows", "slice_payload", "take_payload",
+]  # fmt: skip
+
+Payload: TypeAlias = "pa.Table | TensorRows | list[Any]"
+
+
+def take_payload(data: Payload, index: IntArray) -> Payload:
+    """The rows at ``index``."""
+    if isinstance(data, list):
+        return [data[i] for i in index.tolist()]
+    if isinstance(data, TensorRows):
+        return data.take(index)
+    return _take_rows(data, index)
+
+
+def slice_payload(data: Payload, start: int, stop: int) -> Payload:
+    """Rows ``start`` to ``stop``, views where the payload has any."""
+    if isinstance(data, list):
+        return data[start:stop]
+    if isinstance(data, TensorRows):
+        return data.slice(start, stop)
+    return data.slice(start, stop - start)
+
+
+def payload_bytes(data: Payload) -> int:
+    """Bytes of rows in memory; 0 for Python objects, of which that cannot be told."""
+    return 0 if isinstance(data, list) else int(data.nbytes)
+
+
+def payload_rows(data: Payload) -> list[Any]:
+    """One Python object a row: for Arrow rows a dict, as ``python_rows`` makes it."""
+    if isinstance(data, list):
+        return data
+    return data.rows() if isinstance(data, TensorRows) else python_rows(data)
+
+
+def join_payloads(parts: Iterable[Payload], rows: int | None = None) -> Payload:
+    """All rows of the payloads, one after the other; Arrow columns come out in one chunk.
+
+    Args:
+        parts: the payloads; Arrow ones are not held once the next one is taken.
+        rows: how many there will be; counted if None.
+    """
+    if rows is None:
+        parts = list(parts)
+        rows = sum(map(len, parts))
+    coming = iter(parts)
+    joining: Joining | None = None
+    others: list[Payload] = []
+    for part in coming:
+        if not isinstance(part, pa.Table):
+            others = [part, *coming]
+            break
+        joining = joining or Joining(rows)
+        joining.add(part)
+        del part
+    if joining is not None:
+        if not others:
+            return joining.table()
+        others.insert(0, joining.table())
+    tensors = [part for part in others if isinstance(part, TensorRows)]
+    if len(tensors) == len(others):
+        return tensors[0].joined(tensors[1:])
+    return [row for part in others for row in payload_rows(part)]
+
+
+def _take_rows(table: pa.Table, index: IntArray) -> pa.Table:
+    try:
+        return gathered(table, index)
+    except pa.ArrowInvalid:  # chunks that together hold more than 32-bit offsets count
+        columns = [_taken_by_chunk(column, index) for column in table.columns]
+        return pa.table(columns, schema=table.schema)
+
+
+def _taken_by_chunk(column: pa.ChunkedArray, index: IntArray) -> pa.Array:
+    firsts = np.cumsum([0, *map(len, column.chunks)])
+    chunk_of = np.searchsorted(firsts, index, side="right") - 1
+    parts = [
+        column.chunk(n).take(to_arrow(index[chunk_of == n] - firsts[n]))
+        for n in np.unique(chunk_of).tolist()
+    ]
+    place = np.empty(len(index), dtype=np.int64)
+    place[np.argsort(chunk_of, kind="stable")] = np.arange(len(index))
+    return pa.concat_arrays(parts).take(to_arrow(place))

@@ -1,0 +1,253 @@
+"""Rows of different lengths to rectangles.
+
+A rectangle is cut out of all rows' values in one step, as stretches of its width, of which the ends are then
+blanked out: nothing is done row by row. The values stay as they are stored, and are widened in the
+rectangle alone. Each rectangle has memory of its own, and can be kept without the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from trainpipes.engine.layout import IntArray
+
+__all__ = ["PadSide", "RaggedRows", "Rectangles", "widths_of"]
+
+PadSide = Literal["pre", "post"]
+
+Array = npt.NDArray[Any]
+Rectangle = tuple[Array, "Array | None"]
+
+#: Kinds and sizes of numbers of which rectangles are cut as plain bits.
+PLAIN = {f"{kind}{size}" for kind in "iufb" for size in (1, 2, 4, 8)}
+
+
+class RaggedRows:
+    """Rows of different lengths, and how rectangles are made of them.
+
+    Args:
+        values: of all rows, ``[values, ...]``.
+        starts: where each row starts among them, int64 ``[rows]``.
+        lengths: of each row, int64 ``[rows]``.
+        value: what fills the cells beside a row.
+        dtype: of the rectangles.
+        max_length: width L of all rectangles, where longer rows are cut; None for the length of
+            the longest row in each.
+        multiple: widths are rounded up to a multiple of this.
+        padding: the side that is filled up.
+        truncating: the side that is cut.
+        mask: dtype of what says which cells are real; None if nobody asks.
+
+    >>> rows = RaggedRows(
+    ...     np.array([1, 2, 3]), np.array([0, 1]), np.array([1, 2]), 0, dtype=np.int64, mask=np.bool_
+    ... )
+    >>> cells, real = rows.rectangles(None, np.array([0, 2]))[0]
+    >>> cells
+    array([[1, 0],
+           [2, 3]])
+    """
+
+    def __init__(
+        self,
+        values: Array,
+        starts: IntArray,
+        lengths: IntArray,
+        value: Any,
+        *,
+        dtype: npt.DTypeLike,
+        max_length: int | None = None,
+        multiple: int = 1,
+        padding: PadSide = "post",
+        truncating: PadSide = "post",
+        mask: npt.DTypeLike | None = None,
+    ) -> None:
+        if max_length is not None and int(lengths.max(initial=0)) > max_length:
+            kept = np.minimum(lengths, max_length)
+            starts = starts + (lengths - kept) if truncating == "pre" else starts
+            lengths = kept
+        self.values = np.ascontiguousarray(values)
+        self.starts, self.lengths = starts, lengths
+        self.max_length, self.multiple = max_length, multiple
+        self.side = padding
+        self.value, self.dtype = value, np.dtype(dtype)
+        self.mask = None if mask is None else np.dtype(mask)
+        self.inner: tuple[int, ...] = self.values.shape[1:]
+        #: Whether rectangles are cut as stretches, whose ends are blanked out.
+        self.plain = _is_plain(self.dtype) and _is_plain(self.values.dtype)
+        # Multiplied by 0 or 1 cells are exact as integers; floats are taken as such.
+        kind = self.dtype if self.dtype.kind in "iu" else f"u{self.dtype.itemsize}"
+        self.bits = np.dtype(kind) if self.plain else np.dtype(np.bool_)
+        # What is blanked out with zeros becomes the value when some bits are turned over.
+        self.flip = np.array(value, self.dtype).view(self.bits) if self.plain else None
+        self._views: dict[int, Array] = {}
+
+    @property
+    def average_bytes(self) -> float:
+        """Bytes of an average row of a rectangle, about."""
+        inner = int(np.prod(self.inner, dtype=np.int64))
+        mask = 0 if self.mask is None else self.mask.itemsize
+        length = self.max_length or 2 * float(self.lengths.mean() if len(self.lengths) else 0)
+        return length * (self.dtype.itemsize * inner + mask)
+
+    def rectangles(self, index: IntArray | None, bounds: IntArray) -> Rectangles:
+        """Rectangles of some rows.
+
+        Args:
+            index: the rows' numbers, int64 ``[some]``; None for all.
+            bounds: first of them in each rectangle, and the end, int64 ``[rectangles + 1]``.
+        """
+        return Rectangles(self, index, bounds)
+
+    def stretches(self, width: int) -> Array:
+        """All stretches of that many values, overlapping, as rows of a view."""
+        found = self._views.get(width)
+        if found is None:
+            found = self._views[width] = _stretches(self.values, width)
+        return found
+
+
+class Rectangles(Sequence[Rectangle]):
+    """Rows of different lengths as rectangles of several rows each, made as they are asked for.
+
+    Each is its cells ``[B, L, ...]``, in memory of their own, and 1 for those that are real, 0 for
+    others, ``[B, L]``, or None where nobody asks. See ``RaggedRows.rectangles``.
+    """
+
+    def __init__(self, rows: RaggedRows, index: IntArray | None, bounds: IntArray) -> None:
+        self._rows = rows
+        starts = rows.starts if index is None else rows.starts[index]
+        self._lengths = lengths = rows.lengths if index is None else rows.lengths[index]
+        self._edges: list[int] = bounds.tolist()
+        widths = widths_of(lengths, bounds, rows.max_length, rows.multiple)
+        self._widths: list[int] = widths.tolist()
+        if rows.side == "pre":
+            starts = starts + lengths - np.repeat(widths, np.diff(bounds))
+        self._starts = starts
+        # Of these a stretch would begin or end beside the values.
+        outside = np.flatnonzero(starts < 0) if rows.side == "pre" else self._after(starts, widths)
+        self._outside = set((np.searchsorted(bounds, outside, side="right") - 1).tolist())
+
+    def _after(self, starts: IntArray, widths: IntArray) -> IntArray:
+        """Rows whose stretch ends after the values."""
+        late = np.flatnonzero(starts > len(self._rows.values) - int(widths.max(initial=0)))
+        return late.astype(np.int64, copy=False)
+
+    def __len__(self) -> int:
+        return len(self._widths)
+
+    @overload
+    def __getitem__(self, k: int) -> Rectangle: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[Rectangle]: ...
+    def __getitem__(self, k: int | slice) -> Rectangle | list[Rectangle]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(*k.indices(len(self)))]
+        rows, width = self._rows, self._widths[k]
+        start, stop = self._edges[k], self._edges[k + 1]
+        lengths = self._lengths[start:stop]
+        if not rows.plain or k in self._outside or start == stop:
+            return self._row_by_row(start, stop, width)
+        ones = _ones(lengths, width, rows.side, rows.bits)
+        cells = rows.stretches(width)[self._starts[start:stop]]
+        if rows.inner:
+            cells = cells.reshape(stop - start, width, *rows.inner)
+        if cells.dtype != rows.dtype:
+            cells = cells.astype(rows.dtype)
+        self._blank(cells, ones)
+        return cells, self._mask(ones, lengths, width)
+
+    def _blank(self, cells: Array, ones: Array) -> None:
+        """Put the value where there are no ones."""
+        rows = self._rows
+        bits = cells if cells.dtype == rows.bits else cells.view(rows.bits)
+        if rows.inner:
+            ones = ones.reshape(*ones.shape, *(1,) * len(rows.inner))
+        if rows.flip:
+            bits ^= rows.flip
+            bits *= ones
+            bits ^= rows.flip
+        else:
+            bits *= ones
+
+    def _mask(self, ones: Array, lengths: IntArray, width: int) -> Array | None:
+        mask = self._rows.mask
+        if mask is None or mask == ones.dtype:
+            return None if mask is None else ones
+        return _ones(lengths, width, self._rows.side, mask)
+
+    def _row_by_row(self, start: int, stop: int, width: int) -> Rectangle:
+        rows, lengths = self._rows, self._lengths[start:stop]
+        pre = rows.side == "pre"
+        firsts = self._starts[start:stop] + (width - lengths if pre else 0)
+        ones = _ones(lengths, width, rows.side, np.dtype(np.bool_))
+        cells = np.full((len(lengths), width, *rows.inner), rows.value, rows.dtype)
+        each = zip(firsts.tolist(), lengths.tolist(), strict=True)
+        some = [rows.values[first : first + length] for first, length in each]
+        cells[ones] = np.concatenate(some) if some else rows.values[:0]
+        return cells, self._mask(ones, lengths, width)
+
+
+def widths_of(
+    lengths: IntArray, bounds: IntArray, max_length: int | None = None, multiple: int = 1
+) -> IntArray:
+    """How wide each rectangle is.
+
+    Args:
+        lengths: of each row, int64 ``[rows]``.
+        bounds: first row of each rectangle and the end, int64 ``[rectangles + 1]``.
+        max_length: width of all; None for that of the longest row in each.
+        multiple: widths are rounded up to a multiple of this.
+
+    Returns:
+        int64 ``[rectangles]``.
+    """
+    widths = np.zeros(len(bounds) - 1, dtype=np.int64)
+    if max_length is not None:
+        widths[:] = max_length
+    else:
+        some = np.diff(bounds) > 0
+        if some.any():
+            widths[some] = np.maximum.reduceat(lengths, bounds[:-1][some])
+    return widths if multiple == 1 else -(-widths // multiple) * multiple
+
+
+def _ones(lengths: IntArray, width: int, side: PadSide, dtype: np.dtype[Any]) -> Array:
+    """``[rows, width]``, as many ones in each row as its length says."""
+    view, half = _strips(width, side == "pre", dtype)
+    found: Array = view[half - width + lengths if side == "pre" else half - lengths]
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _strips(width: int, pre: bool, dtype: np.dtype[Any]) -> tuple[Array, int]:
+    """Stretches of a width of a strip of ones and zeros, and how many of either it has."""
+    half = 1 << max(0, width - 1).bit_length()
+    return _stretches(_strip(half, pre, dtype), width), half
+
+
+@lru_cache(maxsize=16)
+def _strip(half: int, pre: bool, dtype: np.dtype[Any]) -> Array:
+    """As many ones as zeros, the zeros first if what comes before rows is filled up; it stays in the
+    processor's cache."""
+    strip = np.zeros(2 * half, dtype)
+    strip[slice(half, None) if pre else slice(half)] = 1
+    return strip
+
+
+def _stretches(values: Array, width: int) -> Array:
+    """All stretches of ``width`` values, overlapping, as rows ``[rows, width]`` of a view."""
+    size, unit = values.itemsize, values.strides[0]
+    shape: tuple[int, ...] = (max(0, len(values) - width + 1), width)
+    strides: tuple[int, ...] = (unit, unit)
+    if values.ndim > 1:  # each row is copied as a whole
+        shape, strides = (shape[0], width * (unit // size)), (unit, size)
+    return np.ndarray(shape, values.dtype, values.data, 0, strides)
+
+
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    return f"{dtype.kind}{dtype.itemsize}" in PLAIN

@@ -1,0 +1,142 @@
+"""Rows that are Python objects as Arrow columns of one schema.
+
+Which schema that is does not depend on where a run of rows starts: it is given, or found once from the
+first rows (``SchemaFinder``). A row that does not fit is refused; nothing is cast but ints to floats, and
+no key is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes._internal.shown import shown
+from trainpipes.columns.row_types import NoColumn, is_open, type_of, unite
+from trainpipes.columns.value_column import column_of
+
+__all__ = ["SchemaFinder", "UnfitRow", "table_of_rows"]
+
+
+class UnfitRow(Exception):
+    """A row that a schema does not hold.
+
+    Args:
+        number: which, of those that were given.
+        problem: what is wrong, in words that follow "the row".
+        column: the column at fault, if it is one.
+        found: its type, as it would have to be to hold the row; None if there is none.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        problem: str,
+        column: str | None = None,
+        found: pa.DataType | None = None,
+    ) -> None:
+        super().__init__(problem)
+        self.number = number
+        self.column = column
+        self.found = found
+
+
+class SchemaFinder:
+    """Finds the schema that some rows share.
+
+    >>> finder = SchemaFinder()
+    >>> finder.add([{"a": 1}, {"a": 2.5, "b": None}])
+    >>> finder.open
+    ['b']
+    >>> finder.add([{"b": ["x"]}])
+    >>> finder.schema.types
+    [DataType(double), ListType(list<item: string>)]
+    """
+
+    def __init__(self) -> None:
+        self._types: dict[str, pa.DataType] = {}
+        self.rows = 0
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """Look at more rows.
+
+        Raises:
+            UnfitRow: one goes with no column, or not with those before it.
+        """
+        for number, row in enumerate(rows):
+            for name, value in columns_in(row, number).items():
+                known = self._types.get(name, pa.null())
+                try:
+                    self._types[name] = unite(known, type_of(value))
+                except NoColumn as error:
+                    problem = f"has in {name!r} {error}: {shown(value, 60)}"
+                    raise UnfitRow(number, problem, name) from None
+            self.rows += 1
+
+    @property
+    def open(self) -> list[str]:
+        """Columns whose type is not known yet."""
+        return [name for name, kind in self._types.items() if is_open(kind)]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema(list(self._types.items()))
+
+
+def columns_in(row: Any, number: int) -> Mapping[str, Any]:
+    """A row, if it is a dict with columns' names for keys."""
+    if not isinstance(row, Mapping):
+        raise UnfitRow(number, f"is no dict, got {type(row).__name__}")
+    for name in row:
+        if not isinstance(name, str):
+            raise UnfitRow(
+                number, f"has the key {shown(name, 60)}, and columns have strings for names"
+            )
+    return row
+
+
+def table_of_rows(rows: Sequence[Any], schema: pa.Schema, exact: bool = True) -> pa.Table:
+    """Rows as columns. A key that is not there counts as None.
+
+    Args:
+        rows: dicts.
+        schema: what they must fit.
+        exact: whether floats must be had in the schema's width as they are.
+
+    Raises:
+        UnfitRow: the first row that does not fit.
+    """
+    names = set(schema.names)
+    try:
+        for row in rows:
+            if not isinstance(row, Mapping) or not row.keys() <= names:
+                raise NoColumn
+        arrays = [column_of([row.get(f.name) for row in rows], f.type, exact) for f in schema]
+        return pa.Table.from_arrays(arrays, schema=schema)
+    except NoColumn:
+        for number, row in enumerate(rows):
+            _check(row, number, schema, exact)
+        raise
+
+
+def _check(row: Any, number: int, schema: pa.Schema, exact: bool) -> None:
+    """Raise if a row does not fit."""
+    for name, value in columns_in(row, number).items():
+        if name not in schema.names:
+            problem = f"has a column {name!r}, {shown(value, 60)}, which the schema has not"
+            raise UnfitRow(number, problem, name, _found(pa.null(), value))
+        kind = schema.field(name).type
+        try:
+            column_of([value], kind, exact)
+        except NoColumn as error:
+            said = f" ({error})" if str(error) else ""
+            problem = f"has {name!r} = {shown(value, 60)}, and the column holds {kind}{said}"
+            raise UnfitRow(number, problem, name, _found(kind, value)) from None
+
+
+def _found(known: pa.DataType, value: Any) -> pa.DataType | None:
+    try:
+        return unite(known, type_of(value))
+    except NoColumn:
+        return None

@@ -1,0 +1,234 @@
+"""The Arrow types of Python values, and what values of a column have in common.
+
+Ints beside floats become float64; None and empty lists take the type of other values; keys of dicts are
+united. Integers and floats of several widths take the widest. Columns of Arrow's other types go together
+where one type holds the values of both: text with text, bytes with bytes, lists with lists whose offsets are
+wider, dictionaries as their values, times of the finer unit. Nothing else does.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from trainpipes.columns.arrays import dtype_of
+from trainpipes.columns.fixed_lists import CELL, fixed_shape
+
+__all__ = ["NoColumn", "as_array", "is_open", "type_of", "unite", "written"]
+
+#: Types of values whose Arrow type depends on nothing else.
+_PLAIN: dict[type, pa.DataType] = {
+    type(None): pa.null(),
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    bytearray: pa.binary(),
+    datetime.date: pa.date32(),
+}
+
+
+class NoColumn(Exception):
+    """Values that make no column, in words that follow "the row" or a column's name."""
+
+
+def as_array(value: Any) -> Any:
+    """A tensor as an array; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dtype == torch.bfloat16:  # unknown to NumPy; float32 holds all of its values
+        value = value.float()
+    return value.numpy(force=True)
+
+
+def type_of(value: Any) -> pa.DataType:
+    """The Arrow type of a value; of an array with several dimensions, lists of fixed sizes.
+
+    Raises:
+        NoColumn: there is none.
+
+    >>> type_of({"a": 1, "b": [0.5, None]})
+    StructType(struct<a: int64, b: list<item: double>>)
+    """
+    plain = _PLAIN.get(type(value))
+    if plain is not None:
+        return plain
+    value = as_array(value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return _type_of_array(value)
+    if isinstance(value, list | tuple | np.ndarray):
+        return pa.list_(_type_of_all(value))
+    if isinstance(value, Mapping):
+        return pa.struct([(_named(key), type_of(inner)) for key, inner in value.items()])
+    if isinstance(value, np.generic):
+        return _of_dtype(value.dtype)
+    for python, found in _PLAIN.items():
+        if isinstance(value, python) and not isinstance(value, datetime.datetime):
+            return found
+    try:
+        found = pa.scalar(value).type
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        found = None
+    if found is None or found.num_fields:  # sets and the like would come back as lists
+        raise NoColumn(f"a {type(value).__name__}, which Arrow columns cannot hold")
+    return found
+
+
+def _type_of_all(values: Iterable[Any]) -> pa.DataType:
+    kinds = set(map(type, values))
+    plain = kinds <= _PLAIN.keys()
+    found = [_PLAIN[kind] for kind in kinds] if plain else list(map(type_of, values))
+    united = pa.null()
+    for kind in found:
+        united = unite(united, kind)
+    return united
+
+
+def _type_of_array(array: Any) -> pa.DataType:
+    found = _of_dtype(array.dtype)
+    if array.ndim == 1:
+        return pa.list_(found)
+    for size in array.shape[::-1]:
+        found = pa.list_(pa.field(CELL, found), size)
+    return found
+
+
+def _of_dtype(dtype: np.dtype[Any]) -> pa.DataType:
+    try:
+        return pa.string() if dtype.kind == "U" else pa.from_numpy_dtype(dtype)
+    except pa.ArrowException:
+        raise NoColumn(f"an array of {dtype}, which Arrow columns cannot hold") from None
+
+
+def _named(key: Any) -> str:
+    if not isinstance(key, str):
+        raise NoColumn(f"a dict with the key {key!r:.40}, and keys are strings")
+    return key
+
+
+def unite(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The type that holds the values of both.
+
+    Raises:
+        NoColumn: there is none.
+    """
+    if one.equals(other) or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    numbers = [_number(kind) for kind in (one, other)]
+    if None not in numbers:
+        if numbers[0] != numbers[1]:
+            return pa.float64()
+        both = np.result_type(*map(dtype_of, (one, other)))
+        if both.kind in "iu" or numbers[0] == "float":
+            return pa.from_numpy_dtype(both)
+    if _is_list(one) and _is_list(other):
+        shapes = [fixed_shape(kind.value_type) for kind in (one, other)]
+        if CELL in (one.value_field.name, other.value_field.name) and shapes[0] != shapes[1]:
+            raise NoColumn(f"arrays of several shapes, {one} and {other}")
+        value = unite(one.value_type, other.value_type)
+        sizes = {getattr(kind, "list_size", None) for kind in (one, other)}
+        if any(map(pa.types.is_large_list, (one, other))):
+            return pa.large_list(value)
+        return pa.list_(value) if len(sizes) > 1 else pa.list_(value, sizes.pop() or -1)
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        fields = {field.name: field.type for field in one}
+        for field in other:
+            fields[field.name] = unite(fields.get(field.name, pa.null()), field.type)
+        return pa.struct(list(fields.items()))
+    if pa.types.is_decimal(one) and pa.types.is_decimal(other):
+        scale = max(one.scale, other.scale)
+        whole = max(kind.precision - kind.scale for kind in (one, other))
+        if whole + scale <= 38:
+            return pa.decimal128(whole + scale, scale)
+    plain = [_stored(kind) for kind in (one, other)]
+    if plain != [one, other]:
+        return unite(*plain)
+    if _kind(one) is not None and _kind(one) == _kind(other):
+        pair = [pa.schema([("", kind)]) for kind in (one, other)]
+        with suppress(pa.ArrowInvalid, pa.ArrowTypeError):
+            return pa.unify_schemas(pair, promote_options="permissive").field(0).type
+    raise NoColumn(f"both {one} and {other}")
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """A type that holds the same values, and that others can be made of: of dictionaries and views, what they
+    stand for."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if isinstance(kind, pa.ExtensionType):
+        return kind.storage_type
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+
+
+def _kind(kind: pa.DataType) -> str | None:
+    """What the values of a type are, where one type may hold those of two."""
+    asked = pa.types
+    if asked.is_string(kind) or asked.is_large_string(kind):
+        return "text"
+    if asked.is_binary(kind) or asked.is_large_binary(kind) or asked.is_fixed_size_binary(kind):
+        return "bytes"
+    if asked.is_decimal(kind):
+        return "decimal"
+    return "time" if asked.is_temporal(kind) else None
+
+
+def _number(kind: pa.DataType) -> str | None:
+    if pa.types.is_integer(kind):
+        return "int"
+    return "float" if pa.types.is_floating(kind) else None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    asked = pa.types
+    return bool(asked.is_list(kind) or asked.is_large_list(kind) or asked.is_fixed_size_list(kind))
+
+
+def is_open(kind: pa.DataType) -> bool:
+    """Whether part of a type is not known yet: nothing but None, or empty lists, was seen."""
+    if pa.types.is_null(kind):
+        return True
+    return any(is_open(kind.field(n).type) for n in range(kind.num_fields))
+
+
+def written(schema: pa.Schema) -> str:
+    """A schema as Python makes it.
+
+    >>> written(pa.schema([("x", pa.int64()), ("ids", pa.list_(pa.int32()))]))
+    'pa.schema([("x", pa.int64()), ("ids", pa.list_(pa.int32()))])'
+    """
+    return f"pa.schema({_fields(schema)})"
+
+
+def _fields(fields: Iterable[pa.Field]) -> str:
+    found = [f"({json.dumps(field.name)}, {_type(field.type)})" for field in fields]
+    return f"[{', '.join(found)}]"
+
+
+def _type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"pa.list_({_type(kind.value_type)})"
+    if pa.types.is_large_list(kind):
+        return f"pa.large_list({_type(kind.value_type)})"
+    if pa.types.is_fixed_size_list(kind):
+        return f"pa.list_({_type(kind.value_type)}, {kind.list_size})"
+    if pa.types.is_struct(kind):
+        return f"pa.struct({_fields(kind)})"
+    if pa.types.is_timestamp(kind):
+        return f"pa.timestamp({kind.unit!r}" + (f", {kind.tz!r})" if kind.tz else ")")
+    if pa.types.is_duration(kind) or pa.types.is_time(kind):
+        return f"pa.{str(kind).split('[')[0]}({kind.unit!r})"
+    if pa.types.is_decimal(kind):
+        return f"pa.decimal128({kind.precision}, {kind.scale})"
+    names = {"double": "float64", "float": "float32", "halffloat": "float16", "bool": "bool_"}
+    name = str(kind).split("[")[0]
+    return f"pa.{names.get(name, name)}()"

@@ -1,0 +1,183 @@
+"""What travels between stages: a run of items with the position after each of them.
+
+A position is made of the state that the nearest stage with a place of its own had *before* the
+oldest row still needed, and how many rows after it are used up. Rows themselves are never kept:
+they are read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from trainpipes.columns.bad_text import naming_bad_text
+from trainpipes.columns.block import Block
+from trainpipes.engine.layout import IntArray
+
+__all__ = [
+    "Cursors",
+    "Positions",
+    "Run",
+    "RunSource",
+    "Unroll",
+    "innermost",
+    "levels",
+    "round_of",
+    "unplaced",
+]
+
+
+class Positions(Protocol):
+    """States that are made when they are asked for."""
+
+    def at(self, row: int) -> dict[str, Any]:
+        """The state after so many rows."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Cursors:
+    """Positions before the first item of a run and after each one.
+
+    Args:
+        bases: states to count from, JSON-able; or what makes them.
+        which: for each position the base it counts from, int64 ``[items + 1]``.
+        rows: for each position the rows used up after that base, int64 ``[items + 1]``.
+    """
+
+    bases: tuple[dict[str, Any] | Positions, ...]
+    which: IntArray
+    rows: IntArray
+
+    @staticmethod
+    def counting(base: dict[str, Any] | Positions, rows: IntArray) -> Cursors:
+        """Positions that all count from one base."""
+        return Cursors((base,), np.zeros(len(rows), dtype=np.int64), rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def state(self, k: int) -> dict[str, Any]:
+        """The position after ``k`` items, as a fresh dict."""
+        base, row = self.bases[self.which[k]], int(self.rows[k])
+        return {**base, "row": row} if isinstance(base, dict) else base.at(row)
+
+    def pick(self, index: IntArray) -> Cursors:
+        """The positions at ``index``."""
+        return Cursors(self.bases, self.which[index], self.rows[index])
+
+    @staticmethod
+    def join(parts: Sequence[Cursors]) -> Cursors:
+        """Positions one after the other; of two that meet, the later run's start is kept."""
+        if len(parts) == 1:
+            return parts[0]
+        bases: list[dict[str, Any] | Positions] = []
+        which: list[IntArray] = []
+        rows: list[IntArray] = []
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            which.append((part.which if last else part.which[:-1]) + len(bases))
+            rows.append(part.rows if last else part.rows[:-1])
+            bases.extend(part.bases)
+        return Cursors(tuple(bases), np.concatenate(which), np.concatenate(rows))
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Items of one shard, in order.
+
+    Args:
+        block: the rows of all items.
+        cursors: positions before the first item and after each one.
+        bounds: first row of each micro-batch and the end, int64 ``[items + 1]``; None while
+            each row is an item.
+        items: finished outputs, one an item, once something has collated them.
+    """
+
+    block: Block
+    cursors: Cursors
+    bounds: IntArray | None = None
+    items: MutableSequence[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.cursors) - 1
+
+    def unroll(self) -> MutableSequence[Any]:
+        """One Python object an item: outputs, lists of rows, or rows."""
+        if self.items is not None:
+            return self.items
+        with naming_bad_text(self.block):
+            rows = self.block.rows()
+        if self.bounds is None:
+            return rows
+        return [rows[start:stop] for start, stop in pairwise(self.bounds.tolist())]
+
+    def with_block(self, block: Block) -> Run:
+        return Run(block, self.cursors, self.bounds, self.items)
+
+    def with_items(self, items: MutableSequence[Any]) -> Run:
+        return Run(self.block, self.cursors, self.bounds, items)
+
+    def row_ids(self, item: int) -> IntArray:
+        """Row numbers of one item, int64."""
+        if self.bounds is None:
+            return self.block.ids[item : item + 1]
+        return self.block.ids[self.bounds[item] : self.bounds[item + 1]]
+
+    def pick(self, index: IntArray) -> Run:
+        """The items at ``index``, ascending; what follows the last of them counts as used up."""
+        ends = np.concatenate([[0], index + 1]).astype(np.int64)
+        ends[-1] = len(self) if len(index) else 0
+        cursors = self.cursors.pick(ends)
+        items = None if self.items is None else [self.items[i] for i in index.tolist()]
+        if self.bounds is None:
+            return Run(self.block.take(index), cursors, None, items)
+        sizes = np.diff(self.bounds)
+        rows = np.flatnonzero(np.repeat(np.isin(np.arange(len(sizes)), index), sizes))
+        bounds = np.concatenate([[0], np.cumsum(sizes[index])]).astype(np.int64)
+        return Run(self.block.take(rows), cursors, bounds, items)
+
+
+#: Gives the items of a run.
+Unroll: TypeAlias = Callable[[Run], MutableSequence[Any]]
+
+
+def unplaced(block: Block, bounds: IntArray | None = None) -> Run:
+    """A run whose positions nobody asks for."""
+    items = len(block) if bounds is None else len(bounds) - 1
+    none = np.zeros(items + 1, dtype=np.int64)
+    return Run(block, Cursors(({},), none, none), bounds)
+
+
+class RunSource(Protocol):
+    """Anything that gives the runs of one shard, one after the other."""
+
+    def next_run(self) -> Run:
+        """The next run, of one item or more; StopIteration at the end, and ever after."""
+        ...
+
+
+def round_of(state: dict[str, Any]) -> tuple[int, int]:
+    """What is another when all rows have been gone through once more: the epoch, and in a mix that of
+    the source that is least far."""
+    place = innermost(state)
+    cursors = [c for c in place.get("sources", {}).values() if not c.get("gone")]
+    return place.get("epoch", 0), min((innermost(c)["epoch"] for c in cursors), default=0)
+
+
+def levels(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The stages' own part of nested states, outermost first."""
+    while "below" in state:
+        yield state
+        state = state["below"]
+
+
+def innermost(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of the rows at the bottom of nested states."""
+    while "below" in state:
+        state = state["below"]
+    return state

@@ -1,0 +1,74 @@
+"""Rows of several tensors that share their first dimension. Immutable; any thread may ask."""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainpipes.columns.lazy_batches import late_if_small
+from trainpipes.columns.lone_copy import copied, gathered
+from trainpipes.engine.layout import IntArray
+
+__all__ = ["TensorRows"]
+
+
+@dataclass(frozen=True)
+class TensorRows:
+    """Rows of several tensors that share their first dimension.
+
+    Args:
+        tensors: each ``[rows, ...]``.
+        names: names of the tensors where a row is a dict; None where it is a tuple.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    names: tuple[str, ...] | None
+
+    def __len__(self) -> int:
+        return int(self.tensors[0].shape[0])
+
+    def take(self, index: IntArray) -> TensorRows:
+        return TensorRows(tuple(gathered(t, index) for t in self.tensors), self.names)
+
+    def slice(self, start: int, stop: int) -> TensorRows:
+        return TensorRows(tuple(t[start:stop] for t in self.tensors), self.names)
+
+    def joined(self, others: Sequence[TensorRows]) -> TensorRows:
+        """These rows and those of the others."""
+        columns = zip(*(part.tensors for part in (self, *others)), strict=True)
+        return TensorRows(tuple(torch.cat(column) for column in columns), self.names)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def part(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
+        """The tensors of rows ``start`` to ``stop``, in memory that no other rows lie in. Costs these rows
+        only."""
+        return tuple(_part(tensor, start, stop) for tensor in self.tensors)
+
+    def batches(self, edges: Sequence[int]) -> MutableSequence[Any]:
+        """What ``default_collate`` makes of the rows of each micro-batch, cut at ``edges``."""
+
+        def make(k: int) -> Any:
+            parts = self.part(edges[k], edges[k + 1])
+            return list(parts) if self.names is None else dict(zip(self.names, parts, strict=True))
+
+        return late_if_small(make, len(edges) - 1, self.nbytes)
+
+    def rows(self) -> list[Any]:
+        columns = zip(*self.tensors, strict=True)
+        if self.names is None:
+            return list(columns)
+        return [dict(zip(self.names, row, strict=True)) for row in columns]
+
+
+def _part(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Some rows: a copy, unless they are all that lies in the tensor's memory."""
+    if stop - start == len(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    return copied(tensor[start:stop])

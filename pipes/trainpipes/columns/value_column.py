@@ -1,0 +1,190 @@
+"""Python values as an Arrow array of a type that is given. Any thread may ask.
+
+Nothing is cast but ints to floats: a value that does not fit is refused.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.columns.row_types import NoColumn, as_array
+
+__all__ = ["column_of"]
+
+
+def column_of(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> pa.Array:
+    """Values as an Arrow array.
+
+    Args:
+        values: Python values, arrays or tensors; None for null.
+        kind: the type.
+        exact: as in ``table_of_rows``.
+
+    Raises:
+        NoColumn: one does not fit.
+    """
+    try:
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            return _lists(values, kind, exact)
+        if pa.types.is_fixed_size_list(kind):
+            return _fixed_lists(values, kind, exact)
+        if pa.types.is_struct(kind):
+            return _structs(values, kind, exact)
+        return _leaves(values, kind, exact)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError, ValueError, TypeError) as error:
+        raise NoColumn(str(error)[:120]) from error
+
+
+def _leaves(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
+    types = set(map(type, values))
+    if any(issubclass(t, np.ndarray) or t.__module__ == "torch" for t in types):
+        values = [_item(value) for value in values]
+        types = set(map(type, values))
+    types.discard(type(None))
+    fits = _rule(kind)
+    if fits is not None and not all(map(fits, types)):
+        raise NoColumn
+    if pa.types.is_timestamp(kind) and any(
+        (v.tzinfo is None) != (kind.tz is None) for v in values if v
+    ):
+        raise NoColumn("with and without a time zone")
+    array = pa.array(values, kind)
+    narrow = pa.types.is_floating(kind) and kind.bit_width < 64
+    if exact and (fits is None or narrow) and not _same(array.to_pylist(), values):
+        raise NoColumn
+    return array
+
+
+def _item(value: Any) -> Any:
+    value = as_array(value)
+    if isinstance(value, np.ndarray):
+        if value.ndim:
+            raise NoColumn
+        value = value[()]
+    return value
+
+
+#: Of kinds of leaves the Python types that they take, and those of them that they do not.
+_RULES: list[tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, ...]]] = [
+    (pa.types.is_boolean, (bool, np.bool_), ()),
+    (pa.types.is_integer, (int, np.integer), (bool,)),
+    (pa.types.is_floating, (int, float, np.integer, np.floating), (bool,)),
+    (pa.types.is_string, (str,), ()),
+    (pa.types.is_large_string, (str,), ()),
+    (pa.types.is_binary, (bytes, bytearray, memoryview), ()),
+    (pa.types.is_large_binary, (bytes, bytearray, memoryview), ()),
+    (pa.types.is_timestamp, (datetime.datetime,), ()),
+    (pa.types.is_date, (datetime.date,), (datetime.datetime,)),
+    (pa.types.is_null, (type(None),), ()),
+]
+
+
+def _rule(kind: pa.DataType) -> Callable[[type], bool] | None:
+    """Which Python types a leaf takes; None where that is told by what comes back."""
+    for is_kind, taken, refused in _RULES:
+        if is_kind(kind):
+            return lambda t: issubclass(t, taken) and not issubclass(t, refused)
+    return None
+
+
+def _same(back: Sequence[Any], values: Sequence[Any]) -> bool:
+    return all(
+        one == other or (one != one and other != other)
+        for one, other in zip(back, values, strict=True)
+    )
+
+
+def _lists(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
+    values, mask, lengths = _each_list(values)
+    child = _inner(values, kind.value_type, exact)
+    large = pa.types.is_large_list(kind)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64 if large else np.int32)
+    of_kind = pa.LargeListArray if large else pa.ListArray
+    ends = pa.array(offsets, pa.int64() if large else pa.int32())
+    return of_kind.from_arrays(ends, child, type=kind, mask=mask)
+
+
+def _fixed_lists(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
+    values, mask, lengths = _each_list(values)
+    if mask is not None:
+        gaps = mask.to_numpy(zero_copy_only=False)
+        lengths = np.where(gaps, kind.list_size, lengths)
+        values = [
+            [None] * kind.list_size if gap else v for v, gap in zip(values, gaps, strict=True)
+        ]
+    if (lengths != kind.list_size).any():
+        raise NoColumn
+    child = _inner(values, kind.value_type, exact)
+    return pa.FixedSizeListArray.from_arrays(child, type=kind, mask=mask)
+
+
+def _each_list(values: Sequence[Any]) -> tuple[list[Any], Any, Any]:
+    """Values as sequences, empty for None; which ones are None, if any; and their lengths."""
+    found = [() if value is None else as_array(value) for value in values]
+    types = set(map(type, found))
+    if not all(issubclass(t, list | tuple | np.ndarray) for t in types):
+        raise NoColumn
+    if any(isinstance(value, np.ndarray) and not value.ndim for value in found):
+        raise NoColumn
+    lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+    none = [value is None for value in values]
+    return found, pa.array(none) if any(none) else None, lengths
+
+
+def _inner(lists: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
+    """The elements of all lists, one after the other."""
+    arrays = [one for one in lists if len(one)]
+    if arrays and all(isinstance(one, np.ndarray) and one.dtype != object for one in arrays):
+        shapes = {(one.dtype, one.shape[1:]) for one in arrays}
+        if len(shapes) == 1:
+            return _of_array(np.concatenate(arrays), kind, exact)
+    return column_of(list(chain.from_iterable(map(_elements, lists))), kind, exact)
+
+
+def _elements(one: Any) -> Any:
+    return one.tolist() if isinstance(one, np.ndarray) and one.ndim == 1 else one
+
+
+def _of_array(array: Any, kind: pa.DataType, exact: bool) -> pa.Array:
+    """An array [elements, ...] whose first dimension are the elements of a column."""
+    if array.ndim > 1:
+        if not pa.types.is_fixed_size_list(kind):
+            return column_of(list(array), kind, exact)
+        if array.shape[1] != kind.list_size:
+            raise NoColumn
+        flat = np.ascontiguousarray(array).reshape(-1, *array.shape[2:])
+        return pa.FixedSizeListArray.from_arrays(_of_array(flat, kind.value_type, exact), type=kind)
+    fits = _rule(kind)
+    if fits is None or array.dtype.kind not in "biuf" or not fits(array.dtype.type):
+        return column_of(array.tolist(), kind, exact)
+    found = pa.array(array)
+    if found.type.equals(kind):
+        return found
+    cast = found.cast(kind, safe=not pa.types.is_floating(kind) or array.dtype.kind != "f")
+    if exact and array.dtype.kind == "f" and not _equal(cast.to_numpy(), array):
+        raise NoColumn
+    return cast
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(one, other, equal_nan=True))
+
+
+def _structs(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
+    names = {field.name for field in kind}
+    none = [value is None for value in values]
+    rows = [{} if value is None else value for value in values]
+    for row in rows:
+        if not isinstance(row, Mapping) or not row.keys() <= names:
+            raise NoColumn
+    mask = pa.array(none) if any(none) else None
+    if not names:
+        return pa.array([None if gap else {} for gap in none], kind)
+    columns = [column_of([row.get(f.name) for row in rows], f.type, exact) for f in kind]
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=mask)

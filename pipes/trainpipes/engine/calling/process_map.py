@@ -1,0 +1,377 @@
+"""Worker processes that call a function for rows, for ``map(method="process")``.
+
+Each process has a thread of the parent, which gives it a few rows at a time and waits for what comes back.
+Processes are started when there are rows, and end after a minute without any, with the pipeline, or with
+their parent, however that ends. Any thread may submit rows.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import connection, forkserver
+from multiprocessing.reduction import ForkingPickler
+from queue import Empty, SimpleQueue
+from typing import Any
+from weakref import WeakSet, ref
+
+from trainpipes.engine.calling.process_worker import (
+    Message,
+    pickled,
+    receive,
+    send,
+    unpickled,
+    work,
+)
+from trainpipes.engine.calling.row_call import Answer, RowCall, Words
+from trainpipes.engine.interrupts import get
+from trainpipes.engine.pool import waits
+from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
+
+__all__ = ["ProcessMap"]
+
+#: Seconds without rows after which the processes end.
+IDLE = 60.0
+#: Seconds that a process which is to end is waited for before it is killed.
+PATIENCE = 5.0
+
+#: The process that imported this. The server that forks for it does not serve its forks.
+HOME = os.getpid()
+
+#: Where an answer goes, and the rows. Once nobody waits for the answer, the rows are dropped.
+Task = tuple["ref[SimpleQueue[Answer]]", Message]
+
+NO_PICKLE = (pickle.PicklingError, AttributeError, TypeError)
+
+
+class ProcessMap:
+    """Worker processes that call one function.
+
+    Args:
+        call: the function.
+        workers: how many processes.
+        method: how they are started: "forkserver", "spawn" or "fork"; None for what is safe here.
+
+    Attributes:
+        pid: the process that the workers belong to. A fork of it can't use them.
+        closed: whether the workers are to end for good.
+    """
+
+    def __init__(self, call: RowCall, workers: int, method: str | None = None) -> None:
+        self.pid = os.getpid()
+        self._call = call
+        self._count = workers
+        if method is None:  # no fork, which copies locks that other threads hold
+            there = "forkserver" in multiprocessing.get_all_start_methods()
+            method = "forkserver" if there and self.pid == HOME else "spawn"
+        self._context: Any = multiprocessing.get_context(method)
+        self._payload: RowCall | bytes | None = call if method == "fork" else None
+        self._lock = (
+            threading.Lock()
+        )  # close() does without: the garbage collector may call it anywhere
+        self._workers: list[_Worker] = []
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._last_submit = 0.0
+        self.closed = False
+        _maps.add(self)
+
+    def start(self) -> None:
+        """Start the processes that are missing, without waiting until they are ready.
+
+        Raises:
+            ConfigError: the function does not pickle.
+        """
+        with self._lock:
+            self._start_missing()
+
+    def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
+        """Have the function called for some rows.
+
+        Args:
+            items: the rows.
+            words: of their generators.
+
+        Returns:
+            A function that waits for the answer, once. Who drops it no longer wants the answer.
+
+        Raises:
+            ConfigError: the function, or a row, does not pickle.
+        """
+        try:
+            message = pickled((items, words))
+        except NO_PICKLE as error:
+            raise _no_pickle(
+                self._call.said, "rows", f"a {type(items[0]).__name__} ", error
+            ) from error
+        answer: SimpleQueue[Answer] = SimpleQueue()
+        with self._lock:
+            self._start_missing()
+            self._last_submit = time.monotonic()
+            self._tasks.put((ref(answer), message))
+        if self.closed:  # meanwhile
+            self._answer_waiting(([], self.gone()))
+
+        def wait() -> Answer:
+            with waits():
+                return get(answer)
+
+        return wait
+
+    def _start_missing(self) -> None:
+        """Start processes, with a thread for each; the lock is held."""
+        if self.closed:
+            raise self.gone()
+        if self._payload is None:
+            try:
+                self._payload = bytes(ForkingPickler.dumps(self._call))
+            except NO_PICKLE as error:
+                raise _no_pickle(self._call.said, "the function", "", error) from error
+        while len(self._workers) < self._count:
+            worker = _Worker(self, self._call.said, self._context, self._payload)
+            self._workers.append(worker)  # first: a fork closes the connections of those here
+            try:
+                worker.start_process()
+            except BaseException:
+                self._workers.remove(worker)
+                raise
+            worker.start()
+
+    def next_task(self, worker: _Worker) -> Task | None:
+        """Wait for rows; None where the worker is to end."""
+        while not self.closed:
+            try:
+                task = self._tasks.get(timeout=IDLE)
+                if task is not None:
+                    return task
+            except Empty:
+                with self._lock:
+                    if self._tasks.empty() and time.monotonic() - self._last_submit >= IDLE:
+                        self._workers.remove(worker)  # so that new rows start another
+                        return None
+        self._answer_waiting(([], self.gone()))
+        self._tasks.put(None)  # wakes the next worker
+        return None
+
+    def lost(self, worker: _Worker, error: BaseException, task: Task | None = None) -> None:
+        """Take note that a worker's process has died. The next rows start another. If none is left, all that
+        wait get an error.
+
+        Args:
+            worker: the worker.
+            error: what they get.
+            task: rows that came after the process had died, for others to do.
+        """
+        with self._lock:
+            self._workers.remove(worker)
+            if task is not None:
+                self._tasks.put(task)
+                try:
+                    self._start_missing()
+                except TrainpipesError as problem:
+                    error = problem
+            if not self._workers:
+                self._answer_waiting(([], error))
+
+    def _answer_waiting(self, found: Answer) -> None:
+        with suppress(Empty):
+            while True:
+                task = self._tasks.get_nowait()
+                answer = None if task is None else task[0]()
+                if answer is not None:
+                    answer.put(found)
+
+    def hear(self, drawn_from: str) -> None:
+        """Take note of a global generator that the function drew from in a worker."""
+        self._call.watch.hear(drawn_from)
+
+    def gone(self) -> TrainpipesError:
+        """What those who still wait get at the end."""
+        return _of_no_row(WorkerError, self._call.said, "its worker processes were ended")
+
+    def close(self) -> None:
+        """Have the processes end; returns at once."""
+        self.closed = True
+        for worker in list(self._workers):
+            worker.hang_up()
+        self._tasks.put(None)
+
+    def join(self) -> None:
+        """Wait until the processes have ended."""
+        for worker in list(self._workers):
+            if worker.is_alive():
+                worker.join(3 * PATIENCE)
+
+    def forget(self) -> None:
+        """In a fork: close its copies of the connections, so that workers notice the end of their parent, and
+        none is ended from here."""
+        for worker in self._workers:
+            worker.connection.close()
+
+
+class _Worker(threading.Thread):
+    """One worker process, and the thread that gives it rows. The thread ends when the process has died.
+
+    Args:
+        owner: where rows come from.
+        said: the stage, as messages name it.
+        context: of multiprocessing, which starts the process.
+        payload: the function.
+
+    Attributes:
+        connection: to the process.
+    """
+
+    def __init__(
+        self, owner: ProcessMap, said: str, context: Any, payload: RowCall | bytes
+    ) -> None:
+        super().__init__(name="trainpipes-map", daemon=True)
+        self._owner = owner
+        self._said = said
+        self._context = context
+        self._payload = payload
+        self._row = context.RawValue("q", 0)
+        self._process: Any = None
+        self._ready = False
+        self.connection, self._its_end = socket.socketpair()
+
+    def start_process(self) -> None:
+        """Start the process, without waiting until it is ready."""
+        if self._context.get_start_method() == "forkserver":
+            _preload(self._context)
+        args = self._its_end, self._payload, self._row
+        process = self._context.Process(target=work, args=args, name="trainpipes-map", daemon=True)
+        try:
+            process.start()
+        except (EOFError, ConnectionError) as error:
+            raise self._not_ready("the server of worker processes has ended") from error
+        finally:
+            self._its_end.close()
+        self._process = process
+
+    def run(self) -> None:
+        """Give rows to the process until it is to end, or dies."""
+        while (task := self._owner.next_task(self)) is not None:
+            answer = task[0]()
+            if answer is None:  # nobody waits for it any more
+                continue
+            died = _of_no_row(WorkerError, self._said, "its worker processes have died")
+            if self._ready and connection.wait([self._process.sentinel], 0):
+                self._owner.lost(self, died, task)
+                break
+            try:
+                found = self._call(task[1])
+            except BaseException as error:  # whoever waits must not wait for ever
+                self._end_process()
+                found = [], error
+            if self._process is None:
+                self._owner.lost(self, died if self._ready else found[1] or died)
+            answer.put(([], self._owner.gone()) if self._owner.closed else found)
+            if self._process is None:
+                break
+            del answer, found, task
+        self._end_process()
+
+    def _call(self, message: Message) -> Answer:
+        """Have the function called for some rows, and wait for what comes of them."""
+        try:
+            problem = None if self._ready else unpickled(self._receive())
+            if problem is None:
+                self._ready = True
+                send(self.connection, message)
+                answer = self._receive()
+        except (EOFError, OSError):
+            how = self._end_process()
+            if not self._ready:
+                return [], self._not_ready(how)
+            died = f"{how} while the function was called for a row; num_workers=0 shows what it does there"
+            return [None] * self._row.value, WorkerError(f"{self._said}: {died}", stage=self._said)
+        if problem is not None:
+            self._end_process()
+            raise _of_no_row(ConfigError, self._said, problem)
+        results, error, drawn_from = unpickled(answer)
+        self._owner.hear(drawn_from)
+        return results, error
+
+    def _receive(self) -> Message:
+        """The next message; an error where the process has died."""
+        if self.connection not in connection.wait([self.connection, self._process.sentinel]):
+            raise EOFError
+        return receive(self.connection)
+
+    def hang_up(self) -> None:
+        """Have the process end, whatever it does; any thread may call this."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _end_process(self) -> str:
+        """End the process, and say how it ended."""
+        self.connection.close()
+        process, self._process = self._process, None
+        if process is None:
+            return ""
+        process.join(PATIENCE)
+        if process.exitcode is None:
+            process.kill()
+            process.join(PATIENCE)
+        code = process.exitcode
+        if code is None or code >= 0:
+            return f"worker process {process.pid} has ended with exit code {code}"
+        name = signal.Signals(-code).name if -code in {*signal.Signals} else "unknown"
+        hint = ", as the system does where memory runs out," if name == "SIGKILL" else ""
+        return f"worker process {process.pid} was ended by signal {-code} ({name}){hint}"
+
+    def _not_ready(self, how: str) -> TrainpipesError:
+        cure = (
+            'a program that is a script runs its pipeline below `if __name__ == "__main__":`, since workers '
+            "import the script"
+        )
+        return _of_no_row(WorkerError, self._said, f"{how} before it was ready; {cure}")
+
+
+def _of_no_row(kind: type[TrainpipesError], said: str, text: str) -> TrainpipesError:
+    """An error that is not about the row at which it is raised."""
+    error = kind(f"{said}: {text}", stage=said)
+    error._trainpipes = said, None
+    return error
+
+
+def _no_pickle(said: str, what: str, found: str, error: Exception) -> ConfigError:
+    way_out = "define it at the top of a module, or " if not found else ""
+    return ConfigError(
+        f"{said}: {what} must pickle to reach a worker process, and {found}does not ({error}); {way_out}use "
+        'method="thread"',
+        stage=said,
+    )
+
+
+def _preload(context: Any) -> None:
+    """Have the server that forks import what workers need, once for all of them, unless the program has told
+    it what to import."""
+    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:
+        context.set_forkserver_preload(["__main__", work.__module__])
+
+
+_maps: WeakSet[ProcessMap] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for one in list(_maps):
+        one.forget()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for end in (ProcessMap.close, ProcessMap.join):
+        for one in list(_maps):
+            end(one)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

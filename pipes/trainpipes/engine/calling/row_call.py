@@ -1,0 +1,142 @@
+"""Calls a function of the user's for rows, with a random generator for each row if it takes one.
+
+Generators are counter-based: Philox-4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+SC'11) has a key of 128 bits and a counter of 256. The key says who draws: a seed and a name. The upper 192
+bits of the counter say for which row: its number, its epoch, and which part of the row it is. The lower 64
+count the draws of one row. So no two rows share numbers, and none depends on what was drawn before.
+
+Called by the thread that iterates, by threads of ``ThreadMap``, and in worker processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.random import Generator, Philox
+from numpy.random.bit_generator import ISeedSequence
+
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
+from trainpipes.errors import DataError
+from trainpipes.kinds.global_draws import DrawWatch
+
+__all__ = ["Answer", "RowCall", "RowKey", "Words", "row_words", "words_of"]
+
+#: Results for the first rows, and what the function raised for the next one, if it did.
+Answer = tuple[list[Any], BaseException | None]
+
+#: The upper counter words of some items: uint64 ``[items, 3]``.
+Words = npt.NDArray[np.uint64]
+
+_NOTHING = np.zeros(4, dtype=np.uint64)
+
+
+class RowKey(ISeedSequence):  # a Philox asks it for its key
+    """Who draws.
+
+    Args:
+        key: two uint64, as ``order.random_key`` makes them.
+
+    >>> from trainpipes.engine.layout import random_key
+    >>> key = RowKey(random_key(0, "noise"))
+    >>> rng = key.generator([0, 7, 2])  # row 7 of epoch 2
+    >>> rng.bit_generator.random_raw(2).tolist()
+    [18436814177646055453, 6772959251520411799]
+    """
+
+    def __init__(self, key: npt.NDArray[np.uint64]) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[np.uint64]:
+        return self.key
+
+    def generator(self, words: Sequence[int]) -> Generator:
+        """The generator of one item. About 4 us.
+
+        Args:
+            words: the three upper ones of the counter.
+        """
+        bits = Philox(self)  # type: ignore[arg-type]  # takes what gives a state, as documented
+        state: Any = {
+            "bit_generator": "Philox",
+            "state": {"counter": (0, *words), "key": self.key},
+            "buffer": _NOTHING,
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        bits.state = state
+        return Generator(bits)
+
+
+def words_of(run: Run) -> Words:
+    """The counter words of each item of a run, uint64 ``[items, 3]``: of a row its part, number and epoch; of
+    a batch a digest of these over its rows."""
+    places = row_words(run.block)
+    if run.bounds is None:
+        return places
+    digests = [
+        hashlib.sha256(places[start:stop].tobytes()).digest()[:24]
+        for start, stop in pairwise(run.bounds.tolist())
+    ]
+    return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 3)
+
+
+def row_words(block: Block) -> Words:
+    """The counter words of each row, uint64 ``[rows, 3]``: its part, number and epoch."""
+    places = np.empty((len(block), 3), dtype="<u8")
+    places[:, 0], places[:, 1], places[:, 2] = block.part, block.ids, block.epoch
+    return places
+
+
+class RowCall:
+    """A function of one row, or of a row and its generator.
+
+    Args:
+        fn: the function.
+        key: of its generators; None where it takes none.
+        said: the stage, as messages name it.
+        watch: looks whether it draws from other generators.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], key: RowKey | None, said: str, watch: DrawWatch
+    ) -> None:
+        self.fn = fn
+        self.key = key
+        self.said = said
+        self.watch = watch
+
+    def each(self, items: Sequence[Any], words: Words | None, at: Any = None) -> Answer:
+        """Call the function for each item, up to the first at which it raises or returns None.
+
+        Args:
+            items: the items.
+            words: of their generators.
+            at: its ``value`` is set to the number of each item before the function is called for it.
+        """
+        results: list[Any] = []
+        counters = None if words is None else words.tolist()
+        fn = self.watch.around(self.fn)
+        try:
+            for number, item in enumerate(items):
+                if at is not None:
+                    at.value = number
+                if self.key is None or counters is None:
+                    result = fn(item)
+                else:
+                    result = fn(item, self.key.generator(counters[number]))
+                if result is None:
+                    raise DataError(
+                        f"{self.said}: the function returned None; it returns the row to go on with (drop "
+                        "rows with filter())"
+                    )
+                results.append(result)
+        except BaseException as error:
+            return results, error
+        return results, None

@@ -1,0 +1,216 @@
+"""One consumer: the items of its shards in the order of the global sequence, and where they then stand.
+
+Owns the threads that work ahead. Used by the thread that iterates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple
+from weakref import finalize
+
+from trainpipes.engine.iterating.empty_epoch import warn_if_all_empty
+from trainpipes.engine.iterating.loader_workers import LoaderWorkers
+from trainpipes.engine.iterating.worker_receiver import WorkerReceiver
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.pool import Pool, default_threads
+from trainpipes.engine.provenance import Provenance
+from trainpipes.engine.shards.items import Items, items_of
+from trainpipes.engine.shards.known_items import KnownItem
+from trainpipes.engine.shards.shard_iterator import ENDED
+from trainpipes.engine.shards.turns import Turns
+from trainpipes.engine.topology import Topology
+from trainpipes.state.format import Position
+from trainpipes.state.left_out_batches import LeftOutBatches
+
+__all__ = ["ConsumerIterator", "ConsumerState", "SERIAL", "RunOptions"]
+
+#: Seconds between two items from which somebody is at work in between, and how often in a row.
+AT_WORK, TIMES = 200e-6, 4
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How items are made. What they are is the same with any of these.
+
+    Args:
+        threads: that work ahead: 0 for none; None for as many as there are cores, and none for functions
+            that are not ours.
+        workers: of a ``Loader``, which make the items; None to make them in this process.
+        with_rows: whether it is known of the item given last which rows it is made of.
+        places: whether batches are placed, by stages that do so in the process that trains.
+    """
+
+    threads: int | None = 0
+    workers: LoaderWorkers | None = None
+    with_rows: bool = False
+    places: bool = False
+
+
+#: In the thread that iterates.
+SERIAL = RunOptions()
+
+
+class ConsumerState(NamedTuple):
+    """Where a consumer stands after the last item that it gave.
+
+    Args:
+        m: micro-batches of the pass that all ranks together have taken: that item's step is over.
+        upcoming: number of the micro-batch that comes next. Where the consumer has ended at one that is
+            missing, the number of that one.
+        over: whether the pass is over: what is saved then is the start of the next one.
+        moved: cursors, as JSON, of the shards that moved since the state was asked for before; the first
+            time, of all. Empty where the pipeline is counted.
+        provenance: of that item, where it is kept.
+    """
+
+    m: int
+    upcoming: int
+    over: bool
+    moved: dict[int, str]
+    provenance: Provenance | None
+
+
+class ConsumerIterator:
+    """What one worker of one rank gets, in order, from a position on.
+
+    Args:
+        plan: the pipeline's.
+        topology: which consumer this is.
+        position: where to start; its cursors, if it needs any, may be those of all shards or of its own.
+        origin: the micro-batch from which workers took turns; where the run (re)started.
+        options: how items are made.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        position: Position,
+        origin: int,
+        options: RunOptions = SERIAL,
+    ) -> None:
+        self._plan = plan = plan.resized(position.sizes)
+        self._topology = topology
+        self._first = position
+        self._origin = origin
+        self._started = False
+        self._over = False  # whether it has said that there are no more items
+        self._num_shards = plan.chain.num_shards
+        self._options = options
+        self._items: Items | None = None
+        self._pool: Pool | None = None
+        self._m = position.m
+        self._stride = topology.world_size * topology.num_workers
+        self._next = topology.next_slot(position.m, origin)
+        self._left_out = LeftOutBatches.of(position)
+        #: Whether it ends before the first micro-batch that is missing, as all ranks do; else it passes over
+        #: shards that have ended, and gives all.
+        self.ends_at_holes = (
+            plan.counts.ends_unevenly and not plan.chain.ragged and topology.world_size > 1
+        )
+        #: The number before which it ends; inf where that is not known.
+        self.end = plan.counts.end(topology.world_size, origin, self._left_out)
+        self._own = topology.shards(origin, plan.chain.num_shards)
+        ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
+        self._running = set(self._own) - ended
+        self._given = math.inf  # when the last item was given
+        self._busy = 0  # how often in a row somebody was at work between two items
+        #: Of the item given last, where that is kept.
+        self.provenance: Provenance | None = None
+        #: Whether a state has cursors, and those of which shards moved since it was asked for.
+        self._has_cursors = not plan.counted
+        self._moved = set(self._own) if self._has_cursors else set()
+        if self._has_cursors:
+            position.require(self._own)
+
+    def __next__(self) -> Any:
+        if not self._started:
+            self._start_work()
+        elif self._pool is not None:
+            self._look_ahead()
+        items = self.items
+        while self._running and self._next < self.end:
+            m = self._next
+            shard = m % self._num_shards
+            item = items.take(m) if shard in self._running else ENDED
+            if self._has_cursors:
+                self._moved.add(shard)
+            if item is ENDED:
+                self._running.discard(shard)
+                if self.ends_at_holes:
+                    self.end = m
+                    break
+            self._next += self._stride
+            if item is not ENDED:
+                step = (m - self._origin) // self._topology.world_size
+                self._m = self._origin + (step + 1) * self._topology.world_size
+                self._given = perf_counter()
+                return self._without_rows(item, m) if self._options.with_rows else item
+        self._over = True
+        self.close()
+        if self._given == math.inf and self._first.m == 0:
+            warn_if_all_empty(self._plan, self._topology)
+        raise StopIteration
+
+    def _without_rows(self, known: KnownItem, m: int) -> Any:
+        """The bare item; which rows it is made of is noted."""
+        number = self._left_out.number(m)
+        self.provenance = Provenance(self._first.epoch, number, known.rows, self._plan.inputs)
+        return known.item
+
+    def _start_work(self) -> None:
+        """Have the windows of all shards known, so that none reads again what another has."""
+        self._started = True
+        items = self.items
+        if self._options.workers is None:
+            for stage in self._plan.chain.stages:
+                stage.settle(0 if self._pool is None else self._pool.threads)
+        for m in range(self._next, self._next + self._stride * len(self._own), self._stride):
+            if m < self.end:
+                items.work_ahead(m)
+
+    def _look_ahead(self) -> None:
+        """Where somebody is at work between two items, have other threads make the next ones; who only
+        collects them makes them as fast alone."""
+        self._busy = self._busy + 1 if perf_counter() - self._given > AT_WORK else 0
+        if self._busy >= TIMES:
+            self.items.make_ahead()
+
+    @property
+    def items(self) -> Items:
+        """What gives the items."""
+        if self._items is None:
+            self._items = self._begin()
+        return self._items
+
+    def _begin(self) -> Items:
+        plan, options = self._plan, self._options
+        if options.workers is not None:
+            return WorkerReceiver(options.workers, plan, self._topology, self._first)
+        ours = not plan.runs_user_code
+        threads = default_threads() if options.threads is None else options.threads
+        if threads:
+            # A function that is not ours is not called by two threads at once.
+            self._pool = Pool(threads if ours or options.threads is None else 1, shares=ours)
+            finalize(self, self._pool.close)
+        # The thread that iterates calls functions that are not ours.
+        alone = not ours and (options.threads is None or plan.in_caller)
+        turns = Turns(self._stride, self.end)
+        return items_of(plan, self._first, turns, self._own, self._pool, alone, options.with_rows)
+
+    def state(self) -> ConsumerState:
+        """Where this consumer stands after the last item given."""
+        moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
+        self._moved.clear()
+        over = self._plan.counts.known and (self._over or self._m >= self.end)
+        return ConsumerState(self._m, self._next, over, moved, self.provenance)
+
+    def close(self) -> None:
+        """Let threads and workers go. The state stays."""
+        if self._pool is not None:
+            self._pool.close()
+        if self._items is not None:
+            self._items.close()

@@ -1,0 +1,258 @@
+"""The worker processes of a ``Loader``: started for a pass, and kept for the next one if they may be. Each
+iterates its rank's pass, a message at a time.
+
+A worker makes the batches of its own shards. Each of its messages is for a stretch of the rank's
+micro-batches, the same for all workers, and may have no batch in it; so any number of workers will do, a
+``DataLoader`` may ask them in strict turn, and a queue's cost is paid once for several batches. Stretches
+start short, so that the first batch comes soon. Batches that are too large to travel together take several
+messages, and the other workers wait.
+
+``LoaderWorkers`` is owned by the ``Loader``, and used by the thread that iterates. It knows nothing of who
+iterates: in a cycle of references, processes would outlive the last reference to their loader.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from trainpipes.engine.iterating.worker_end import end_in_peace
+from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage, failure, pack
+from trainpipes.engine.iterating.worker_watch import WorkerWatch
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.shards.items import items_of
+from trainpipes.engine.shards.shard_iterator import ENDED
+from trainpipes.engine.shards.turns import Turns
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage import Stage
+from trainpipes.state.format import Position
+from trainpipes.state.left_out_batches import KEY, LeftOutBatches
+
+__all__ = ["LoaderWorkers", "WorkerDataset", "share_out"]
+
+#: Micro-batches of each worker in a message, at most. More: a queue's cost is paid less often (1 in 8 is
+#: a few per cent already), and more batches are held.
+MOST_BATCHES = 8
+
+
+def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, int]:
+    """The worker of each shard: shards of one span stay together where there are spans enough,
+    since they share what is read.
+
+    >>> share_out([0, 1, 2, 3], num_spans=2, workers=2)
+    {0: 0, 1: 1, 2: 0, 3: 1}
+    """
+    spans = sorted({s % num_spans for s in shards})
+    if len(spans) >= workers:
+        return {s: spans.index(s % num_spans) % workers for s in shards}
+    return {s: n % workers for n, s in enumerate(shards)}
+
+
+@dataclass(eq=False)
+class WorkerDataset(IterableDataset[WorkerMessage]):
+    """One rank's pass as its workers make it.
+
+    Args:
+        stages: the pipeline's.
+        source: the listed rows.
+        ranks: rank and world size.
+        position: where the first pass starts.
+        memory: that the rank's workers share with the process that trains.
+        with_rows: whether items are sent with their rows.
+    """
+
+    stages: Sequence[Stage]
+    source: RowSource | RowStream
+    ranks: tuple[int, int]
+    position: Position
+    memory: WorkerMemory
+    with_rows: bool = False
+
+    def __iter__(self) -> Iterator[WorkerMessage]:
+        info = get_worker_info()
+        return self.messages(self.plan, 0 if info is None else info.id)
+
+    def leaves_out_as(self, position: Position) -> bool:
+        """Whether workers leave out the batches that a position's notes name."""
+        return bool(self.position.notes.get(KEY) == position.notes.get(KEY))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the worker that asks, for all its passes."""
+        plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
+        plan.adopt(self.position.notes)
+        return plan
+
+    def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
+        """What a worker sends.
+
+        Args:
+            plan: its own.
+            worker: which one.
+        """
+        number = self.memory.unpacked(worker)
+        for message in self._filled(plan, worker):
+            message.notes = plan.notes
+            self.memory.place(message, number)
+            number += 1
+            yield message
+
+    def _filled(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
+        (rank, world), memory = self.ranks, self.memory
+        epoch, position = memory.start, self.position
+        if epoch is not None:
+            position = Position(epoch, 0, position.num_shards, notes=position.notes)
+        plan = plan.resized(position.sizes)
+        left_out = LeftOutBatches.of(position)
+        num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m, left_out)
+        num_spans = plan.layouts.usual.num_spans
+        owners = share_out(range(rank, num_shards, world), num_spans, memory.workers)
+        running = {shard for shard, owner in owners.items() if owner == worker}
+        own = frozenset(running)
+        turns = Turns(world, end, num_shards, own)
+        items = items_of(plan, position, turns, own, with_rows=self.with_rows)
+        stretch = world * memory.workers
+        # Far enough that it holds back only who is out of step with the others.
+        most_ahead = (memory.ahead + 2) * MOST_BATCHES * stretch
+        m = position.m + (rank - position.m) % world
+        length = 1
+        while running and m < end:
+            stop = min(m + length * stretch, memory.due + most_ahead, end)
+            length = min(2 * length, MOST_BATCHES)
+            message = WorkerMessage(worker)
+            while running and m < stop:
+                shard = m % num_shards
+                if shard in running:
+                    memory.makes(worker, m)
+                    try:
+                        item = items.take(m)
+                        batch = None if item is ENDED else pack(item)
+                        text = items.cursor_text(shard)
+                    except Exception:
+                        message.items.append((m, failure(worker), ""))
+                        running.clear()
+                        break
+                    if batch is None:
+                        running.discard(shard)
+                    elif not message.has_room(batch):
+                        yield message
+                        message = WorkerMessage(worker)
+                    message.items.append((m, batch, text))
+                m += world
+            yield message
+
+
+@dataclass(eq=False)
+class LoaderWorkers:
+    """Starts a ``Loader``'s workers.
+
+    Args:
+        stages: gives the pipeline's stages as workers get them.
+        check: raises if these can't be sent to a process that is not forked.
+        most: how many workers there may be.
+        ahead: messages of each that are made ahead.
+        persistent: whether they are kept from one pass to the next.
+        init: called with the worker's number in each, if given.
+        options: more of a ``DataLoader``'s.
+        with_rows: whether items are sent with their rows.
+    """
+
+    stages: Callable[[], Sequence[Stage]]
+    check: Callable[[], None]
+    most: int
+    ahead: int
+    persistent: bool
+    init: Callable[[int], None] | None
+    options: dict[str, Any]
+    with_rows: bool = False
+    _sent: Sequence[Stage] | None = None
+    #: Processes that can begin another pass, and what they iterate.
+    _idle: tuple[DataLoader[WorkerMessage], WorkerDataset, WorkerWatch] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_idle": None}
+
+    def start(
+        self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
+    ) -> tuple[WorkerMemory, Generator[WorkerMessage]]:
+        """Workers for a pass: the memory that they share, and their messages. They begin to work when the
+        first one is asked for. The messages raise a ``WorkerError`` where one has died; an error in unpacking
+        a message is to be thrown at them, since that may be why.
+
+        Args:
+            plan: the pipeline's.
+            ranks: rank and world size.
+            workers: how many the pass has use for.
+            position: where it starts.
+        """
+        idle, self._idle = self._idle, None
+        watch = None
+        if (
+            idle is not None
+            and not position.m
+            and idle[1].leaves_out_as(position)
+            and idle[2].is_well
+        ):
+            loader, data, watch = idle
+            data.memory.begin(position.epoch)
+        else:
+            if idle is not None:
+                idle[2].end()
+            self._sent = self._sent or self.stages()
+            memory = WorkerMemory(workers, self.ahead)
+            source = plan.inputs.source
+            data = WorkerDataset(self._sent, source, ranks, position, memory, self.with_rows)
+            loader = self._processes(data, workers)
+        return data.memory, self._messages(loader, data, watch)
+
+    def _processes(self, data: WorkerDataset, workers: int) -> DataLoader[WorkerMessage]:
+        generator = torch.Generator()  # a DataLoader would draw from the global one
+        generator.manual_seed(data.position.epoch)
+        loader = DataLoader(
+            data, batch_size=None, num_workers=workers, prefetch_factor=self.ahead,
+            persistent_workers=self.persistent, worker_init_fn=partial(_begin, self.init),
+            generator=generator, **self.options,
+        )  # fmt: skip
+        context: Any = loader.multiprocessing_context or torch.multiprocessing
+        if context.get_start_method() != "fork":
+            self.check()
+        return loader
+
+    def _messages(
+        self, loader: DataLoader[WorkerMessage], data: WorkerDataset, watch: WorkerWatch | None
+    ) -> Generator[WorkerMessage]:
+        sound, kept = True, False
+        try:
+            messages = iter(loader)
+            watch = watch or WorkerWatch(messages)
+            try:
+                for message in messages:
+                    sound = sound and not message.has_failed
+                    yield message
+            except GeneratorExit:
+                pass  # the pass is left; the processes can begin another
+            kept = sound and self.persistent
+        except (RuntimeError, EOFError, OSError):
+            died = None if watch is None else watch.error(data.memory, data.position.num_shards)
+            if died is None:
+                raise
+            raise died from None
+        finally:
+            if kept and watch is not None:
+                self._idle = loader, data, watch
+            elif watch is not None:
+                watch.end()
+
+
+def _begin(own: Callable[[int], None] | None, worker: int) -> None:
+    """What a worker does first."""
+    end_in_peace()
+    gc.freeze()  # what it shares with its parent is not looked through for garbage, which copies it
+    if own is not None:
+        own(worker)

@@ -1,0 +1,242 @@
+"""One pass over a plan, with a state after every item. Used by the thread that iterates.
+
+Puts together what gives the items: a consumer; the agreement of ranks where it ends; what places batches.
+Writes the state of where they stand.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from trainpipes.engine.iterating.consumer_iterator import (
+    SERIAL,
+    ConsumerIterator,
+    ConsumerState,
+    RunOptions,
+)
+from trainpipes.engine.iterating.epoch_end_sync import EpochEndSync
+from trainpipes.engine.iterating.prefetcher import Prefetcher
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.provenance import Provenance
+from trainpipes.engine.topology import Topology
+from trainpipes.errors import ConfigError
+from trainpipes.state.format import Position, render
+
+__all__ = ["OneAtATime", "OnePass", "provenance_of"]
+
+
+class OneAtATime:
+    """Held while an iterator makes an item. Of threads that ask at the same time the second one is refused,
+    as a generator does: items would be repeated and lost.
+
+    An iterator calls ``take``, and where that gives False ``wait``; then ``done``.
+    """
+
+    def __init__(self) -> None:
+        lock = threading.Lock()
+        self.take = lock.acquire
+        self.done = lock.release
+        self._looks = False
+
+    def wait(self) -> None:
+        """Wait for a state that is being taken.
+
+        Raises:
+            RuntimeError: it is an item that is being made.
+        """
+        if not self._looks:
+            raise RuntimeError(
+                "iterator already executing: another thread, or a function of the pipeline's own, is "
+                "taking an item from it; let one thread take the items of an iterator and hand them on"
+            )
+        self.take()
+
+    @contextmanager
+    def between_items(self) -> Iterator[None]:
+        """While the state is taken, which is that of no item where one is being made."""
+        self._looks = True
+        try:
+            if not self.take(False):
+                raise RuntimeError(
+                    "state_dict() while another thread, or a function of the pipeline's own, takes an item: "
+                    "iterator already executing; take states in the thread that iterates"
+                )
+            try:
+                yield
+            finally:
+                self.done()
+        finally:
+            self._looks = False
+
+
+class OnePass:
+    """A pass from a position on.
+
+    Args:
+        plan: the pipeline's.
+        topology: which consumer this is.
+        position: where to start.
+        origin: the micro-batch from which workers took turns; the position's, if left out.
+        go_on: whether a position with nothing left goes on with the next pass.
+        options: how items are made.
+        one_at_a_time: of the iterator that gives this pass's items.
+        after: the number of the pass that follows one.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        position: Position,
+        origin: int | None = None,
+        go_on: bool = False,
+        options: RunOptions = SERIAL,
+        one_at_a_time: OneAtATime | None = None,
+        after: Callable[[int], int] = lambda number: number + 1,
+    ) -> None:
+        self._plan = plan
+        self._after = after
+        self._topology = topology
+        self.options = options
+        self.position = position
+        self.origin = position.m if origin is None else origin
+        #: Whether it has no more items.
+        self.ended = False
+        #: Whether the iterator that gave its items is no more.
+        self.left = False
+        self.one_at_a_time = one_at_a_time or OneAtATime()
+        self._may_go_on = go_on and position.m > 0
+        self._open(position)
+
+    def _open(self, start: Position) -> None:
+        self._start = start
+        #: The number of the pass that is under way.
+        self.epoch = start.epoch
+        self._cursors: dict[int, str] = {}
+        plan, topology = self._plan, self._topology
+        consumer = ConsumerIterator(plan, topology, start, self.origin, self.options)
+        #: Gives the items, up to where all ranks end together.
+        self.items: ConsumerIterator | Prefetcher = consumer
+        if consumer.ends_at_holes:
+            self.items = EpochEndSync(consumer, topology, self.origin)
+        if self.options.places and plan.chain.place_stages:
+            self.items = Prefetcher(self.items, plan.chain.place_stages)
+        # All workers of a rank begin the next pass then, also those that are not asked for anything yet.
+        if self._may_go_on and plan.counted and topology.first(start.m) >= consumer.end:
+            self._go_on()
+
+    def __next__(self) -> Any:
+        try:
+            item = next(self.items)
+        except StopIteration:
+            if not self._may_go_on or self._other_workers_have_more():
+                raise
+            self._go_on()
+            return next(self.items)
+        self._may_go_on = False
+        return item
+
+    def is_last(self) -> bool:
+        """Whether the item given last is this consumer's last one of the pass."""
+        if self._plan.chain.endless:
+            return False
+        if not isinstance(self.items, Prefetcher):
+            self.items = Prefetcher(self.items)
+        return self.items.is_last(self._topology.world_size * self._topology.num_workers == 1)
+
+    def standing(self) -> ConsumerState:
+        """Where its items stand, after the last one given. Whose cursors moved is noted."""
+        state = self.items.state()
+        self._cursors.update(state.moved)
+        return state
+
+    def _go_on(self) -> None:
+        """Nothing was left: this is the next pass."""
+        self._may_go_on, self.origin = False, 0
+        notes = self._start.notes
+        self._open(Position(self._after(self.epoch), 0, self._plan.chain.num_shards, notes=notes))
+
+    def _other_workers_have_more(self) -> bool:
+        """Whether a worker of this rank has something left where this pass started."""
+        topology = self._topology
+        if topology.num_workers == 1:
+            return False
+        rank = replace(topology, worker=0, num_workers=1)
+        try:
+            next(ConsumerIterator(self._plan, rank, self.position, self.origin))
+        except StopIteration:
+            return False
+        return True
+
+    def state(self, turn: bool = False, ends: bool = False) -> dict[str, Any]:
+        """The state after the last item given: whole where the pipeline is counted, else with the cursors of
+        this consumer's own shards.
+
+        Args:
+            turn: whether it says which of the workers that take turns this consumer is.
+            ends: whether the state after the last item of a pass tells of its end, as a node's does, and not
+                of the start of the next one. So does a worker's, which can't know that the others have come
+                to the end, too.
+        """
+        topology, extra = self._topology, {}
+        if turn:
+            who = {"worker": topology.worker, "num_workers": topology.num_workers}
+            extra["turn"] = json.dumps({**who, "origin": self.origin}, separators=(",", ":"))
+        with self.one_at_a_time.between_items():
+            state, plan, start = self.standing(), self._plan, self._start
+            cursors = self._cursors
+            if state.over and not (turn or ends):
+                after = self._after(start.epoch)
+                start = Position(after, 0, start.num_shards, notes=start.notes)
+                state = ConsumerIterator(plan, topology, start, 0).state()
+                cursors = state.moved
+            notes = {**start.notes, **plan.notes}
+            position = replace(start, m=state.m, cursors={}, extra=extra, notes=notes)
+            return render(position, plan.identity, cursors)
+
+    def was_left_unfinished(self) -> bool:
+        """Whether the iterator is no more, and did not come to the end. Where the number of items is unknown,
+        it has come there only once it was asked for another."""
+        if not self.left or self.ended:
+            return False
+        return not (self._plan.counts.known and self.items.state().over)
+
+    @property
+    def gave_one_step(self) -> bool:
+        """Whether each rank had one item of it."""
+        return self.standing().m <= self.position.m + self._topology.world_size
+
+    def close(self) -> None:
+        """Let threads and worker processes go. The state stays."""
+        self.items.close()
+
+
+def provenance_of(last: OnePass | None) -> Provenance:
+    """Which rows the item given last is made of.
+
+    Args:
+        last: the pass that gave it; None if none did.
+
+    Raises:
+        ConfigError: none was given, or that is not kept.
+    """
+    found = None
+    if last is not None:
+        if not last.options.with_rows:
+            raise ConfigError(
+                "provenance() tells where the rows of the last batch come from, which is recorded "
+                "only by Loader(pipe, with_provenance=True); without it, "
+                "trainpipes.look.locate(loader, step) finds out afterwards"
+            )
+        found = last.standing().provenance
+    if found is None:
+        raise ConfigError(
+            "provenance() tells where the rows of the last batch come from, and there was no batch "
+            "yet: take one first, or use trainpipes.look.locate(loader, 0)"
+        )
+    return found

@@ -1,0 +1,201 @@
+"""What users iterate, with a state before and after every item."""
+
+from __future__ import annotations
+
+import json
+from time import perf_counter
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from trainpipes._internal.warn_once import warn_once
+from trainpipes.engine.iterating.consumer_iterator import (
+    SERIAL,
+    ConsumerIterator,
+    RunOptions,
+)
+from trainpipes.engine.iterating.one_pass import OneAtATime, OnePass, provenance_of
+from trainpipes.engine.iterating.pass_counter import Shared, shared_by_workers
+from trainpipes.engine.iterating.prefetcher import Prefetcher
+from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.iterating.worker_end import end_in_peace
+from trainpipes.engine.provenance import Provenance
+from trainpipes.errors import StateError
+from trainpipes.state.format import Position
+
+__all__ = ["PassIterator"]
+
+
+class PassIterator:
+    """One pass over a pipeline, in a training process or in a DataLoader's worker.
+
+    Starts at the first ``next`` or ``state_dict``, and is the next epoch from the first ``next`` on. Has
+    ``state_dict`` and ``load_state_dict``, as ``StatefulDataLoader`` looks for. One thread's at a time.
+
+    Args:
+        session: the pipeline's, or a ``Loader``'s.
+        options: how items are made in a training process; a worker has none.
+    """
+
+    def __init__(self, session: Session, options: RunOptions) -> None:
+        #: The pass: as it is once it is taken, till then as it would be if it was taken now.
+        self._current: OnePass | None = None
+        self._session = session
+        self._one_at_a_time = OneAtATime()
+        #: The load that was given to this iterator, and where its state says to start.
+        self._own: tuple[int, Position] | None = None
+        self._is_taken = False  # whether the pass is: the next one is another
+        #: What gives its items after the first one.
+        self._rest: ConsumerIterator | Prefetcher | None = None
+        self._info = get_worker_info()
+        self._shared: Shared | None = None  # what the workers of a pass have in common
+        end_in_peace()
+        #: How items are made.
+        self._options = options if self._info is None else SERIAL
+        if self._info is None:
+            session.passes.here()
+        else:
+            self._shared = shared_by_workers(self._info, session.iterated)
+            session.iterated += 1
+
+    def __iter__(self) -> PassIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._one_at_a_time.take(False):
+            self._one_at_a_time.wait()
+        try:
+            rest = self._rest
+            asked = perf_counter()
+            item = self._first() if rest is None else next(rest)
+            if self._info is None:
+                session = self._session
+                session.last = self._current
+                session.wait_seconds += perf_counter() - asked
+            return item
+        except StopIteration:
+            if self._current is not None:
+                self._current.ended = True
+                self._current.close()
+            raise
+        finally:
+            self._one_at_a_time.done()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an iterator of a pipeline can be neither copied nor pickled: begin another one with "
+            "iter(pipe), and give it the state_dict() of this one by load_state_dict()"
+        )
+
+    def __del__(self) -> None:
+        if self._current is not None:
+            self._current.left = True
+            if self._options.workers is not None:
+                self._current.close()  # its workers go with it
+
+    def is_last(self) -> bool:
+        """Whether the item given last is the last one of this pass, as a loop that accumulates gradients
+        asks. Where the end is not known in advance, the next item is made for that, and kept: the state
+        stays that of the item given. Under an endless ``repeat`` none is the last.
+
+        >>> import trainpipes as tp
+        >>> batches = iter(tp.Loader(tp.from_dataset(range(5)).filter(lambda x: x < 3).batch(2)))
+        >>> [(batch, batches.is_last()) for batch in batches]
+        [([0, 1], False), ([2], True)]
+        """
+        if not self._one_at_a_time.take(False):
+            self._one_at_a_time.wait()
+        try:
+            if self._rest is None or self._current is None:  # none was given
+                return False
+            is_last = self._current.is_last()
+            self._rest = self._current.items
+            return is_last
+        finally:
+            self._one_at_a_time.done()
+
+    def provenance(self) -> Provenance:
+        """Which rows the item given last is made of. See ``Loader.provenance``."""
+        with self._one_at_a_time.between_items():
+            return provenance_of(self._current if self._rest is not None else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last item given: integers and strings in a flat dict."""
+        with self._one_at_a_time.between_items():
+            current = self._begin()
+        return current.state(turn=self._info is not None)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken.
+
+        Raises:
+            StateError: it does not fit the pipeline.
+        """
+        with self._one_at_a_time.between_items():
+            if self._shared is None:
+                self._own = self._session.place(state)
+            else:
+                self._own = 0, self._session.parse(state)
+                self._session.passes.settle(self._shared, self._own[1].epoch)
+            if self._current is not None and self._options.workers is not None:
+                self._current.close()
+            self._current = self._rest = None
+            self._is_taken = False
+
+    def _first(self) -> Any:
+        """The first item. The pass is this iterator's from here on."""
+        session = self._session
+        current = self._begin()
+        if not self._is_taken:  # what can't be begun was not claimed
+            self._current = current = self._open(session.claim(self._own))
+            session.begun.add(current)
+            session.last = current
+        self._is_taken = True
+        item = next(current)
+        if current.epoch != current.position.epoch:  # there was nothing left of it
+            session.passes.go_on(current.epoch, self._shared)
+        self._rest = current.items
+        return item
+
+    def _begin(self) -> OnePass:
+        """The pass as it is, or as it would be if it was taken now."""
+        if self._is_taken and self._current is not None:
+            return self._current
+        session, own = self._session, self._own
+        if self._shared is not None:
+            self._current = self._begin_worker(self._shared)
+            self._is_taken = True
+        else:
+            self._current = self._open(
+                session.upcoming() if own is None else session.loaded(own[1])
+            )
+        return self._current
+
+    def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
+        """The pass from a position on."""
+        session, lock = self._session, self._one_at_a_time
+        topology = session.topology()
+        after = session.passes.after
+        return OnePass(session.plan, topology, position, origin, go_on, self._options, lock, after)
+
+    def _begin_worker(self, shared: Shared) -> OnePass:
+        """The pass in a DataLoader's worker."""
+        session, own = self._session, self._own
+        placing = session.plan.chain.place_stages
+        if placing:
+            warn_once(
+                f"{placing[0]} runs in the process that trains, not in a worker of a plain "
+                "DataLoader: pass pin_memory=True to the DataLoader, or use trainpipes.Loader"
+            )
+        if own is None:
+            return self._open(session.start(*session.passes.join(shared)))
+        position, topology = session.loaded(own[1]), session.topology()
+        turn = json.loads(position.extra.get("turn", "{}"))
+        saved = turn.get("worker", topology.worker), turn.get("num_workers", topology.num_workers)
+        if saved != (topology.worker, topology.num_workers):
+            raise StateError(
+                f"this state is of worker {saved[0]} of {saved[1]}, loaded in "
+                f"worker {topology.worker} of {topology.num_workers}: a StatefulDataLoader resumes with "
+                "the number of workers it was saved with; trainpipes.Loader takes any"
+            )
+        return self._open(position, turn.get("origin"), go_on=False)

@@ -1,0 +1,368 @@
+"""Where a pipeline or a ``Loader`` stands: what is outside its record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+from weakref import WeakSet
+
+from torch.utils.data import get_worker_info
+
+from trainpipes._internal.progress import counted
+from trainpipes._internal.shown import shown
+from trainpipes._internal.warn_once import has_warned, warn_once
+from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator
+from trainpipes.engine.iterating.one_pass import OnePass
+from trainpipes.engine.iterating.pass_counter import PassCounter
+from trainpipes.engine.planning.check_state import position_of
+from trainpipes.engine.planning.migrate import migrate
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.topology import Topology
+from trainpipes.errors import ConfigError, DataError, StateError
+from trainpipes.state.cursor import is_count
+from trainpipes.state.foreign import is_stateful_data_loaders
+from trainpipes.state.format import Position
+from trainpipes.state.left_out_batches import Batches, kept_batches, merged_batches
+from trainpipes.state.merge import merge_states
+
+__all__ = ["MOST_EPOCHS", "Session"]
+
+#: Above it, numbers of epochs no longer fit where they are kept.
+MOST_EPOCHS = 1 << 40
+
+
+class Session:
+    """Where one pipeline object, or one ``Loader``, stands.
+
+    A ``Loader`` that was not used yet stands where its pipeline was told to stand.
+
+    Args:
+        stages: makes the pipeline's stages.
+        ranks: gives rank and world size.
+        source: what a ``Loader``'s own starts out from: that of its pipeline.
+        left_out: batches that are left out, beside those that a state names.
+        fixed: the epoch that every pass is, but for one that starts from a loaded state; None where one
+            epoch follows the other.
+    """
+
+    def __init__(
+        self,
+        stages: Callable[[], Plan],
+        ranks: Callable[[], tuple[int, int]],
+        source: Session | None = None,
+        left_out: Batches = (),
+        fixed: int | None = None,
+    ) -> None:
+        self._make = stages
+        self._plan: Plan | None = None
+        #: Of a copy of a pipeline: what that knew of the rows' schemas.
+        self.notes_there: dict[str, Any] = {}
+        self._left_out = left_out
+        #: Batches that are left out, by the state that was loaded last.
+        self.left_out_there: Batches = () if source is None else source.left_out_there
+        self.ranks = ranks
+        self.members: tuple[int, ...] | None = None
+        self.passes = PassCounter(fixed or 0, fixed)
+        #: The number of the last load, and where its state says to start.
+        self.pending: tuple[int, Position] | None = None
+        #: The pass that gave the last item.
+        self.last: OnePass | None = None
+        #: Those whose items were asked for.
+        self.begun: WeakSet[OnePass] = WeakSet()
+        #: How long loops of this process have waited for items.
+        self.wait_seconds = 0.0
+        #: How often a worker has iterated it.
+        self.iterated = 0
+        #: Whether there was no pass yet but the one at hand, which was not told where to start: it may be a
+        #: look at one item.
+        self._may_look = True
+        self._source = source
+        self._follows = source is not None  # whether it was not used yet
+        self._from_source = 0  # the source's load that this starts from, 0 if from none
+        if source is not None:
+            self.members = source.members
+            self.passes = PassCounter(source.passes.now.upcoming)
+            if source._goes_on:
+                self._expect(source.upcoming())
+            if source.pending is not None and source.pending[0] != source.passes.now.loaded:
+                self._from_source = source.pending[0]  # which was used up
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what is of this process.
+        kept = {**vars(self), "notes_there": self.notes}
+        return {**kept, "_plan": None, "last": None, "begun": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.begun = WeakSet()
+
+    @property
+    def plan(self) -> Plan:
+        if self._plan is None:
+            self._plan = self._make()
+            self._plan.adopt(self.notes_there)
+        return self._plan
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What is known of the rows' schemas, for a copy of the pipeline."""
+        return self.notes_there if self._plan is None else self._plan.notes
+
+    def topology(self) -> Topology:
+        """This consumer, checked against the pipeline's shards."""
+        rank, world = self.ranks()
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        topology = Topology(rank, world, worker, workers, self.members)
+        chain = self.plan.chain
+        topology.check(chain.num_shards, chain.shard is not None, chain.opener.one_consumer)
+        return topology
+
+    def parse(self, state: Any) -> Position:
+        return position_of(state, self.plan)
+
+    def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
+        """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
+        if is_stateful_data_loaders(state):
+            state = merge_states([state])
+        if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
+            state = migrate(state, self.plan, allow_changes)
+        self.place(state)
+
+    def place(self, state: Any) -> tuple[int, Position]:
+        """Let the next pass start at a state, if it fits and says all that this rank needs. Returns the
+        number of this load, and its place."""
+        position = self.parse(state)
+        if get_worker_info() is None:
+            position.require_all_workers()
+            rank, world = self.ranks()
+            if not self.plan.counted and position.num_shards % world == 0:
+                position.require(Topology(rank, world).shards(position.m, position.num_shards))
+        self._follows = False
+        return self._expect(position), position
+
+    def _expect(self, position: Position) -> int:
+        self.left_out_there = kept_batches(position.notes)
+        load = self.passes.load(position.epoch, position.m > 0)
+        self.pending = load, position
+        self.last = None
+        self._may_look = False
+        self.begun.clear()
+        return load
+
+    def _follow(self, is_used: bool = False) -> None:
+        """Of a ``Loader`` that was not used yet: go where its pipeline was told to. Once it is used it stands
+        where it stands, whatever its pipeline is told."""
+        told = None if self._source is None or not self._follows else self._source.pending
+        if told is not None and told[0] != self._from_source:
+            self._from_source = told[0]
+            self._expect(told[1])
+        self._follows = self._follows and not is_used
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be that of an epoch, as ``Pipeline.set_epoch`` says."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MOST_EPOCHS:
+            raise ConfigError(
+                f"set_epoch(epoch) takes the number of an epoch, an integer from 0 on, got {shown(epoch)}"
+            )
+        if self.passes.fixed is not None:
+            raise ConfigError(
+                f"set_epoch(): epoch must be left to a Loader that was made with epoch={self.passes.fixed}, "
+                f"which begins that one each time, got {epoch}; make the Loader without epoch, or leave out "
+                "set_epoch()"
+            )
+        if not self.plan.chain.endless:
+            self._follow(is_used=True)
+            before = self.passes.now.upcoming
+            self.passes.set_epoch(epoch)
+            if self.last is not None and self.last.ended and self.passes.now.upcoming != before:
+                self.last = None  # what comes next is no longer what came after it
+
+    def claim(self, own: tuple[int, Position] | None = None) -> Position:
+        """Where the pass that begins now starts.
+
+        Args:
+            own: the load and the position that are the iterator's own, if it was given a state.
+        """
+        self._follow(is_used=True)
+        self._warn_of_rest()
+        if own is not None:
+            position = self.loaded(own[1])
+            self.passes.claim((position.epoch, own[0]))
+        elif self._goes_on:
+            return self.upcoming()
+        else:
+            position = self.start(*self.passes.claim())
+        if self._source is not None:
+            self._source.passes.outrun(position.epoch, self._from_source)
+        return position
+
+    def _warn_of_rest(self) -> None:
+        """Say so, once, where a loop was left before the end of an epoch, and the next epoch begins: what was
+        left of it does not come, and without a shuffle its first items come again. A first look at one item
+        is no loop that was left."""
+        last, now, chain = self.last, self.passes.now, self.plan.chain
+        told = now.loaded or now.named >= 0 or self.passes.fixed is not None  # where to begin
+        if last is None or told or chain.endless:
+            return
+        is_first, self._may_look = self._may_look, False
+        key = "rest", self.plan.identity
+        if (is_first and last.gave_one_step) or has_warned(key) or not last.was_left_unfinished():
+            return
+        epoch = f"epoch {last.epoch}"
+        if any(stage.reorders for stage in chain.stages):
+            said = (
+                f"and this one begins the next epoch: the rest of {epoch} is skipped",
+                "repeat() makes one epoch without an end",
+            )
+        else:
+            said = (
+                f"and this one begins at the first item again: nothing is shuffled, so that the same items "
+                f"come, and the rest of {epoch} never does",
+                "to evaluate the same first batches each time, use Loader(pipe, epoch=0)",
+            )
+        warn_once(
+            f"the loop before was left within {epoch}, {said[0]}. To continue within an epoch, keep its "
+            f"iterator, batches = iter(loader); to look at one item, use peek(); {said[1]}",
+            key,
+            level=6,
+        )
+
+    def upcoming(self) -> Position:
+        """Where the next pass starts."""
+        self._follow()
+        if self._goes_on and self.last is not None:
+            return self.parse(self.last.state())
+        return self.start(self.passes.now.upcoming, self.passes.now.loaded)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the next pass goes on where the last one stands: an endless pipeline's does."""
+        return self.last is not None and self.plan.chain.endless and not self.passes.now.loaded
+
+    def start(self, number: int, load: int) -> Position:
+        """Where a pass starts, given the load that it starts from.
+
+        Raises:
+            StateError: that was done after this process had started.
+        """
+        if self.pending is not None and self.pending[0] == load:
+            return self.loaded(self.pending[1])
+        if load % 2:
+            raise StateError(
+                f"a state from within epoch {number} was loaded into the pipeline after its "
+                "persistent workers had started, and they do not see it: make a new DataLoader after "
+                "load_state_dict(), or use StatefulDataLoader or trainpipes.Loader"
+            )
+        return self.start_of(number)
+
+    def start_of(self, number: int) -> Position:
+        """The start of a pass, whatever was loaded."""
+        position = Position(number, 0, self.plan.chain.num_shards)
+        batches = tuple(sorted({*self._left_out, *self.left_out_there}))
+        return replace(position, notes=merged_batches(position, batches)) if batches else position
+
+    def loaded(self, position: Position) -> Position:
+        """A position that was loaded, for a pass of its own: stages may change what they are opened with."""
+        found = self.looked_at(position)
+        self.left_out_there = kept_batches(found.notes)
+        return found
+
+    def looked_at(self, position: Position) -> Position:
+        """The same, without going there."""
+        self.plan.adopt(position.notes)
+        found = deepcopy(position)
+        found.notes = merged_batches(found, self._left_out)
+        return found
+
+    def start_of_epoch_at_hand(self) -> Position:
+        """The start of the pass that is under way; of the next one where none is."""
+        last, now = self.last, self.passes.now
+        if last is not None and not last.ended:
+            position = last.position
+            if last.epoch != position.epoch:
+                return self.start_of(last.epoch)
+        else:
+            self._follow()
+            if self.pending is None or self.pending[0] != now.loaded:
+                return self.start_of(now.upcoming)
+            position = self.looked_at(self.pending[1])
+        return replace(position, m=0, cursors={}, extra={})
+
+    def state_at(self, batches: int, epoch: int) -> dict[str, Any]:
+        """The state after so many batches of each rank in a pass."""
+        if isinstance(batches, bool) or not isinstance(batches, int) or batches < 0:
+            raise StateError(f"state_at(batches_delivered) counts from 0, got {shown(batches)}")
+        if not is_count(epoch):
+            raise StateError(f"state_at(epoch) counts from 0, got {shown(epoch)}")
+        plan, world = self.plan, self.ranks()[1]
+        m = batches * world
+        if plan.counts.known and m > plan.counts.batches_in_pass:
+            most = int(plan.counts.batches_in_pass) // world
+            raise StateError(
+                f"state_at(batches_delivered): an epoch has {most} batches for each "
+                f"of {world} ranks, got {batches}"
+            )
+        walked = 0 if plan.counted else m
+        start = replace(self.start_of(epoch), m=m - walked)
+        walk = OnePass(plan, Topology(), start)
+        for taken in counted(range(walked), "making the batches before it", walked, "batches"):
+            try:
+                next(walk)
+            except StopIteration:
+                raise StateError(
+                    f"state_at(batches_delivered): the epoch ended after {taken} batches, got {batches}"
+                ) from None
+        return walk.state()
+
+    def peek(self) -> Any:
+        """The first item of the next pass, from an iterator of its own."""
+        for item in self.coming():
+            return item
+        raise DataError(
+            "peek() shows the first item of the next epoch, and that gives nothing: see explain() for "
+            "what the stages make of the rows"
+        )
+
+    def coming(self) -> Iterator[Any]:
+        """The items of the next pass, without beginning it: made for this rank, which asks no other."""
+        position = self.upcoming()
+        starts = [position]
+        if position.m:  # there may be nothing left
+            starts.append(self.start_of(self.passes.after(position.epoch)))
+        for start in starts:
+            items = ConsumerIterator(self.plan, self.topology(), start, start.m)
+            gave = False
+            while (item := next(items, self)) is not self:
+                gave = True
+                yield item
+            if gave:
+                return
+
+    def state(self) -> dict[str, Any] | None:
+        """The state after the last item given; of the next pass's start where none was. None in a worker,
+        whose iterator has it."""
+        if get_worker_info() is not None:
+            return None
+        last = self.last
+        if last is not None:
+            left = last.left and not last.ended
+            if left and any(not (one.ended or one.left) for one in self.begun):
+                warn_once(
+                    "two iterators of this pipeline are unfinished, and this state is of the one "
+                    "that gave the last item. For the other one, save its own state_dict(); to "
+                    "only look at an item, use peek()"
+                )
+            return last.state()
+        if self.passes.now.elsewhere:
+            raise StateError(
+                "this pipeline was last iterated by a trainpipes.Loader or by workers of a "
+                "DataLoader, and does not know how far they are: save the state_dict() of the "
+                "Loader or StatefulDataLoader; for a plain DataLoader count batches, and "
+                "use pipe.state_at(batches, epoch=...)"
+            )
+        # With cursors of a rank's own shards, also of a state that had all of them.
+        after = self.passes.after
+        return OnePass(self.plan, self.topology(), self.upcoming(), after=after).state()

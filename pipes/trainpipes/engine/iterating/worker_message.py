@@ -1,0 +1,243 @@
+"""What a ``Loader``'s worker process sends: several batches in one message, of at most 8 MiB.
+
+Each batch is pickled by itself. Tensors below 1 MiB leave their values beside the pickle (its protocol 5
+calls that out-of-band buffers), in memory that forked workers share with their parent and use again:
+nothing is opened, mapped or faulted in on the way. Where there is no such memory (spawned workers), or no
+room in it, the values travel with the message. Larger tensors travel as torch sends them.
+``pack`` and ``place`` are called in a worker, ``unpack`` in the process that trains.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import pickle
+from dataclasses import dataclass, field
+from multiprocessing import sharedctypes
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import torch
+from torch._utils import ExceptionWrapper
+
+from trainpipes.engine.shards.shard_iterator import ENDED
+from trainpipes.errors import DataError
+
+__all__ = ["MOST_BYTES", "ALONE_BYTES", "WorkerMemory", "WorkerMessage", "failure", "pack"]
+
+#: Bytes of several batches in one message. Larger: fewer messages, more memory.
+MOST_BYTES = 8 << 20
+#: Tensors of this many bytes or more travel by themselves.
+ALONE_BYTES = 1 << 20
+#: Where a tensor may start.
+ALIGNED = 64
+#: In the shared numbers: the epoch at whose start the pass starts, -1 where that is the position that workers
+#: were given; the micro-batch that the parent waits for; from here on how many messages of each worker it has
+#: unpacked, then which micro-batch each worker makes.
+_EPOCH, _DUE, _UNPACKED = range(3)
+
+
+class Packed(NamedTuple):
+    """A batch on its way.
+
+    Args:
+        pickled: all but the values of small tensors.
+        values: of each such tensor: its bytes, or where they begin and end in shared memory.
+        size: bytes of the batch, large tensors included.
+    """
+
+    pickled: bytes
+    values: list[Any]
+    size: int
+
+
+@dataclass
+class WorkerMessage:
+    """What a worker sends at a time: perhaps nothing, so that any number of workers may take turns.
+
+    Args:
+        worker: who sends it.
+        items: micro-batches in order: number; batch, or why there is none: None where the shard has ended, an
+            exception if it could not be made, after which nothing comes; position of its shard after it, as
+            JSON, empty where the pipeline is counted.
+        notes: what the worker knows of the rows' schemas.
+    """
+
+    worker: int
+    items: list[tuple[int, Packed | ExceptionWrapper | None, str]] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def batches(self) -> list[Packed]:
+        """Those among the items."""
+        return [made for _, made, _ in self.items if isinstance(made, Packed)]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is the last one of its worker, since a batch could not be made."""
+        return bool(self.items) and isinstance(self.items[-1][1], ExceptionWrapper)
+
+    def has_room(self, batch: Packed) -> bool:
+        """Whether a batch may travel with those that are here."""
+        held = sum(other.size for other in self.batches)
+        return not held or held + batch.size <= MOST_BYTES
+
+
+class WorkerMemory:
+    """What a ``Loader`` shares with its workers: a few numbers, and room for batches on their way, which
+    only forked workers see.
+
+    A worker fills its places in turn. A place is free again once the parent has unpacked its message.
+
+    Args:
+        workers: how many.
+        ahead: messages of each that are made ahead.
+    """
+
+    def __init__(self, workers: int, ahead: int) -> None:
+        self.workers = workers
+        self.ahead = ahead
+        self._numbers: Any = sharedctypes.RawArray("q", _UNPACKED + 2 * workers)
+        self._numbers[_EPOCH] = -1
+        self._numbers[_UNPACKED + workers :] = [-1] * workers
+        # Pages that no message comes to are never there.
+        self._room: Any = memoryview(mmap.mmap(-1, workers * (self.ahead + 1) * MOST_BYTES))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_room": None}
+
+    def begin(self, epoch: int) -> None:
+        """The next pass starts at the start of an epoch."""
+        self._numbers[_EPOCH], self._numbers[_DUE] = epoch, 0
+
+    @property
+    def start(self) -> int | None:
+        """The epoch at whose start the pass starts; None where it starts at the position that workers got."""
+        epoch = int(self._numbers[_EPOCH])
+        return None if epoch < 0 else epoch
+
+    @property
+    def due(self) -> int:
+        """The micro-batch that the parent waits for, or did a moment ago."""
+        return int(self._numbers[_DUE])
+
+    @due.setter
+    def due(self, m: int) -> None:
+        self._numbers[_DUE] = m
+
+    def unpacked(self, worker: int) -> int:
+        """Messages of a worker that the parent has unpacked."""
+        return int(self._numbers[_UNPACKED + worker])
+
+    def makes(self, worker: int, m: int) -> None:
+        """A worker says which micro-batch it makes."""
+        self._numbers[_UNPACKED + self.workers + worker] = m
+
+    def made_by(self, worker: int) -> int | None:
+        """The micro-batch that a worker makes, or made last; None where it has not begun."""
+        m = int(self._numbers[_UNPACKED + self.workers + worker])
+        return None if m < 0 else m
+
+    def place(self, message: WorkerMessage, number: int) -> None:
+        """Put the values of a message's tensors in shared memory. What finds no room there stays with the
+        message.
+
+        Args:
+            message: to be sent.
+            number: of the message among those of its worker.
+        """
+        worker, each = message.worker, self.ahead + 1
+        room = self._room if number - self.unpacked(worker) < each else None
+        at = (worker * each + number % each) * MOST_BYTES
+        end = at + MOST_BYTES
+        for batch in message.batches:
+            for n, value in enumerate(batch.values):
+                stop = at + value.nbytes
+                if room is None or stop > end:
+                    batch.values[n] = bytearray(value)
+                else:
+                    room[at:stop] = value
+                    batch.values[n] = (at, stop)
+                    at = stop + -stop % ALIGNED
+
+    def unpack(self, message: WorkerMessage) -> list[tuple[int, Any, str]]:
+        """The items of a message: batches with memory of their own, ENDED for None. Frees its place."""
+        found = [(m, self._unpacked(made), text) for m, made, text in message.items]
+        self._numbers[_UNPACKED + message.worker] += 1
+        return found
+
+    def _unpacked(self, made: Packed | ExceptionWrapper | None) -> Any:
+        if not isinstance(made, Packed):
+            return ENDED if made is None else made
+        values = [self._room[slice(*v)] if type(v) is tuple else v for v in made.values]
+        return pickle.loads(made.pickled, buffers=values)
+
+
+class _Pickler(ForkingPickler):
+    """Pickles a batch, and keeps the values of its small tensors apart."""
+
+    def __init__(self) -> None:
+        self.file = io.BytesIO()
+        super().__init__(self.file, 5, True, self._beside)
+        self.values: list[memoryview] = []
+        self.size = 0  # of large tensors
+        self._ours: pickle.PickleBuffer | None = None
+
+    def _beside(self, buffer: pickle.PickleBuffer) -> bool:
+        """Keep a tensor's values beside; a buffer of anything else is pickled, which True says."""
+        if buffer is not self._ours:
+            return True
+        self.values.append(buffer.raw())
+        return False
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        if not _is_small(value):
+            self.size += value.nbytes if value.layout == torch.strided else 0
+            return NotImplemented
+        flat = value.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+        values: Any = flat.numpy()
+        self._ours = pickle.PickleBuffer(values)
+        return _tensor, (self._ours, value.dtype, tuple(value.shape))
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values travel beside the pickle."""
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
+        return False
+    fits = 0 < tensor.nbytes < ALONE_BYTES
+    return fits and tensor.device.type == "cpu" and not tensor.requires_grad
+
+
+def _tensor(values: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(values, dtype=dtype).view(shape).clone()
+
+
+def pack(batch: Any) -> Packed:
+    """A batch, ready to be sent in a message.
+
+    Raises:
+        DataError: it can't be pickled.
+    """
+    pickler = _Pickler()
+    try:
+        pickler.dump(batch)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"a batch must pickle to reach the process that trains, and does not ({error}); make tensors "
+            "of it before it leaves the pipeline, or use threads instead of num_workers"
+        ) from error
+    size = pickler.size + sum(value.nbytes for value in pickler.values)
+    pickled = pickler.file.getvalue()
+    return Packed(pickled, pickler.values, size + len(pickled))
+
+
+def failure(worker: int) -> ExceptionWrapper:
+    """The exception at hand, to be sent by a worker; a ``RuntimeError`` if its class can't be."""
+    failed = ExceptionWrapper(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]
+    try:
+        pickle.dumps(failed)
+    except Exception:  # such as a class within a function
+        failed.exc_type = RuntimeError
+    return failed

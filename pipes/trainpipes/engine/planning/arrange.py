@@ -1,0 +1,267 @@
+"""Sorts the stages of a pipeline into a ``Chain``, or says why they do not make one.
+
+Each stage is put above those below it, one after the other; each step makes a new chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from trainpipes.engine.planning.as_columns import with_columns
+from trainpipes.engine.planning.chain import Chain
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import (
+    BatchingStage,
+    CacheStage,
+    CutStage,
+    DealStage,
+    OrderStage,
+    PlaceStage,
+    RepeatStage,
+    Source,
+)
+from trainpipes.storage.caching.holes import DropHoles
+
+__all__ = ["arrange"]
+
+S = TypeVar("S", bound=Stage)
+
+
+def arrange(written: Sequence[Stage]) -> Chain:
+    """The chain of some stages.
+
+    Args:
+        written: the stages, first one first. The instances belong to the chain.
+
+    Raises:
+        ConfigError: they do not make a pipeline; says which stage, and where it can stand.
+    """
+    stages: list[Any] = []
+    for stage in written:
+        stages.append(stage.resolve(stages))
+        if isinstance(stage, Source):
+            stages += [own.resolve(stages) for own in stages[-1].above()]
+    if not stages or stages[0].role not in ("files", "source"):
+        raise ConfigError(
+            "a pipeline starts with rows: list_files(...), from_dataset(...), from_arrow(...), "
+            f"from_tensors(...) or from_iterable(...), got {stages[0] if stages else 'no stage'}"
+        )
+    reader = next((n for n, s in enumerate(stages) if s.role == "reader"), 0)
+    chain = Chain(tuple(stages), stages[reader], tuple(stages[:reader]))
+    for stage in chain.file_stages[1:]:
+        chain = _on_files(chain, stage)
+    rows = with_columns(stages[reader:])[1:]
+    for number, stage in enumerate(rows):
+        cut_later = any(above.role in ("batch", "pack") for above in rows[number:])
+        chain = _above(chain, stage, cut_later)
+    _check(chain)
+    if chain.shuffle is not None and chain.drawn is not None:
+        chain = _draw(chain, chain.shuffle)
+    chain = _move_up(chain)
+    late = chain.opener.late()
+    if late is not None and chain.before:
+        chain = replace(chain, before=(late, *chain.before))
+    elif late is not None:
+        chain = replace(chain, after=(late, *chain.after))
+    counting = next((s for s in chain.after if s.role in ("take", "skip")), None)
+    if counting is not None and chain.num_shards > 1:
+        raise ConfigError(
+            f"{counting} of a sharded pipeline stands directly after the source (rows in file order) "
+            "or after batch() (micro-batches): elsewhere each shard would count for itself"
+        )
+    return chain
+
+
+def _on_files(chain: Chain, stage: Stage) -> Chain:
+    """The chain with a stage on file paths."""
+    if isinstance(stage, DealStage):
+        return replace(chain, shard=_once(chain.shard, stage))
+    shuffles = isinstance(stage, OrderStage) and stage.order is None
+    if not shuffles and stage.name != "filter":
+        raise ConfigError(
+            f"{stage} works on rows, and here there are only file paths; put it after "
+            f"{chain.opener.name}()"
+        )
+    return chain
+
+
+def _check(chain: Chain) -> None:
+    """Raise where stages do not go together."""
+    opener = chain.opener
+    if chain.shuffle is not None and opener.orders_rows:
+        raise ConfigError(
+            f"{opener} orders the rows itself, and so does {chain.shuffle}: leave one out"
+        )
+    if chain.shard is not None and opener.one_consumer:
+        raise ConfigError(f"{chain.shard} cannot follow {opener}: {opener.one_consumer}")
+    above_mix = next((s for s in (chain.shuffle, chain.cache) if s is not None), None)
+    if chain.mixes and above_mix is not None:
+        raise ConfigError(
+            f"{above_mix} comes after mix(), which has set the order of the rows already: put it "
+            f"into each source, mix({{'name': source.{above_mix.name}(...), ...}})"
+        )
+    counts_epochs = chain.repeat is not None and chain.repeat.times is not None
+    if chain.mixes and opener.endless and counts_epochs:
+        raise ConfigError(
+            f'{chain.repeat} counts epochs, and mix(stop="repeat") has no end: leave one out'
+        )
+    if chain.cache is not None and not opener.has_blocks:
+        raise ConfigError(
+            f"{chain.cache} needs Arrow rows, as read_parquet() and from_arrow() give them, and "
+            f"{opener} gives others: leave the cache out, or write the rows to Parquet files first"
+        )
+    if chain.batch is not None and opener.makes_batches:
+        raise ConfigError(f"{opener} makes the batches: leave out {chain.batch}")
+
+
+def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
+    """The chain with a stage above it.
+
+    Args:
+        chain: what is below.
+        stage: which comes next.
+        cut_later: whether this one, or one above it, cuts what comes from below anew.
+    """
+    after = (*chain.after, stage)
+    if isinstance(stage, OrderStage):
+        return _shuffled(chain, stage)
+    if isinstance(stage, DealStage):
+        return replace(chain, shard=_once(chain.shard, stage))
+    if isinstance(stage, BatchingStage):
+        rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
+        return replace(chain, batch=batch, rolling=rolling, after=after)
+    if isinstance(stage, RepeatStage):
+        return replace(chain, repeat=_once(chain.repeat, stage))
+    if isinstance(stage, PlaceStage):
+        return replace(chain, place_stages=(*chain.place_stages, stage))
+    if stage.role == "pack":
+        if chain.batch is not None:
+            raise ConfigError(f"{stage} works on rows: put it before {chain.batch.name}()")
+        return replace(chain, rolling=chain.repeat is not None, after=after)
+    if isinstance(stage, CacheStage):
+        return _cached(chain, stage)
+    if stage.role in ("take", "skip"):
+        return _counted(chain, stage, cut_later)
+    if stage.role in ("rows", "finish"):
+        return replace(chain, after=after)
+    raise ConfigError(
+        f"{stage} is a source, which starts a pipeline: it cannot come after another stage"
+    )
+
+
+def _shuffled(chain: Chain, stage: OrderStage) -> Chain:
+    """The chain with a stage that orders rows."""
+    if chain.batch is not None:
+        raise ConfigError(f"{stage} orders rows: put it before batch()")
+    packed = next((s for s in chain.after if s.role == "pack"), None)
+    if packed is not None:
+        raise ConfigError(
+            f"{packed} takes rows in the order in which they come"
+            + (", and mixes them itself" if packed.name == "pack" else "")
+            + ": put shuffle() before it"
+        )
+    if chain.shuffle is not None and chain.shuffle.name != stage.name:
+        raise ConfigError(f"{chain.shuffle} orders the rows, and so does {stage}: leave one out")
+    shuffle = _once(chain.shuffle, stage)
+    before = chain.before + chain.after
+    if any(s.role in ("take", "skip") for s in before):
+        raise ConfigError(
+            "take() and skip() before a shuffle count rows in file order, so that no stage that "
+            "drops rows may come before them: put them directly after the source"
+        )
+    return replace(chain, shuffle=shuffle, before=before, after=())
+
+
+def _cached(chain: Chain, stage: CacheStage) -> Chain:
+    """The chain with a cache: of what the stages on rows below it make of a block, whatever the epoch."""
+    if chain.shuffle is not None:
+        raise ConfigError(
+            f"{stage} stands after {chain.shuffle}, where rows come in another order every epoch: put it "
+            "before shuffle(), with the stages before it whose work is to be kept: "
+            ".tokenize(...).cache().shuffle(...)"
+        )
+    above: Stage | None = chain.batch or chain.repeat
+    if above is None:
+        # What makes rows of several rows has a place of its own.
+        above = next((s for s in chain.after if s.role != "rows" or isinstance(s, CutStage)), None)
+    if above is not None:
+        raise ConfigError(
+            f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"
+        )
+    below = next((s for s in chain.after if s.by_epoch), None)
+    if below is not None:
+        raise ConfigError(
+            f"{below} gives other rows in every epoch, and {stage} would keep only the first "
+            f"epoch's: put cache() before {below.name}()"
+        )
+    cached = len(chain.after) if stage.on else None
+    return replace(chain, cache=_once(chain.cache, stage), cached=cached)
+
+
+def _counted(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
+    """The chain with a take or skip: of rows in file order, of micro-batches, or on the way."""
+    count = int(stage.options["count"])
+    if chain.repeat is not None:
+        raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")
+    in_file_order = chain.batch is None and chain.shuffle is None and not chain.mixes
+    if in_file_order and all(s.keeps_rows and s.role == "rows" for s in chain.after):
+        if stage.role == "skip":
+            return replace(chain, skip_rows=chain.skip_rows + count)
+        return replace(chain, stop_rows=_least(chain.stop_rows, chain.skip_rows + count))
+    items = chain.after
+    if chain.batch is not None:
+        items = items[items.index(chain.batch) :]
+    counted = chain.batch is not None or (chain.shuffle is not None and not cut_later)
+    if counted and all(s.keeps_rows for s in items):
+        if stage.role == "skip":
+            return replace(chain, skip_batches=chain.skip_batches + count)
+        return replace(chain, stop_batches=_least(chain.stop_batches, chain.skip_batches + count))
+    return replace(chain, after=(*chain.after, stage))
+
+
+def _least(found: int | None, stop: int) -> int:
+    return stop if found is None else min(found, stop)
+
+
+def _draw(chain: Chain, stage: OrderStage) -> Chain:
+    """The chain where rows are read by number: what stood below the stage that says which follows it."""
+    opener = chain.opener
+    if not opener.random_access:
+        raise ConfigError(
+            f"{stage} reads rows by number, and {opener} cannot: use shuffle(buffer_size=...), or write the "
+            "rows to where that is possible: write_memmap() for numbers, to_map_dataset() for others"
+        )
+    if chain.cache is not None:
+        raise ConfigError(
+            f"{chain.cache} keeps rows block by block, and {stage} reads them one by one"
+        )
+    dropping = next((s for s in chain.before if not s.keeps_rows), None)
+    if dropping is not None and chain.may_repeat:
+        raise ConfigError(
+            f"{stage} numbers the rows of {opener}, all of them: put {dropping} after it"
+        )
+    return replace(chain, before=(), after=chain.before + chain.after)
+
+
+def _move_up(chain: Chain) -> Chain:
+    """Let stages that treat each row by itself and keep them all wait until rows are dealt: what
+    comes out is the same, and a consumer works on its own rows only. What is below a cache is done for
+    whole blocks, and where it drops rows, the dealing is to count them still."""
+    stay = chain.cached or 0
+    if chain.shuffle is None:
+        before, after = chain.after[:stay], chain.after[stay:]
+        if not all(stage.keeps_rows for stage in before):
+            after = (DropHoles(), *after)
+        return replace(chain, before=before, after=after)
+    last = max((n for n, s in enumerate(chain.before) if not s.keeps_rows), default=-1)
+    stay = max(stay, last + 1)
+    return replace(chain, before=chain.before[:stay], after=chain.before[stay:] + chain.after)
+
+
+def _once(found: S | None, stage: S) -> S:
+    if found is not None:
+        raise ConfigError(f"a pipeline has one {stage.name}(), got {found} and {stage}")
+    return stage

@@ -1,0 +1,167 @@
+"""Where rows that are Python objects become columns, all of one schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.columns.block import Block
+from trainpipes.columns.row_schema import UnfitRow, table_of_rows
+from trainpipes.columns.row_types import written
+from trainpipes.columns.run import Run
+from trainpipes.engine.planning.first_rows import UnfitRows, find_schema
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.kinds.own_class import is_ours
+from trainpipes.kinds.source import RowSource
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage, Source, TableStage, put_through
+
+__all__ = ["AsColumns", "gives_objects", "known_columns", "with_columns"]
+
+
+class AsColumns(RunStage):
+    """Turns rows that are dicts into Arrow columns; leaves rows that have columns as they are.
+
+    Stands below each stage that works on columns where rows may be Python objects. Its schema is given, or
+    found once: every block of every run has it. Called by any thread.
+
+    Args:
+        asker: the stage that needs columns, as it prints, for messages.
+        schema: as given; None to find it.
+        may_stay: whether rows stay as they are where the first ones make no columns.
+        key: names it among those of the chain.
+    """
+
+    per_row = True
+    asks_inputs = True
+    thread_safe = True
+
+    asker: str
+    schema: pa.Schema | None = None
+    may_stay: bool = False
+    key: str = ""
+
+    def identity(self) -> dict[str, Any]:
+        return {"stage": self.name, "schema": None if self.schema is None else written(self.schema)}
+
+    @property
+    def finds_types(self) -> bool:  # type: ignore[override]
+        return self.schema is None
+
+    def use_inputs(self, inputs: Inputs) -> None:
+        super().use_inputs(inputs)
+        if self.schema is not None:
+            inputs.schemas.give(self.key, self.schema)
+
+    @property
+    def kept(self) -> pa.Schema | None:
+        """What all rows fit; None where they stay as they are.
+
+        Raises:
+            SchemaError: none was given, and none can be found.
+        """
+        found: pa.Schema | None = self.plan_inputs.schemas.get(self.key, self._find)
+        return found
+
+    def _find(self) -> pa.Schema | None:
+        inputs: Inputs = self.plan_inputs
+        steps, kept = inputs.chain.steps, inputs.chain.cached or 0
+        below = steps[: steps.index(self)]
+        find = partial(find_schema, inputs, below, self.asker)
+        cached = inputs.cached_blocks if len(below) < kept else None
+        try:
+            return find() if cached is None else cached.schema(self.key, find)
+        except UnfitRows:
+            if self.may_stay:
+                return None
+            raise
+
+    def process(self, run: Run) -> Run:
+        data = run.block.data
+        if not isinstance(data, list) or run.items is not None:
+            return run
+        schema = self.kept
+        if schema is None:
+            return run
+        try:
+            table = table_of_rows(data, schema, self.schema is None)
+        except UnfitRow as unfit:
+            error = SchemaError(self._refusal(unfit, schema), stage=self.asker)
+            error._trainpipes = self.asker, int(run.block.ids[unfit.number])
+            raise error from unfit.__cause__
+        return run.with_block(run.block.with_data(table))
+
+    def _refusal(self, unfit: UnfitRow, schema: pa.Schema) -> str:
+        given = self.schema is not None
+        which = "of the schema given" if given else "with the types of the first rows"
+        cure = "give all rows the same columns with map()"
+        if unfit.column is not None and unfit.found is not None:
+            fields = {field.name: field.type for field in schema} | {unfit.column: unfit.found}
+            wider = pa.schema(list(fields.items()))
+            if not wider.equals(schema):
+                cure = f"give the stage that makes the rows schema={written(wider)}, or {cure}"
+        return f"{self.asker} works on columns {which}, and a row {unfit}: {cure}"
+
+
+def with_columns(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages of a chain, with what turns rows into columns wherever one needs them."""
+    return _with_columns(stages)[0]
+
+
+def gives_objects(stages: Sequence[Stage]) -> bool:
+    """Whether rows that come out of a chain may be Python objects."""
+    return _with_columns(stages)[1]
+
+
+def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
+    """The columns that rows have after some stages, where no row need be read to know."""
+    schema = inputs.source.schema if isinstance(inputs.source, RowSource) else None
+    start = 0
+    for number, stage in enumerate(steps):
+        if isinstance(stage, AsColumns) and stage.schema is not None:
+            schema, start = stage.schema, number + 1
+    rest = steps[start:]
+    if schema is None or not all(stage.names_only for stage in rest):
+        return None
+    empty = Block(pa.Table.from_batches([], schema), np.empty(0, dtype=np.int64))
+    found = put_through(rest, empty).data
+    assert isinstance(found, pa.Table)
+    return found.schema.remove_metadata()
+
+
+def _with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
+    found: list[Stage] = []
+    objects = batched = False
+    number = 0
+    for stage in stages:
+        if stage.needs_columns and objects and not _in_batches(stage, stages[0], batched):
+            found.append(AsColumns(str(stage), may_stay=stage.takes_objects, key=str(number)))
+            number += 1
+        found.append(stage)
+        batched = batched or stage.role == "batch"
+        # A source of the user's may give objects or columns; so may a function.
+        ours = is_ours(type(stage)) or isinstance(stage, TableStage)
+        makes, schema = stage.makes_objects or not ours, stage.options.get("schema")
+        given = makes and isinstance(schema, pa.Schema)
+        if given and batched:
+            raise ConfigError(
+                f"{stage} comes after batch(), and schema= is for rows: put the stage before "
+                "batch(), or leave schema out"
+            )
+        if given:
+            found.append(AsColumns(str(stage), schema, key=str(number)))
+            number += 1
+        if makes or stage.needs_columns:
+            objects = makes and not given
+    return found, objects
+
+
+def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:
+    """Whether a stage that collates gets batches that were made elsewhere, each by itself."""
+    made = isinstance(first, Source) and (first.makes_batches or first.read_once)
+    return stage.role == "finish" and (not batched or made)

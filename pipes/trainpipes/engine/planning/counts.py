@@ -1,0 +1,219 @@
+"""How many micro-batches there are, and where each of them begins: arithmetic, where counts are known.
+
+Asks the source for its counts, and reads no row. Any thread may ask it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from trainpipes.engine.layout import Layout, StreamLayout, count_batches, slots_before
+from trainpipes.engine.planning.layouts import Layouts
+from trainpipes.errors import DataError
+from trainpipes.state.format import Position
+from trainpipes.state.left_out_batches import LeftOutBatches
+
+__all__ = ["Counts"]
+
+#: That are left out.
+NO_BATCHES = LeftOutBatches()
+
+
+class Counts:
+    """Counts and places of micro-batches.
+
+    Args:
+        layouts: how epochs are cut.
+    """
+
+    def __init__(self, layouts: Layouts) -> None:
+        self.layouts = layouts
+        self.chain = layouts.chain
+
+    # What is known
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether the number of micro-batches in a pass is known, and none is missing."""
+        chain, layouts = self.chain, self.layouts
+        if layouts.inputs.epoch_rows is None or not layouts.whole:
+            return False
+        ragged = chain.rolling and not chain.endless and layouts.usual.num_spans > 1
+        return not ragged and all(stage.keeps_rows for stage in chain.after)
+
+    @cached_property
+    def counted(self) -> bool:
+        """Whether the first row of a micro-batch follows from its number: the number of rows is known, and
+        stages above the source keep them one to one, in batches of a fixed size.
+
+        Where each shard stands after m micro-batches is then arithmetic (``cursor_at``): a state needs no
+        more than m, and a run that goes on at m reads nothing of what is before it. In all other
+        pipelines a shard's position is known only by whoever has read that far, and a state keeps it."""
+        return self.known and isinstance(self.layouts.usual, Layout)
+
+    @property
+    def ends_unevenly(self) -> bool:
+        """Whether shards end at steps that are not known in advance."""
+        return not self.known and not self.chain.endless
+
+    # Counts, where they are known
+
+    @property
+    def _epoch_rows(self) -> int:
+        return self.layouts.inputs.epoch_rows or 0
+
+    @cached_property
+    def batches_in_epoch(self) -> int:
+        """Micro-batches of an epoch over all ranks."""
+        chain = self.chain
+        return self._delivered(count_batches(self._epoch_rows, chain.batch_size, chain.drop_last))
+
+    def _delivered(self, total: int) -> int:
+        stop = self.chain.stop_batches
+        return max(0, (total if stop is None else min(total, stop)) - self.chain.skip_batches)
+
+    @cached_property
+    def batches_in_pass(self) -> float:
+        """Micro-batches of a pass over all ranks; inf for no end."""
+        chain, sizes = self.chain, self.layouts.sizes
+        if chain.times is None:
+            return math.inf if self.batches_in_epoch or (chain.rolling and self._epoch_rows) else 0
+        if chain.rolling:
+            rows = self._epoch_rows * chain.times
+            layout = Layout(rows, chain.batch_size, 1, 1)
+            if sizes is not None:
+                layout = replace(layout, batch_size=sizes.sizes[0][1], changes=sizes.sizes[1:])
+            return layout.count(chain.drop_last)
+        first_epoch = 0 if sizes is None else sizes.epoch // chain.times * chain.times
+        return self.epoch_start(first_epoch + chain.times, first_epoch)
+
+    @cached_property
+    def _by_epoch(self) -> bool:
+        """Whether a pass has several epochs, which are batched one by one."""
+        chain = self.chain
+        return chain.repeat is not None and not chain.rolling and self.known
+
+    def epoch_start(self, epoch: int, first_epoch: int) -> int:
+        """Number of an epoch's first micro-batch in its pass, where epochs are batched one by one."""
+        known, start, after = self._known_epoch(first_epoch)
+        return start if epoch <= known else after + (epoch - known - 1) * self.batches_in_epoch
+
+    def epoch_of(self, m: int, first_epoch: int) -> int:
+        """The epoch in which micro-batch ``m`` of a pass lies; the last one for those after it, and the first
+        where epochs are not batched one by one."""
+        if not self._by_epoch:
+            return first_epoch
+        times, (epoch, _, after) = self.chain.times, self._known_epoch(first_epoch)
+        if m >= after and self.batches_in_epoch:
+            epoch += 1 + (m - after) // self.batches_in_epoch
+        return epoch if times is None else min(epoch, first_epoch + times - 1)
+
+    def _known_epoch(self, first_epoch: int) -> tuple[int, int, int]:
+        """The epoch in which the size of micro-batches was changed, or else the first one of the pass; the
+        number of its first micro-batch, and the one after its last."""
+        sizes = self.layouts.sizes
+        if sizes is None:
+            return first_epoch, 0, self.batches_in_epoch
+        return sizes.epoch, sizes.start, sizes.start + self._delivered(self._changed_batches)
+
+    @cached_property
+    def _changed_batches(self) -> int:
+        """Micro-batches of the epoch in which their size was changed."""
+        layout = self.layouts.changed
+        if isinstance(layout, StreamLayout):  # as one span of rows
+            size, changes = layout.batch_size, layout.changes
+            layout = Layout(self._epoch_rows, size, 1, layout.window_rows, changes=changes)
+        return layout.count(self.chain.drop_last)
+
+    def end(self, world_size: int, origin: int = 0, left_out: LeftOutBatches = NO_BATCHES) -> float:
+        """The micro-batch after the last one of a pass; inf where that is not known. From ``origin``
+        on, where they (re)started, several ranks deliver the same number each, so that the last few
+        may be left out.
+
+        Args:
+            world_size: ranks.
+            origin: where they started.
+            left_out: batches that the pass leaves out, and that do not count.
+        """
+        chain = self.chain
+        if self.known:
+            total = self.batches_in_pass
+            if not math.isinf(total):
+                total -= left_out.below(int(total))
+            if chain.endless and not total:
+                raise DataError(
+                    f"repeat() would wait forever: an epoch of {chain.stages[0]} gives nothing. "
+                    "There are no rows, or drop_last, take() or skip() leave none"
+                )
+            if math.isinf(total) or chain.ragged:
+                return total
+            return origin + max(0, int(total) - origin) // world_size * world_size
+        if chain.stop_batches is not None and chain.repeat is None:
+            most = max(0, chain.stop_batches - chain.skip_batches)
+            return most - left_out.below(most)
+        return math.inf
+
+    # One shard
+
+    def shift(self, epoch: int, first_epoch: int) -> int:
+        """By how much the number of a micro-batch in its epoch is larger than that in its pass."""
+        start = self.epoch_start(epoch, first_epoch) if self._by_epoch else 0
+        return self.chain.skip_batches - start
+
+    def slot(self, shard: int, epoch: int, first_epoch: int) -> int:
+        """Which of the epoch's own S sequences a shard takes: epochs of K micro-batches follow
+        each other in m, and K need not be a multiple of S."""
+        return (shard + self.shift(epoch, first_epoch)) % self.chain.num_shards
+
+    def span(self, shard: int, epoch: int, first_epoch: int) -> int:
+        """Which of the epoch's spans a shard's rows are in."""
+        return self.slot(shard, epoch, first_epoch) % self.layouts.of(epoch).num_spans
+
+    def chunks(self, slot: int, epoch: int) -> tuple[int, int | None]:
+        """First of a slot's micro-batches that an epoch delivers, and the one after its last."""
+        chain, sizes = self.chain, self.layouts.sizes
+        skipped = slots_before(chain.skip_batches, slot, chain.num_shards)
+        stop = chain.stop_batches
+        if sizes is not None and epoch == sizes.epoch and self.known and not chain.rolling:
+            # Spans do not end together: what some have left belongs to no micro-batch.
+            count = self._changed_batches
+            stop = count if stop is None else min(stop, count)
+        if stop is None:
+            return skipped, None
+        return skipped, max(skipped, slots_before(stop, slot, chain.num_shards))
+
+    def start(self, slot: int, epoch: int, skip: int) -> dict[str, Any]:
+        """Where the rows of a slot begin in an epoch; or, where the pipeline is counted, at the first row
+        after ``skip`` of its micro-batches."""
+        layout = self.layouts.of(epoch)
+        span, sharer = slot % layout.num_spans, slot // layout.num_spans
+        if not skip or not isinstance(layout, Layout) or not layout.num_windows(span):
+            return {"epoch": epoch, "window": 0, "row": 0}
+        start, stop = layout.span(span)
+        row = layout.chunk_row(span, skip * layout.sharers + sharer)
+        if self.chain.rolling:  # over the epochs' joints
+            passed, times = row // (stop - start), self.chain.times
+            passed = passed if times is None else min(passed, times - 1)
+            epoch, row = epoch + passed, row - passed * (stop - start)
+        row = min(row, stop - start)
+        window = layout.window_of(span, row)
+        return {"epoch": epoch, "window": window, "row": row - layout.window(span, window)[0]}
+
+    def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
+        """The cursor of a shard after ``m`` micro-batches of pass ``number`` over all ranks, where the
+        pipeline is counted: in the epoch of ``m``."""
+        first, shards = self.chain.first_epoch(number), self.chain.num_shards
+        epoch = self.epoch_of(m, first)
+        slot = self.slot(shard, epoch, first)
+        at = slots_before(m + self.shift(epoch, first), slot, shards)
+        delivered = slots_before(m, shard, shards)
+        return {**self.start(slot, epoch, at), "delivered": delivered, "at": at}
+
+    def cursor(self, position: Position, shard: int) -> dict[str, Any] | None:
+        """Where a shard stands at a position; None for the start of the pass."""
+        if self.counted:
+            return self.cursor_at(position.m, shard, position.epoch)
+        return position.cursors.get(shard)

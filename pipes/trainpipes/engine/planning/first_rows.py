@@ -1,0 +1,252 @@
+"""The schema of rows that are Python objects, found from the first of them in file order.
+
+It must be the same wherever a run starts, on every rank and in every worker. So the rows are read from the
+start of the data once more, with the random choices of epoch 0, and put through the stages below; functions
+among these are called for them once more. Called by the thread that first needs the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.columns.block import Block
+from trainpipes.columns.payload import Payload, payload_bytes
+from trainpipes.columns.row_schema import SchemaFinder, UnfitRow
+from trainpipes.columns.row_types import is_open, written
+from trainpipes.columns.run import Cursors, Run
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.inputs import SAMPLE_ROWS, Inputs
+from trainpipes.errors import SchemaError, TrainpipesError
+from trainpipes.kinds.source import RowMixture, RowStream, read_full, read_rows
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage, open_chain
+
+__all__ = ["UnfitRows", "find_schema", "first_rows"]
+
+#: Rows that a schema is found from; where some columns hold only None in them, more are read, up to
+#: ``SAMPLE_ROWS``, or so many bytes.
+ROWS = 256
+MOST_BYTES = 64 << 20
+#: Rows that are read at a time.
+STEP = 64
+#: Rows, and the number of the first of them.
+Parts: TypeAlias = Generator[tuple[Payload, int], None, None]
+START = {"epoch": 0, "window": 0, "row": 0}
+
+
+class UnfitRows(SchemaError):
+    """The first rows make no columns."""
+
+
+def find_schema(
+    inputs: Inputs,
+    below: Sequence[Stage],
+    asker: str,
+    cure: str = "give them by schema= of the stage that makes the rows, schema={}",
+    rows_of: Callable[[Block], Sequence[Any]] = Block.rows,
+    typed: Collection[str] = (),
+    whole: Inputs | None = None,
+) -> pa.Schema:
+    """The schema that rows have after some stages of a pipeline.
+
+    Args:
+        inputs: what the pipeline reads.
+        below: stages on rows, first one first.
+        asker: who needs columns, for messages.
+        cure: what to do where types are not found; their schema goes in.
+        rows_of: makes the rows that are looked at of those that come out of the stages.
+        typed: columns whose types are known from elsewhere: they are null where none is found here.
+        whole: of the mix that the pipeline is part of, by whose numbers the rows are known in the end.
+
+    Raises:
+        UnfitRows: a row is no dict, holds what Arrow can't, or does not go with those before it.
+        SchemaError: a column has no type in all that is looked at.
+    """
+    if isinstance(inputs.source, RowMixture):
+        found = {
+            name: find_schema(part, steps, asker, cure, rows_of, whole=whole or inputs)
+            for name, part, steps in _parts_of_mix(inputs, inputs.source, below)
+        }
+        with_rows = {name: schema for name, schema in found.items() if schema.names}
+        return inputs.source.united(with_rows or found, asker)
+    finder, source, typed = SchemaFinder(), _FirstRows(inputs, asker), set(typed)
+    runs = source.runs()
+    try:
+        for run in _runs(runs, below):
+            if rows_of is Block.rows and isinstance(run.block.data, pa.Table):
+                return run.block.data.schema.remove_metadata()
+            rows = rows_of(run.block)
+            for start in range(0, len(rows), STEP):
+                ids = run.block.ids[start:]
+                _add(finder, rows[start : start + STEP], ids, whole or inputs, asker)
+                if finder.rows >= ROWS and typed >= set(finder.open):
+                    return finder.schema
+    except TrainpipesError:
+        raise
+    except Exception:  # of a user's function; it is raised when its row is due
+        if not finder.rows or finder.open:
+            raise
+    finally:
+        runs.close()
+    if source.cut and (not typed >= set(finder.open) or not finder.rows):
+        raise _no_type(finder.schema, source.rows, asker, cure)
+    return finder.schema
+
+
+def first_rows(inputs: Inputs, below: Sequence[Stage], asker: str) -> Payload | None:
+    """One row of a pipeline after some stages, or a few; None where there are none, or none in the first
+    ``SAMPLE_ROWS``.
+
+    Args:
+        inputs: what the pipeline reads.
+        below: stages on rows, first one first.
+        asker: who asks, for messages.
+    """
+    if isinstance(inputs.source, RowMixture):
+        for _, part, steps in _parts_of_mix(inputs, inputs.source, below):
+            data = first_rows(part, steps, asker)
+            if data is not None:
+                return data
+        return None
+    keeps = all(isinstance(stage, RunStage) and stage.keeps_rows for stage in below)
+    with closing(_FirstRows(inputs, asker, 1 if keeps else STEP).runs()) as rows:
+        return next((run.block.data for run in _runs(rows, below)), None)
+
+
+def _parts_of_mix(
+    inputs: Inputs, mixture: RowMixture, below: Sequence[Stage]
+) -> Iterator[tuple[str, Inputs, Sequence[Stage]]]:
+    """Name and inputs of each pipeline of a mix, and the stages that its rows go through: its own, and those
+    on rows of the mix."""
+    for name, part in inputs.mixed.items():
+        yield name, part, (*part.chain.steps, mixture.naming(name), *below)
+
+
+def _no_type(schema: pa.Schema, rows: int, asker: str, cure: str) -> SchemaError:
+    names = [field.name for field in schema if is_open(field.type)]
+    what = f"column {names[0]!r} holds" if len(names) == 1 else f"columns {names} hold"
+    said = f"{what} nothing but None or empty lists" if names else "there is no row"
+    text = written(schema).replace("pa.null()", "...")
+    return SchemaError(
+        f"{asker} needs the types of columns, and in the first {rows:,} rows {said}: {cure.format(text)}",
+        stage=asker,
+    )
+
+
+def _add(
+    finder: SchemaFinder, rows: Sequence[Any], ids: IntArray, inputs: Inputs, asker: str
+) -> None:
+    try:
+        finder.add(rows)
+    except UnfitRow as unfit:
+        place = inputs.place_of(int(ids[unfit.number]))
+        raise UnfitRows(
+            f"{asker} works on columns, and a row {unfit}; make dicts with values of the same types "
+                f"with map() (at {place})",
+            path=place.path, row_group=place.row_group, row=place.row, source=place.source, stage=asker,
+        ) from None  # fmt: skip
+
+
+def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
+    """What the first rows become."""
+    # Batches are made of rows as they are, in an order that says nothing of their columns.
+    stages = [stage for stage in below if stage.role != "batch"]
+    chain = open_chain(stages, lambda _: _Runs(rows), dict(START))
+    while True:
+        try:
+            yield chain.next_run()
+        except StopIteration:
+            return
+
+
+def _run_of(data: Payload, first: int) -> Run:
+    ids = np.arange(first, first + len(data), dtype=np.int64)
+    return Run(Block(data, ids), Cursors.counting(dict(START), np.arange(len(data) + 1)))
+
+
+@dataclass
+class _Runs:
+    """Runs of rows, one after the other."""
+
+    runs: Iterator[Run]
+
+    def next_run(self) -> Run:
+        return next(self.runs)
+
+
+class _FirstRows:
+    """The rows of a source in file order, as far as they are looked at.
+
+    Attributes:
+        rows: that were read.
+        cut: whether there are more.
+    """
+
+    def __init__(self, inputs: Inputs, asker: str, step: int = STEP) -> None:
+        chain = inputs.chain
+        if chain.opener.read_once:
+            raise SchemaError(
+                f"{asker} needs the types of columns, and rows of {chain.stages[0]} can't be read twice to "
+                "find them: give them by schema= of a map() in between, schema=pa.schema([...])",
+                stage=asker,
+            )
+        self.rows = 0
+        self.cut = False
+        of_source = _of_stream if isinstance(inputs.source, RowStream) else _of_blocks
+        self._parts = of_source(inputs, step)
+
+    def runs(self) -> Generator[Run, None, None]:
+        """A few rows at a time."""
+        size = 0
+        with closing(self._parts) as parts:
+            for data, first in parts:
+                self.rows += len(data)
+                size += _bytes_of(data) if isinstance(data, list) else payload_bytes(data)
+                yield _run_of(data, first)
+                if self.rows >= SAMPLE_ROWS or size >= MOST_BYTES:
+                    self.cut = True
+                    return
+
+
+def _of_blocks(inputs: Inputs, step: int) -> Parts:
+    """The first rows, a few at a time."""
+    source, blocks, left = inputs.listed, inputs.blocks, SAMPLE_ROWS
+    with closing(source.reader()) as reader:
+        for block, rows in enumerate(blocks.lengths.tolist()):
+            begin = int(blocks.begins[block])
+            for start in range(begin, begin + rows, step):
+                stop = min(start + step, begin + rows, start + left)
+                left -= stop - start
+                first = int(blocks.firsts[block]) + start
+                yield read_rows(source, reader, block, start, stop), first
+
+
+def _of_stream(inputs: Inputs, step: int) -> Parts:
+    """The same, of a stream."""
+    skip, stop = inputs.chain.skip_rows, inputs.chain.stop_rows
+    row = 0
+    assert isinstance(inputs.source, RowStream)
+    with closing(inputs.source.open(0, None)) as reader:
+        while stop is None or row < stop:
+            wanted = step if row >= skip else min(STEP, skip - row)
+            data = read_full(reader, wanted if stop is None else min(wanted, stop - row))
+            if data is None:
+                return
+            row += len(data)
+            if row > skip:
+                yield data, row - len(data)
+
+
+def _bytes_of(value: Any) -> int:
+    """About how large a Python object is; the same in every process."""
+    if isinstance(value, dict):
+        return sum(map(_bytes_of, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes_of, value[:64])) * max(1, len(value)) // max(1, len(value[:64]))
+    return getattr(value, "nbytes", 0) or (len(value) if isinstance(value, str | bytes) else 8)

@@ -1,0 +1,197 @@
+"""How each epoch is cut: into spans, windows, chunks of rows, and in which order its blocks come.
+
+Asks the source for its listing, and reads no row. Any thread may ask it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from trainpipes.engine.layout import (
+    IntArray,
+    Layout,
+    StreamLayout,
+    WindowKey,
+    even_cuts,
+    permutation,
+    segments,
+)
+from trainpipes.engine.planning.chain import Chain
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.kinds.random_access import RandomAccessSource
+from trainpipes.kinds.source import RowMixture, RowSource, RowStream
+from trainpipes.kinds.stage_kinds import OrderStage
+from trainpipes.state.format import BatchSizes
+
+__all__ = ["Layouts"]
+
+#: What a pipeline that does not shuffle reads at a time, in rows and in bytes.
+READ_ROWS = 8192
+READ_BYTES = 8 << 20
+#: Positions in a window of a sampler's order: 512 KiB of row numbers.
+DRAWN_ROWS = 1 << 16
+#: And what one that packs or batches by length reads of a stream.
+STREAM_ROWS = 32
+#: Of the memory that a shuffle may take, the windows' part; the rest is for files that are open and
+#: batches that are made ahead.
+WINDOW_SHARE = 2 / 3
+
+
+class Layouts:
+    """The layout of each epoch.
+
+    Args:
+        inputs: the rows that are cut.
+        chain: says how.
+        sizes: of micro-batches, in an epoch in which their size was changed.
+    """
+
+    def __init__(self, inputs: Inputs, chain: Chain, sizes: BatchSizes | None = None) -> None:
+        self.inputs = inputs
+        self.chain = chain
+        self.sizes = sizes
+        self._by_epoch: OrderedDict[int, Layout] = OrderedDict()
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether rows are dealt in whole micro-batches."""
+        source, chain = self.inputs.source, self.chain
+        if isinstance(source, RowMixture):  # its sources deal theirs
+            return False
+        stream = isinstance(source, RowStream)
+        return chain.keeps_rows and not (chain.rolling and stream and chain.num_shards > 1)
+
+    @cached_property
+    def usual(self) -> Layout | StreamLayout:
+        """That of an epoch in which the size of micro-batches is not changed; ``of`` may cut spans
+        elsewhere."""
+        chain, source = self.chain, self.inputs.source
+        size, shards, buffer = chain.batch_size, chain.num_shards, chain.buffer
+        if isinstance(source, RowStream):
+            # Unshuffled, a window is what is read at a time, and no stream is read far ahead.
+            rows = size if buffer is None else buffer
+            cutting = [s for s in chain.after if s.role in ("pack", "batch") and not s.keeps_rows]
+            if buffer is None and cutting:
+                rows = max(rows, STREAM_ROWS)  # micro-batches have other rows than these
+            return StreamLayout(size, shards, rows, self.whole)
+        drawn = chain.drawn is not None
+        window = (DRAWN_ROWS if drawn else READ_ROWS) if buffer is None else buffer
+        stride = drawn or (chain.shard is not None and chain.shard.split == "stride")
+        layout = Layout(
+            self.inputs.epoch_rows or 0, size, shards, window, 1 if buffer is None else buffer,
+            whole=self.whole, rolling=chain.rolling, stride=stride,
+        )  # fmt: skip
+        return replace(layout, window_limit=self._window_limit(layout.num_spans))
+
+    def of(self, epoch: int) -> Layout | StreamLayout:
+        """How one epoch is cut: as all are, but for one in which the size of micro-batches was changed, and
+        for spans of even bytes, whose cuts depend on the order of the blocks."""
+        usual, sizes = self.usual, self.sizes
+        if sizes and self.whole and (epoch == sizes.epoch or self.chain.rolling):
+            return self.changed
+        if not isinstance(usual, Layout) or not self._by_bytes:
+            return usual
+        found = self._by_epoch.get(epoch)
+        if found is None:
+            found = self._by_epoch[epoch] = replace(usual, cuts=self._even_cuts(epoch))
+            with suppress(KeyError):  # another thread has let it go
+                while len(self._by_epoch) > 3:
+                    self._by_epoch.popitem(last=False)
+        return found
+
+    @cached_property
+    def changed(self) -> Layout | StreamLayout:
+        """The layout of the epoch in which the size of micro-batches was changed; the usual one if it was
+        not."""
+        if self.sizes is None:
+            return self.usual
+        (_, first), *later = self.sizes.sizes
+        layout = replace(self.usual, batch_size=first, changes=tuple(later))
+        if isinstance(layout, Layout):  # windows stay where they were when the epoch began
+            layout = replace(layout, window_limit=self._window_limit(layout.num_spans))
+        return layout
+
+    @cached_property
+    def _by_bytes(self) -> bool:
+        wanted = self.chain.shard is not None and self.chain.shard.balance == "bytes"
+        source = self.inputs.source
+        known = isinstance(source, RowSource) and source.block_bytes is not None
+        return wanted and known and not self.whole
+
+    def _even_cuts(self, epoch: int) -> tuple[int, ...]:
+        source, blocks = self.inputs.listed, self.inputs.blocks
+        assert source.block_bytes is not None
+        starts, order = blocks.order(epoch, self.block_order)
+        sizes = source.block_bytes * (blocks.lengths / np.maximum(1, source.lengths))
+        return even_cuts(starts, sizes if order is None else sizes[order], self.usual.num_spans)
+
+    def _window_limit(self, spans: int) -> int | None:
+        """Most rows of a window, by the memory that windows may take."""
+        row_bytes = self.window_row_bytes
+        if not row_bytes or self.chain.drawn is not None:
+            return None
+        if self.chain.shuffle is None:
+            return max(1, int(READ_BYTES // row_bytes))
+        windows = self.chain.shuffle.max_bytes * WINDOW_SHARE
+        return max(1, int(windows // (row_bytes * spans)))
+
+    @property
+    def window_row_bytes(self) -> float | None:
+        """Bytes that a window holds of a row, as far as it can be told."""
+        source = self.inputs.source
+        by_number = isinstance(source, RandomAccessSource) and source.holds_numbers
+        if by_number and not self.chain.before:
+            return 8.0
+        return source.row_bytes if isinstance(source, RowSource) else None
+
+    # The rows of a window
+
+    def places(self, key: WindowKey) -> range:
+        """Places of a window's rows in its epoch's order; none past the last window of a span."""
+        layout = self.of(key.epoch)
+        assert isinstance(layout, Layout)
+        if key.window >= layout.num_windows(key.span):
+            return range(0)
+        first, (start, stop) = layout.span(key.span)[0], layout.window(key.span, key.window)
+        return range(first + start, first + stop)
+
+    def stretches(self, key: WindowKey, first: int = 0) -> list[tuple[int, int, int]]:
+        """The blocks that a window's rows from ``first`` on are in, and for each of them the first row and
+        the row after the last."""
+        blocks, places = self.inputs.blocks, self.places(key)
+        starts, order = blocks.order(key.epoch, self.block_order)
+        parts = segments(starts, order, places.start + first, places.stop)
+        begins = blocks.begins
+        return [(b, int(begins[b]) + low, int(begins[b]) + high) for b, low, high in parts]
+
+    def row_order(self, key: WindowKey, rows: int) -> IntArray | None:
+        """The order in which the rows that a window came to come out; None for as they are."""
+        seed = self.chain.seed
+        return None if seed is None else permutation(rows, seed, "window", *key)
+
+    # The order of blocks
+
+    def block_order(self, epoch: int) -> IntArray | None:
+        """Order of the blocks in an epoch; None for file order."""
+        seed, files = self.chain.seed, self.inputs.listed.file_of_block
+        for stage in self.chain.file_stages:
+            if isinstance(stage, OrderStage) and files is not None:
+                return self._file_order(epoch, stage.seed, files)
+        if seed is None:
+            return None
+        return permutation(len(self.inputs.blocks.lengths), seed, "blocks", epoch)
+
+    def _file_order(self, epoch: int, file_seed: int, files: IntArray) -> IntArray:
+        """Files in another order; row groups shuffled too where rows are."""
+        order = permutation(int(files.max(initial=-1)) + 1, file_seed, "files", epoch)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        if self.chain.seed is not None:
+            blocks = permutation(len(files), self.chain.seed, "blocks", epoch)
+            return blocks[np.argsort(rank[files[blocks]], kind="stable")]
+        return np.argsort(rank[files], kind="stable").astype(np.int64, copy=False)

@@ -1,0 +1,206 @@
+"""Makes a state of a pipeline that differed in what may change one of the pipeline at hand.
+
+Batch size: each row comes at most once in the epoch at hand, rows of each span in the order they would have
+had, and there is one new sequence from m on, the same on any topology. Spans then no longer end together:
+rows left over at that epoch's end are, for each span, at most the epoch's first batch size and the largest
+later one.
+
+Pack length: rows of another length begin where an epoch does. Documents of one epoch are never packed to two
+lengths, and what was delivered before is as it was.
+
+Left-out batches: those that a state names and that are yet to come are no more.
+
+Mix: see ``MixingSource.migrate``.
+
+Called by the thread that loads a state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from trainpipes._internal.shown import shown
+from trainpipes.columns.run import innermost, levels
+from trainpipes.engine.layout import Layout, StreamLayout
+from trainpipes.engine.planning.chain import Chain
+from trainpipes.engine.planning.counts import Counts
+from trainpipes.engine.planning.layouts import Layouts
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.errors import ConfigError, StateError
+from trainpipes.kinds.stage_kinds import MixingSource
+from trainpipes.state.cursor import is_count, shard_key
+from trainpipes.state.format import BatchSizes, Position, read, render
+from trainpipes.state.identity import damaged, read_identity
+from trainpipes.state.left_out_batches import KEY, kept_batches, reached
+
+__all__ = ["ALLOWED", "migrate"]
+
+#: What ``load_state_dict(state, allow_changes=...)`` may name.
+ALLOWED = ("batch_size", "mix", "pack_length", "schema", "skip_batches")
+
+
+def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
+    """The state as ``plan`` would have it, if it differs only in what may change.
+
+    Args:
+        state: of a pipeline that differs in what may change, or of the same.
+        plan: of the pipeline that loads it.
+        allow_changes: what may differ.
+
+    Raises:
+        ConfigError: ``allow_changes`` names something else.
+        StateError: it cannot change where the state stands.
+    """
+    names = allow_changes if isinstance(allow_changes, Collection) else [allow_changes]
+    if isinstance(names, str) or not all(name in ALLOWED for name in names):
+        raise ConfigError(
+            f"allow_changes is a list of some of {list(ALLOWED)}, got {shown(allow_changes)}; everything "
+            "else must be as it was saved"
+        )
+    saved = read(state)
+    saved.check_like(plan.identity)
+    position = saved.position
+    if position.num_shards != plan.chain.num_shards:
+        return state
+    identity, position.notes = read_identity(saved.pipeline)
+    if "schema" in allow_changes:
+        position.notes.pop("schemas", None)
+    if "skip_batches" in allow_changes:
+        _forget_coming(position)
+    if "mix" in allow_changes and isinstance(plan.chain.opener, MixingSource):
+        plan.chain.opener.migrate(identity, json.loads(plan.identity), position)
+    if "pack_length" in allow_changes:
+        _repack(identity, position, plan)
+    if "batch_size" in allow_changes:
+        _rebatch(identity, position, plan)
+    return render(position, json.dumps(identity, separators=(",", ":")))
+
+
+def _forget_coming(position: Position) -> None:
+    """Leave out no batch that is yet to come, where a state says so."""
+    now = reached(position)
+    kept = [pair for pair in kept_batches(position.notes) if (now[0], 0) <= pair < now]
+    position.notes.pop(KEY, None)
+    if kept:
+        position.notes[KEY] = [list(pair) for pair in kept]
+
+
+def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[str, Any], Any]]:
+    """The stages of a name as a state has them, each with that of ``plan``; none where these are more or
+    fewer."""
+    both = identity["stages"], json.loads(plan.identity)["stages"]
+    before, now = ([stage for stage in stages if stage["stage"] == name] for stages in both)
+    return list(zip(before, now, strict=True)) if len(before) == len(now) else []
+
+
+# The length of packed rows
+
+
+def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
+    """Give a state the pack length of ``plan``."""
+    packs = _pairs(identity, plan, "pack")
+    changed = [(b.get("length"), n["length"]) for b, n in packs if b.get("length") != n["length"]]
+    for shard, cursor in position.cursors.items():
+        if changed and not _begins_epoch(cursor, shard, position.epoch, plan):
+            old, new = shown(changed[0][0]), changed[0][1]
+            raise StateError(
+                f"pack/length: saved {old}, now {new}; it may change only between epochs, and "
+                f"{shard_key(shard)} is within epoch {innermost(cursor)['epoch']} (m = "
+                f"{position.m}): load the state of an epoch's start or end, or continue "
+                f"with max_length={old} until then; with repeat() and no end, keep "
+                f"{old} or start a new run"
+            )
+    for before, now in packs:
+        before["length"] = now["length"]
+
+
+def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -> bool:
+    """Whether a shard has used nothing of an epoch, or all of it, as far as its cursor tells."""
+    if cursor.get("ended"):
+        return True
+    place = innermost(cursor)
+    if any(level.get("row") for level in (*levels(cursor), place)):
+        return False
+    if not place.get("window"):
+        return True
+    epoch, layout = place["epoch"], plan.layouts.of(place["epoch"])
+    span = plan.counts.span(shard, epoch, plan.chain.first_epoch(number))
+    return isinstance(layout, Layout) and bool(place["window"] >= layout.num_windows(span))
+
+
+# The size of micro-batches
+
+
+def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
+    """Give a state the batch size of ``plan``."""
+    pairs = [pair for pair in _pairs(identity, plan, "batch") if "batch_size" in pair[0]]
+    if not pairs or "batch_size" not in pairs[0][1]:  # it counts tokens
+        return
+    before, now = pairs[0]
+    old, new = before["batch_size"], now["batch_size"]
+    if old == new:
+        return
+    if not is_count(old, 1):
+        raise damaged(f"batch/batch_size is {shown(old)}")
+    before["batch_size"] = new
+    if any(epoch == position.epoch for epoch, _ in kept_batches(position.notes)):
+        raise StateError(
+            f"batch/batch_size: saved {old}, now {new}; it can't change within an epoch of which "
+            f"batches are skipped ({KEY}), since these are named by their numbers: load the "
+            "state of another epoch's start"
+        )
+    within = StateError(
+        f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an "
+        "epoch, since how many rows are used up cannot be told from the number of "
+        "micro-batches: load the state of an "
+        "epoch's start"
+    )
+    chain, sized = plan.chain, _of_size(plan.chain, old)
+    if isinstance(plan.layouts.usual, StreamLayout) and not chain.mixes:
+        # The windows of a stream that is not shuffled are as long as its micro-batches.
+        length, rows = Layouts(plan.inputs, sized).usual.window_rows, plan.layouts.usual.window_rows
+        for place in map(innermost, position.cursors.values() if length != rows else ()):
+            row = place["window"] * length + place["row"]
+            if row and chain.num_shards > 1:  # rows are dealt window by window
+                raise within
+            place["window"], place["row"] = divmod(row, rows)
+    if not plan.layouts.whole:
+        return
+    position.sizes = sizes = _sizes(position, plan, sized)
+    if plan.counted:
+        position.cursors = {}  # which told where the old size had led
+    elif chain.num_shards > 1 and sizes is not None:
+        raise within
+
+
+def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
+    """The sizes of the epoch that a position stands in, the new one from there on.
+
+    Args:
+        position: where the state stands.
+        plan: has the new size.
+        old: has the old one.
+    """
+    chain, m = plan.chain, position.m
+    first, was, size = chain.first_epoch(position.epoch), old.batch_size, chain.batch_size
+    sizes = position.sizes or BatchSizes(first, 0, ((0, was),))
+    counts = Counts(Layouts(plan.inputs, old, sizes))
+    epoch = counts.epoch_of(m, first)
+    if epoch > sizes.epoch:  # where epochs follow each other in one pass
+        sizes = BatchSizes(epoch, counts.epoch_start(epoch, first), ((0, was),))
+    if m == sizes.start:
+        return BatchSizes(sizes.epoch, m, ((0, size),)) if m else None
+    passed = m - sizes.start + (0 if chain.rolling else chain.skip_batches)
+    return replace(sizes, sizes=(*sizes.sizes, (passed, size)))
+
+
+def _of_size(chain: Chain, size: int) -> Chain:
+    """The chain with micro-batches of another size."""
+    if chain.batch is None:
+        return chain
+    batch = chain.batch.replaced(batch_size=size)
+    after = tuple(batch if stage is chain.batch else stage for stage in chain.after)
+    return replace(chain, batch=batch, after=after)

@@ -1,0 +1,159 @@
+"""The plan of a pipeline: which stages, which rows, how many micro-batches, and where number m is.
+
+Immutable, and made of four parts, each of which knows only those before it: the ``Chain`` of stages, the
+``Inputs`` that it reads, the ``Layouts`` of its epochs, the ``Counts`` of its micro-batches. The plan
+itself answers what needs several of them. Nothing is read but the source's listing. Any thread may ask it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cached_property
+from typing import Any
+
+from trainpipes.engine.planning.arrange import arrange
+from trainpipes.engine.planning.counts import Counts
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.layouts import Layouts
+from trainpipes.engine.planning.schemas import Schemas
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage import Stage
+from trainpipes.state.checksum import checksum, unsealed
+from trainpipes.state.format import BatchSizes
+
+__all__ = ["Plan"]
+
+
+class Plan:
+    """What a chain of stages amounts to.
+
+    Args:
+        inputs: the rows that it reads.
+        quiet: whether it is made to look at rows, not to be trained on.
+
+    Attributes:
+        chain: which stage stands where.
+        inputs: the source of rows, and what is known of it.
+        layouts: how epochs are cut.
+        counts: how many micro-batches there are, and where each begins.
+    """
+
+    def __init__(self, inputs: Inputs, quiet: bool = False) -> None:
+        self.chain = inputs.chain
+        self.inputs = inputs
+        self.layouts = Layouts(inputs, inputs.chain)
+        self.counts = Counts(self.layouts)
+        self.quiet = quiet
+
+    @staticmethod
+    def of(
+        stages: Sequence[Stage],
+        source: RowSource | RowStream | None = None,
+        schemas: Schemas | None = None,
+        quiet: bool = False,
+    ) -> Plan:
+        """The plan of stages as they are written.
+
+        Args:
+            stages: first one first; the instances belong to the plan.
+            source: rows already listed, if another plan of the same chain has; listed anew otherwise.
+            schemas: of such a plan; its own otherwise.
+            quiet: whether it is made to look at rows, not to be trained on.
+
+        Raises:
+            ConfigError: they do not make a pipeline; says which stage, and where it can stand.
+        """
+        return Plan(Inputs(arrange(stages), source, schemas), quiet)
+
+    def resized(self, sizes: BatchSizes | None) -> Plan:
+        """This plan for a pass in which the size of micro-batches was changed. All that does not depend on
+        it is shared."""
+        if sizes == self.layouts.sizes:
+            return self
+        plan = copy(self)
+        plan.layouts = Layouts(self.inputs, self.chain, sizes)
+        plan.counts = Counts(plan.layouts)
+        return plan
+
+    @property
+    def counted(self) -> bool:
+        """Whether where micro-batch m begins follows from m: see ``Counts.counted``."""
+        return self.counts.counted
+
+    @cached_property
+    def mixed(self) -> dict[str, Plan]:
+        """The plans of the pipelines whose rows are mixed; none where rows are of one source."""
+        return {name: Plan(part) for name, part in self.inputs.mixed.items()}
+
+    # Who may call what
+
+    @cached_property
+    def reads_user_code(self) -> bool:
+        """Whether to read a window calls functions that are not ours."""
+        return any(stage.runs_user_code for stage in [self.chain.stages[0], *self.chain.before])
+
+    @cached_property
+    def runs_user_code(self) -> bool:
+        """Whether a function that is not ours is called for rows or batches."""
+        return self.reads_user_code or any(stage.runs_user_code for stage in self.chain.after)
+
+    @cached_property
+    def in_caller(self) -> bool:
+        """Whether a stage is to be called by the thread that iterates, even where others are asked for."""
+        return any(stage.in_caller for stage in self.chain.stages)
+
+    # Schemas of rows that are Python objects
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What a state keeps beside the identity, and goes on with."""
+        schemas = self.inputs.schemas.notes()
+        return {"schemas": schemas} if schemas else {}
+
+    def adopt(self, notes: Mapping[str, Any]) -> None:
+        """Go on with what a state kept.
+
+        Raises:
+            StateError: it is damaged, or does not go with the pipeline.
+        """
+        if "schemas" in notes:
+            self.inputs.schemas.load(notes["schemas"])
+
+    # Identity
+
+    @cached_property
+    def identity(self) -> str:
+        """What a state must agree on with the pipeline that loads it, as JSON. Stages that may stand
+        before or after the shuffle are named after it, wherever they are written."""
+        return self._identity(moved=True)
+
+    @cached_property
+    def tag(self) -> str:
+        """A checksum of it, which tells cursors from those of another pipeline."""
+        return checksum(self.identity)
+
+    def identity_for(self, state: Any) -> str:
+        """The identity for a state to be compared with: older ones have stages as they were written."""
+        written = self._identity(moved=False)
+        saved = state.get("pipeline") if isinstance(state, Mapping) else None
+        as_written = isinstance(saved, str) and unsealed(saved)[0] == written
+        return written if as_written else self.identity
+
+    def _identity(self, moved: bool) -> str:
+        # Where a stage that deals rows stands in a chain changes nothing.
+        places = {"reader": 0, "source": 0, "shard": 1}
+        shaping = [s for s in self.chain.stages if s.role not in ("place", "files", "cache")]
+        shaping.sort(key=lambda s: places.get(s.role, 2))
+        if moved and self.chain.shuffle in shaping:
+            before = shaping[: shaping.index(self.chain.shuffle)]
+            last = max((n for n, s in enumerate(before) if not s.keeps_rows), default=-1)
+            later = [s for s in before[last + 1 :] if s.role == "rows"]
+            shaping = [s for s in shaping if s not in later]
+            after = shaping.index(self.chain.shuffle) + 1
+            shaping[after:after] = later
+        stages = [stage.identity() for stage in shaping]
+        return json.dumps(
+            {"data": self.inputs.source.fingerprint(), "stages": stages}, separators=(",", ":")
+        )

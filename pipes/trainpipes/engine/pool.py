@@ -1,0 +1,377 @@
+"""A few threads that work ahead of the one that trains.
+
+Arrow, NumPy and the tokenizers let go of the interpreter's lock while they work, so that threads keep
+the cores busy without the cost of sending anything between processes.
+
+Whoever waits for a task that nobody has begun does it itself. So a pool whose threads are gone,
+in a forked child, still gets everything done.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any
+from weakref import WeakSet
+
+from trainpipes._internal.shown import shown
+from trainpipes.engine.interrupts import wait_for
+from trainpipes.errors import ConfigError
+
+__all__ = ["Pool", "Ticket", "Urgency", "default_threads", "waits", "waits_for_server"]
+
+#: Threads that one process starts of itself, at most.
+MOST_THREADS = 8
+#: Threads of a pool that wait for servers, at most, beside those that work.
+MOST_WAITING = 8
+#: Seconds that a fork, or the interpreter's end, waits for tasks that run.
+PATIENCE = 30.0
+
+
+def default_threads() -> int:
+    """Cores that this process may use, shared with the other ranks of the machine; at most 8.
+    ``TRAINPIPES_THREADS`` says another number.
+
+    Raises:
+        ConfigError: it says what is no number.
+    """
+    asked = os.environ.get("TRAINPIPES_THREADS", "").strip()
+    if asked.isdecimal():
+        return int(asked)
+    if asked:
+        raise ConfigError(
+            f"the environment's TRAINPIPES_THREADS is an integer of 0 or more, got {shown(asked, 60)}: unset "
+            "it for one thread a core"
+        )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, min(MOST_THREADS, (cores or 1) // max(1, int(ranks) if ranks.isdigit() else 1)))
+
+
+class Urgency(IntEnum):
+    """What threads do first. What waits for something comes after what it waits for: a thread that waits
+    is one that does nothing."""
+
+    ITEMS = 0  #: items that come next
+    READING = 1  #: windows that are needed
+    MAKING = 2  #: items of windows, once these are read
+    READING_AHEAD = 3  #: windows that will be needed; a thread stays free for what cannot wait
+
+
+class Ticket:
+    """A task, and what came of it."""
+
+    __slots__ = ("_done", "_result", "_work", "begun", "error", "is_ready")
+
+    def __init__(self, work: Callable[[], Any], is_ready: Callable[[], bool] | None = None) -> None:
+        self._work: Callable[[], Any] | None = work
+        self.is_ready = is_ready
+        self._done = threading.Event()
+        self._result: Any = None
+        self.begun = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do it, once."""
+        work, self._work = self._work, None
+        if work is None:
+            return
+        try:
+            self._result = work()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._done.set()
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def value(self) -> Any:
+        """What came of it, once it is done; None if it failed."""
+        return self._result
+
+    def result(self, wait: bool = False) -> Any:
+        """What came of it, done here and now unless another thread has begun; raises what it raised."""
+        if wait:
+            wait_for(self._done)
+        else:
+            self.run()
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+
+class Pool:
+    """Threads, started when there is something to do.
+
+    Args:
+        threads: how many work at a time.
+        shares: whether the one who waits may work at the same time; False where tasks call functions
+            that are not made for several threads.
+        within: whether tasks of other pools wait for tasks of this one.
+    """
+
+    def __init__(self, threads: int, shares: bool = True, within: bool = False) -> None:
+        self.threads = threads
+        self._shares = shares
+        self.within = within
+        # A lock in C: Ctrl-C between a Condition's own __enter__ and the block would leave it locked.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._tasks: tuple[deque[Ticket], ...] = tuple(deque() for _ in Urgency)
+        self._alive: list[threading.Thread] = []
+        self._idle = 0
+        self._running = 0
+        self._waiting = 0  # of those that run, how many wait for a server
+        self._reading_ahead = 0
+        self._paused = False
+        self._closed = False
+        _pools.add(self)
+
+    def submit(
+        self,
+        work: Callable[[], Any],
+        urgency: Urgency = Urgency.MAKING,
+        is_ready: Callable[[], bool] | None = None,
+    ) -> Ticket:
+        """Have something done, after what is as urgent and was submitted before.
+
+        Args:
+            work: what to do.
+            urgency: what is more urgent is done first.
+            is_ready: whether it could be done without waiting. Until then no thread begins with it.
+        """
+        ticket = Ticket(work, is_ready)
+        with self._lock:
+            self._tasks[urgency].append(ticket)
+            thread = self._next_thread()
+        if thread is not None:
+            # Without the lock: this waits for the thread, which may collect garbage first, and so close
+            # the pool of an iterator that is no more.
+            thread.start()
+        return ticket
+
+    def _next_thread(self) -> threading.Thread | None:
+        """Have one more thread at work: an idle one, or one to be started."""
+        if self._idle:
+            self._changed.notify()
+            return None
+        if self._closed or len(self._alive) >= self.threads + self._waiting:
+            return None
+        name = f"trainpipes-{len(self._alive)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._alive.append(thread)
+        return thread
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while self._paused or (urgency := self._most_urgent()) is None:
+                    if self._closed:
+                        return
+                    self._idle += 1
+                    self._changed.wait()
+                    self._idle -= 1
+                # Garbage may have been collected since, and have closed the pool.
+                if not self._tasks[urgency]:
+                    continue
+                ticket = self._tasks[urgency].popleft()
+                mine = not ticket.begun
+                ticket.begun = True
+                self._running += 1
+                self._reading_ahead += urgency is Urgency.READING_AHEAD
+            if mine:
+                _own.pool = self
+                ticket.run()
+            del ticket  # and what it holds
+            with self._lock:
+                self._running -= 1
+                self._reading_ahead -= urgency is Urgency.READING_AHEAD
+                if self._paused:
+                    self._changed.notify_all()
+
+    def _most_urgent(self) -> Urgency | None:
+        """What a thread does next."""
+        if self._running - self._waiting >= self.threads:
+            return None
+        for urgency in Urgency:
+            tasks = self._tasks[urgency]
+            if not tasks or not (tasks[0].is_ready is None or tasks[0].is_ready()):
+                continue
+            ahead = max(1, self.threads - 1) + self._waiting
+            if urgency is Urgency.READING_AHEAD and self._reading_ahead >= ahead:
+                continue
+            return urgency
+        return None
+
+    def result(self, ticket: Ticket) -> Any:
+        """What came of a task, once it is done; raises what it raised."""
+        if not ticket.done:
+            mine = False
+            with self._lock:
+                alone = self._closed or not self._alive
+                if not ticket.begun and (self._shares or alone):
+                    ticket.begun = mine = True
+                elif not ticket.begun:
+                    self._put_first(ticket)
+            return ticket.result(wait=not mine)
+        return ticket.result()
+
+    def _put_first(self, ticket: Ticket) -> None:
+        """Have a thread do next what somebody waits for, even if it then waits itself."""
+        for tasks in self._tasks:
+            if ticket in tasks:
+                tasks.remove(ticket)
+        ticket.is_ready = None
+        self._tasks[Urgency.ITEMS].appendleft(ticket)
+        self._changed.notify()
+
+    def close(self) -> None:
+        """Drop what nobody has begun, and let the threads go."""
+        with self._lock:
+            self._closed = True
+            for tasks in self._tasks:
+                tasks.clear()
+            self._changed.notify_all()
+
+    # Forks, and the interpreter's end
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has threads."""
+        return bool(self._alive)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
+    def pause(self) -> None:
+        """Wait until nothing runs, and let nothing begin: a child must not inherit a lock that a thread
+        holds, which is not there any more."""
+        own = threading.current_thread() in self._alive
+        with self._lock:
+            self._paused = True
+            self._changed.wait_for(lambda: self._running <= own, PATIENCE)
+
+    def resume(self) -> None:
+        with self._lock:
+            self._paused = False
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """In a child: the threads stayed behind."""
+        lock = threading.RLock()
+        # Both together: to make a condition may collect garbage, and so close this pool.
+        self._lock, self._changed = lock, threading.Condition(lock)
+        self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
+        self._reading_ahead = 0
+        self._paused = False
+
+    def join(self) -> None:
+        """Close, and wait for the threads: one that comes back from native code when the interpreter is
+        gone would end the process with an error."""
+        self.close()
+        for thread in self._alive:
+            if thread.ident is not None:  # it was started
+                thread.join(PATIENCE)
+
+    def begin_wait(self) -> None:
+        """A task of this thread waits for other threads or processes, and holds no lock: a fork need not
+        wait for it."""
+        with self._lock:
+            self._running -= 1
+            if self._paused:
+                self._changed.notify_all()
+
+    def end_wait(self) -> None:
+        """It goes on, unless a fork is under way."""
+        with self._lock:
+            self._changed.wait_for(lambda: not self._paused, PATIENCE)
+            self._running += 1
+
+    def begin_server_wait(self) -> bool:
+        """A task of this thread waits for a server: another thread may work meanwhile. Returns whether one
+        does."""
+        with self._lock:
+            if self._waiting >= MOST_WAITING:
+                return False
+            self._waiting += 1
+            thread = self._next_thread() if self._most_urgent() is not None else None
+        if thread is not None:
+            thread.start()
+        return True
+
+    def end_server_wait(self) -> None:
+        """It works again."""
+        with self._lock:
+            self._waiting -= 1
+
+
+_pools: WeakSet[Pool] = WeakSet()
+#: The pool whose thread this one is.
+_own = threading.local()
+
+
+@contextmanager
+def waits() -> Iterator[None]:
+    """Around a wait for what other threads or processes make: they may have to fork before they can."""
+    pool: Pool | None = getattr(_own, "pool", None)
+    if pool is None:
+        yield
+        return
+    pool.begin_wait()
+    try:
+        yield
+    finally:
+        pool.end_wait()
+
+
+@contextmanager
+def waits_for_server() -> Iterator[None]:
+    """Around a wait for a server, which takes no core: another thread works meanwhile."""
+    pool: Pool | None = getattr(_own, "pool", None)
+    if pool is None or not pool.begin_server_wait():
+        yield
+        return
+    try:
+        yield
+    finally:
+        pool.end_server_wait()
+
+
+def _before_fork() -> None:
+    for pool in sorted(_pools, key=lambda pool: pool.within):
+        if pool.is_alive:
+            pool.pause()
+
+
+def _after_fork_in_parent() -> None:
+    for pool in list(_pools):
+        if pool.is_paused:
+            pool.resume()
+
+
+def _after_fork_in_child() -> None:
+    for pool in list(_pools):
+        pool.forget()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for pool in list(_pools):
+        pool.join()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

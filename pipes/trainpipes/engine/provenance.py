@@ -1,0 +1,196 @@
+"""Where the rows of a batch stand: file, row group and row of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, overload
+
+import numpy as np
+
+from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.shown import cut
+from trainpipes.columns.block import Block
+from trainpipes.columns.payload import payload_rows
+from trainpipes.columns.pieces import WHOLE, Pieces
+from trainpipes.columns.run import unplaced
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.shards.known_items import ItemRows
+from trainpipes.kinds.source import Place, Reader, RowMixture, RowSource, read_rows
+from trainpipes.kinds.stage_kinds import RunStage
+
+__all__ = ["Provenance", "RowPlace"]
+
+#: Characters of a row's text in a table.
+TEXT = 40
+
+
+@dataclass(frozen=True, repr=False)
+class RowPlace(Place):
+    """Where a row of a batch comes from.
+
+    Attributes:
+        path: the file; None where rows are of no file.
+        row_group: of a Parquet file, from 0; of rows in memory, their block.
+        row: in the file, from 0; in the data set or stream where there is no file; of an image, None.
+        source: its name in a ``mix``, or its number in a ``zip``.
+        index: which row of the batch it is, or is part of, from 0.
+        epoch: in which it is read, from 0; in a ``mix`` that of its source.
+        segment: of a packed row, which of its documents this is: the number in ``segment_ids``, from 1.
+        tokens: of a packed row, the document's first token that is in it, and the one after the last.
+    """
+
+    index: int = 0
+    epoch: int = 0
+    segment: int | None = None
+    tokens: tuple[int, int] | None = None
+
+
+class Provenance(Sequence[RowPlace]):
+    """Where the rows of one batch come from: a ``RowPlace`` for each, in the batch's order. Of a packed row
+    there is one for each of its documents, of a row of ``zip`` one for each source.
+
+    Worked out when it is looked at. Printed, it is a table, with files as they stand in the folder that all
+    of them have in common.
+
+    Attributes:
+        epoch: the pass over the data, as in a state.
+        m: number of the batch in that, over all ranks: what ``Loader(skip_batches=[(epoch, m)])`` takes.
+    """
+
+    def __init__(self, epoch: int, m: int, rows: ItemRows, inputs: Inputs) -> None:
+        self.epoch = epoch
+        self.m = m
+        self._rows = rows
+        self._inputs = inputs
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        """What each row is made of: itself, where it is not packed."""
+        rows = self._rows
+        return Pieces.whole(rows.ids, rows.epochs) if rows.pieces is None else rows.pieces
+
+    @cached_property
+    def _places(self) -> list[RowPlace]:
+        found = []
+        ids, epochs, starts, lengths, bounds = (column.tolist() for column in self._pieces)
+        for index, (first, stop) in enumerate(pairwise(bounds)):
+            for n in range(first, stop):
+                segment = tokens = None
+                if lengths[n] != WHOLE:
+                    segment = n - first + 1
+                    tokens = (starts[n], starts[n] + lengths[n])
+                for p in self._inputs.places_of(ids[n]):
+                    place = (p.path, p.row_group, p.row, p.source)
+                    found.append(RowPlace(*place, index, epochs[n], segment, tokens))
+        return found
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> RowPlace: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RowPlace]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self._places[index]
+
+    def __iter__(self) -> Iterator[RowPlace]:
+        return iter(self._places)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Provenance):
+            return NotImplemented
+        return (self.epoch, self.m, self._places) == (other.epoch, other.m, other._places)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<batch m={self.m} of epoch {self.epoch}, {len(self)} places>\n{self}"
+
+    def __str__(self) -> str:
+        return self.table([])
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The first text among the columns of each place's row, as its source gives it; "" where it has none,
+        or where a row can't be read by its number (streams). Reads these rows."""
+        rows = self._pieces.ids.tolist()
+        readers: dict[int, tuple[RowSource, Reader]] = {}
+        try:  # those of a row group one after the other
+            found = {row: _text_of(self._inputs, row, readers) for row in sorted(set(rows))}
+        finally:
+            for source, reader in readers.values():
+                if reader is not source:
+                    reader.close()
+        return [found[row] for row in rows for _ in self._inputs.places_of(row)]
+
+    def table(self, texts: Sequence[str]) -> str:
+        """The places as a table of text, with the columns that tell them apart, and files as they stand in
+        the folder that all of them have in common.
+
+        Args:
+            texts: the start of one for each place; none to leave that column out.
+        """
+        columns: dict[str, list[str]] = {"in batch": [str(p.index) for p in self]}
+        paths = [hidden(place.path) for place in self if place.path is not None]
+        prefix = os.path.commonprefix(paths)  # noqa: RUF071  which is cut at a slash
+        folder = prefix[: prefix.rfind("/") + 1]
+        for name, title in TITLES.items():
+            values = [getattr(place, name) for place in self]
+            if name == "path":
+                values = [v and hidden(v)[len(folder) :] for v in values]
+            if any(value is not None for value in values):
+                columns[title] = ["" if v is None else _said(v) for v in values]
+        if any(texts):
+            columns["text"] = [cut(" ".join(text[: 2 * TEXT].split()), TEXT) for text in texts]
+        widths = [max(map(len, [name, *cells])) for name, cells in columns.items()]
+        lines = [list(columns), *map(list, zip(*columns.values(), strict=True))]
+        return "\n".join(
+            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+
+#: Titles of a table's columns, by what they show.
+TITLES = {
+    "segment": "segment",
+    "source": "source",
+    "path": "file",
+    "row_group": "row group",
+    "row": "row",
+    "tokens": "tokens",
+    "epoch": "epoch",
+}
+
+
+def _said(value: Any) -> str:
+    return f"{value[0]}-{value[1]}" if isinstance(value, tuple) else str(value)
+
+
+def _text_of(inputs: Inputs, row: int, readers: dict[int, tuple[RowSource, Reader]]) -> str:
+    """The first text of a row, as its source gives it; "" where there is none.
+
+    Args:
+        inputs: where the rows are.
+        row: its number there.
+        readers: by source, those that were opened; one more may be.
+    """
+    if isinstance(inputs.source, RowMixture):
+        inputs, row, _ = inputs.source.where(inputs, row)
+    source = inputs.source
+    if not isinstance(source, RowSource):
+        return ""
+    if id(source) not in readers:
+        readers[id(source)] = source, source.reader()
+    block, own = inputs.blocks.where(row)
+    data = read_rows(source, readers[id(source)][1], block, own, own + 1)
+    late = inputs.chain.opener.late()
+    if isinstance(late, RunStage):
+        data = late.process(unplaced(Block(data, np.array([row], dtype=np.int64)))).block.data
+    first = payload_rows(data)[0]
+    values = first.values() if isinstance(first, dict) else [first]
+    return next((value for value in values if isinstance(value, str)), "")

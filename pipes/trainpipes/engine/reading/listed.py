@@ -1,0 +1,104 @@
+"""Windows of a source that lists its blocks: read whole, and put through the stages before the shuffle.
+
+Owns a reader for each span, which reads on where the span's last window ended, or the span before; a span's
+windows are read by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from trainpipes.columns.block import Block
+from trainpipes.columns.payload import join_payloads
+from trainpipes.engine.interrupts import InterruptibleLock
+from trainpipes.engine.layout import IntArray, WindowKey
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.reading.windows import Window, WindowLoader
+from trainpipes.kinds.source import LooksAhead, Reader, read_rows
+from trainpipes.kinds.stage_kinds import put_through
+
+__all__ = ["ListedLoader"]
+
+
+@dataclass
+class _Place:
+    """Where a span is read.
+
+    Attributes:
+        lock: held by who reads.
+        reader: of the span's blocks, once there is one.
+        at: the block and the row that it would read next.
+    """
+
+    lock: InterruptibleLock = field(default_factory=InterruptibleLock)
+    reader: Reader | None = None
+    at: tuple[int, int] = (-1, 0)
+
+
+class ListedLoader(WindowLoader):
+    """Reads windows of listed blocks.
+
+    Args:
+        plan: whose source lists its blocks.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._layouts = plan.layouts
+        self._source = plan.inputs.listed
+        self._cached = plan.inputs.cached_blocks
+        before = plan.chain.before
+        has_holes = self._cached is not None and self._cached.holes
+        self._keeps_rows = has_holes or all(stage.keeps_rows for stage in before)
+        self._before = before[plan.chain.cached or 0 :]
+        self._places: dict[int, _Place] = {}  # of each span
+
+    def planned(self, key: WindowKey) -> int | None:
+        rows = len(self._layouts.places(key))
+        return rows if self._keeps_rows or not rows else None
+
+    def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
+        if not self._layouts.places(key):
+            return None
+        place = self._places.setdefault(key.span, _Place())
+        if self._layouts.chain.seed is not None or not self._keeps_rows:
+            first = 0  # which row comes out where is known when all are read
+        return Window(self.planned(key), partial(self._read, key, place, first), first=first)
+
+    def close(self) -> None:
+        for place in self._places.values():
+            with place.lock:
+                if place.reader is not None:
+                    place.reader.close()
+
+    def _read(self, key: WindowKey, place: _Place, first: int) -> tuple[Block, IntArray | None]:
+        wanted = self._layouts.stretches(key, first)
+        with place.lock:
+            reader = self._reader(place, wanted[0][:2])
+            if self._cached is not None:
+                rows = self._cached.read(wanted, reader).of_epoch(key.epoch)
+            else:
+                if isinstance(reader, LooksAhead):
+                    reader.expect([block for block, _, _ in wanted])
+                parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)
+                data = join_payloads(parts, len(self._layouts.places(key)) - first)
+                ids = self._layouts.inputs.blocks.numbers(wanted)
+                rows = Block(data, ids, epoch=key.epoch)
+            place.at = wanted[-1][0], wanted[-1][2]
+            rows = put_through(self._before, rows)
+        return rows, self._layouts.row_order(key, len(rows))
+
+    def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
+        """What reads a window that begins at a row of a block. Where another span has just been read up to
+        there, that span's reader goes on: any other would decode the block from its start once more."""
+        if place.at != at:
+            for other in list(self._places.values()):
+                if other.at == at and other.lock.acquire(blocking=False):
+                    place.reader, other.reader = other.reader, place.reader
+                    place.at, other.at = other.at, place.at
+                    other.lock.release()
+                    break
+        if place.reader is None:
+            place.reader = self._source.reader()
+        return place.reader

@@ -1,0 +1,152 @@
+"""Windows of a source that cannot list its blocks: cut from the stream as it comes.
+
+Owns the open passes over the stream, one for each epoch that is needed. A window is read by who asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trainpipes._internal.progress import Progress
+from trainpipes.columns.block import Block
+from trainpipes.engine.layout import WindowKey
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.reading.windows import Window, WindowLoader
+from trainpipes.kinds.source import RowStream, StreamReader, read_full
+from trainpipes.kinds.stage_kinds import put_through
+
+__all__ = ["StreamLoader"]
+
+
+@dataclass
+class _Pass:
+    """One pass over a stream.
+
+    Attributes:
+        reader: of the stream.
+        window: that is cut next.
+        row: number of the next row.
+        start: the state of the epoch's start, where known.
+        ahead: rows read, and the state after.
+        ended: whether all is read.
+    """
+
+    reader: StreamReader
+    window: int
+    row: int
+    start: dict[str, Any] | None = None
+    ahead: deque[tuple[Block, dict[str, Any]]] = field(default_factory=deque)
+    ended: bool = False
+
+
+class StreamLoader(WindowLoader):
+    """Cuts windows from a stream.
+
+    A shuffled stream is read one window ahead, so that a short end joins the window before it.
+
+    Args:
+        plan: whose source is the stream.
+        stream: where rows are read.
+    """
+
+    most_held = None  # to make one again, the stream would be read from its start
+
+    def __init__(self, plan: Plan, stream: RowStream) -> None:
+        self._layouts = plan.layouts
+        self._chain = plan.chain
+        self._stream = stream
+        self._rows = plan.layouts.usual.window_rows
+        self._passes: dict[int, _Pass] = {}
+
+    def planned(self, key: WindowKey) -> None:
+        return None
+
+    def start(self, epoch: int) -> dict[str, Any]:
+        if not self._stream.seekable:
+            return {}
+        current = self._passes.get(epoch)
+        if current is None or current.start is None:
+            current = self._open(epoch, 0, {})
+        assert current.start is not None
+        return current.start
+
+    def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
+        current = self._passes.get(key.epoch)
+        if current is None or current.window > key.window:
+            current = self._open(key.epoch, key.window, state)
+        try:
+            behind = key.window - current.window  # windows that are read to be passed over
+            with Progress(
+                "reading again up to the saved place", behind * self._rows, "rows"
+            ) as told:
+                while True:
+                    found = self._cut(key.epoch, current)
+                    if found is None:
+                        return None
+                    current.window += 1
+                    if current.window > key.window:
+                        break
+                    told.advance(len(found[0]))
+            rows, after = put_through(self._chain.before, found[0]), found[1]
+        except BaseException:  # asked again, it reads again, and no row is lost
+            self._close(key.epoch)
+            raise
+        order = self._layouts.row_order(key, len(rows))
+        return Window(len(rows), lambda: (rows, order), after)
+
+    def let_go(self, epoch: int) -> None:
+        for old in [number for number in self._passes if number < epoch]:
+            self._close(old)
+
+    def close(self) -> None:
+        for epoch in list(self._passes):
+            self._close(epoch)
+
+    def _close(self, epoch: int) -> None:
+        self._passes.pop(epoch).reader.close()
+
+    def _open(self, epoch: int, window: int, state: dict[str, Any]) -> _Pass:
+        """Begin a pass: where ``state`` says that a window begins, or at the epoch's start."""
+        if epoch in self._passes:
+            self._close(epoch)
+        at, skip = state if self._stream.seekable else {}, self._chain.skip_rows
+        reader = self._stream.open(epoch, at or None)
+        if at and window:
+            current = _Pass(reader, window, skip + window * self._rows)
+        else:
+            current = _Pass(reader, 0, 0)
+            current.start = self._state(current)  # from before the rows to pass over
+        self._passes[epoch] = current
+        while current.row < skip and not current.ended:
+            data = read_full(reader, min(self._rows, skip - current.row))
+            current.ended = data is None
+            current.row += 0 if data is None else len(data)
+        return current
+
+    def _state(self, current: _Pass) -> dict[str, Any]:
+        return current.reader.state() if self._stream.seekable else {}
+
+    def _cut(self, epoch: int, current: _Pass) -> tuple[Block, dict[str, Any]] | None:
+        """The rows of the next window, and the state after them; None past the last."""
+        wanted = 1 if self._chain.seed is None else 2
+        ahead, stop = current.ahead, self._chain.stop_rows
+        while not current.ended and len(ahead) < wanted:
+            left = math.inf if stop is None else max(0, stop - current.row)
+            data = read_full(current.reader, int(min(self._rows, left))) if left else None
+            current.ended = data is None or len(data) < self._rows
+            if data is not None and len(data):
+                ids = np.arange(current.row, current.row + len(data), dtype=np.int64)
+                current.row += len(data)
+                ahead.append((Block(data, ids, epoch=epoch), self._state(current)))
+        if not ahead:
+            return None
+        rows, after = ahead.popleft()
+        if current.ended and len(ahead) == 1 and len(ahead[0][0]) < self._rows:
+            rest, after = ahead.popleft()
+            rows = Block.join([rows, rest])
+        return rows, after

@@ -1,0 +1,143 @@
+"""The rows of one shard, in its order: the bottom of each shard's chain.
+
+Its cursor is the epoch, the window, and the row within that window's order. Opening one reads the
+window that holds the next row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trainpipes.columns.run import Cursors, Run
+from trainpipes.engine.layout import IntArray, Layout, StreamLayout, WindowKey
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.reading.windows import Windows
+from trainpipes.errors import DataError
+from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
+
+__all__ = ["ShardRows", "end_epoch"]
+
+
+class ShardRows:
+    """Runs of rows of one shard.
+
+    Args:
+        plan: the pipeline's.
+        windows: where rows are read.
+        shard: which shard; it asks for windows by this number.
+        rows: most rows in a run, and in the first one: shards that start together then come to the ends of
+            their runs one after the other, the first batch comes soon, and fewer finished ones wait.
+        first_epoch: of the pass.
+        state: where to start: ``epoch``, ``window``, ``row``, and ``stream`` for a stream that
+            can go where it says.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        windows: Windows,
+        shard: int,
+        rows: tuple[int, int],
+        first_epoch: int,
+        state: dict[str, Any],
+    ) -> None:
+        self._plan = plan
+        self._windows = windows
+        self._shard = shard
+        self._run_rows, self._next_rows = rows
+        self._first_epoch = first_epoch
+        epoch = int(state["epoch"])
+        self._layout = layout = plan.layouts.of(epoch)
+        slot = plan.counts.slot(shard, epoch, first_epoch)
+        self._sharer = slot // layout.num_spans
+        self._key = WindowKey(epoch, slot % layout.num_spans, int(state["window"]))
+        self._row = int(state["row"])
+        self._stream: dict[str, Any] = state.get("stream", {})
+        # Those who share few whole rows take turns at them.
+        shares_turn = isinstance(layout, Layout) and layout.whole
+        gave = self._key.window > 0 or self._row > 0
+        self._guard = EmptyEpochGuard(plan.chain.endless and not shares_turn, gave)
+        self._ended = False
+        self._positions: IntArray | None = None  # of this shard in the window's order
+
+    def next_run(self) -> Run:
+        while not self._ended:
+            run = self._advance()
+            if run is not None:
+                self._guard.gave()
+                return run
+        raise StopIteration
+
+    def _advance(self) -> Run | None:
+        if self._positions is None:  # pass over a window without a row of this shard
+            planned = self._windows.planned(self._key)
+            if planned is not None and planned > 0:
+                self._positions = self._own(planned)
+                if not len(self._positions) or self._positions[-1] < self._row:
+                    self._next_window({})
+                    return None
+        window = self._windows.get(self._shard, self._key, self._stream, self._row)
+        if window is None:
+            self._end_epoch()
+            return None
+        if self._positions is None:
+            self._positions = self._own(len(window))
+        start = int(np.searchsorted(self._positions, self._row))
+        positions = self._positions[start : start + self._next_rows]
+        if not len(positions):
+            self._next_window(window.after)
+            return None
+        base = self._state()
+        self._next_rows = self._run_rows
+        # After each row the place of the next one of this shard.
+        rows = np.append(positions, 0)
+        if start + len(positions) < len(self._positions):
+            rows[-1] = self._row = int(self._positions[start + len(positions)])
+            return Run(window.take(positions), Cursors.counting(base, rows))
+        self._next_window(window.after)
+        which = np.zeros(len(rows), dtype=np.int64)
+        which[-1] = 1
+        return Run(window.take(positions), Cursors((base, self._state()), which, rows))
+
+    def _own(self, rows: int) -> IntArray:
+        epoch, span, window = self._key
+        return self._layout.owned(span, self._sharer, window, rows, epoch - self._first_epoch)
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"epoch": self._key.epoch, "window": self._key.window}
+        if self._stream:
+            state["stream"] = self._stream
+        return state
+
+    def _next_window(self, stream: dict[str, Any]) -> None:
+        self._go_to(self._key._replace(window=self._key.window + 1), stream)
+
+    def _go_to(self, key: WindowKey, stream: dict[str, Any]) -> None:
+        """Stand before the first row of a window, which a stream reads from a state of its own."""
+        self._key, self._row, self._stream, self._positions = key, 0, stream, None
+
+    def _end_epoch(self) -> None:
+        chain, epoch = self._plan.chain, self._key.epoch
+        if not chain.rolling or not chain.goes_on(epoch, self._first_epoch):
+            self._ended = True
+            return
+        end_epoch(self._guard, self._layout, self._shard, epoch)
+        self._layout = self._plan.layouts.of(epoch + 1)
+        self._go_to(WindowKey(epoch + 1, self._key.span, 0), self._windows.start(epoch + 1))
+
+
+def end_epoch(
+    guard: EmptyEpochGuard, layout: Layout | StreamLayout, shard: int, epoch: int
+) -> None:
+    """End a shard's epoch, which ``layout`` cuts.
+
+    Raises:
+        DataError: this and those before it gave nothing, too many to go on.
+    """
+    if guard.next_epoch(layout):
+        raise DataError(
+            f"repeat() would wait forever: shard {shard} of {layout.num_shards} got no rows up to epoch "
+            f"{epoch}; lower num_shards in sharding_filter(), or check the filter"
+        )

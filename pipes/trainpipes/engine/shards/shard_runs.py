@@ -1,0 +1,122 @@
+"""The runs of one shard, epoch after epoch, with the position after each. Called by one thread at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainpipes.columns.run import Cursors, Run, RunSource, innermost
+from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_rows import end_epoch
+from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
+
+__all__ = ["PlacedRun", "ShardRuns"]
+
+
+@dataclass(frozen=True)
+class PlacedRun:
+    """Where a shard stands in a run. It holds none of the run's rows, and outlives them.
+
+    Args:
+        cursors: the run's.
+        first: item of it with which to start.
+        last: item of it before which to stop.
+        at: micro-batches of the epoch's slot before the first item.
+    """
+
+    cursors: Cursors
+    first: int
+    last: int
+    at: int
+
+    def cursor(self, k: int) -> dict[str, Any]:
+        """The shard's position before item ``k`` of the run."""
+        return {**self.cursors.state(k), "at": self.at + k - self.first}
+
+
+class ShardRuns:
+    """Makes the runs of one shard in order, epoch after epoch.
+
+    Args:
+        opener: of the process.
+        shard: which shard.
+        number: of the pass.
+        cursor: where to start, as a state says it; None for the pass's start.
+        singly: whether runs are as small as can be.
+
+    Attributes:
+        epoch: that the last run is of.
+    """
+
+    def __init__(
+        self,
+        opener: ShardOpener,
+        shard: int,
+        number: int,
+        cursor: dict[str, Any] | None,
+        singly: bool = False,
+    ) -> None:
+        self._opener = opener
+        self._plan = plan = opener.plan
+        self._shard = shard
+        self.singly = singly
+        self._first_epoch = first = plan.chain.first_epoch(number)
+        endless = plan.chain.endless and not plan.counts.known
+        self._guard = EmptyEpochGuard(endless, gave=cursor is not None)
+        starts = cursor is None or plan.chain.rolling
+        self._enter(first if starts else innermost(cursor or {})["epoch"], cursor)
+
+    def _enter(self, epoch: int, cursor: dict[str, Any] | None = None) -> None:
+        """Stand in an epoch: at a cursor, or before the first item."""
+        plan, self.epoch = self._plan, epoch
+        slot = plan.counts.slot(self._shard, epoch, self._first_epoch)
+        self._skip, self._until = plan.counts.chunks(slot, epoch)
+        if cursor is None:
+            # Where counts are not known, items to skip are passed over as they come.
+            at = self._skip if plan.counted else 0
+            cursor = {**plan.counts.start(slot, epoch, at), "at": at}
+            stream = self._opener.windows.start(epoch)
+            if stream:
+                cursor["stream"] = stream
+        self._start = cursor
+        self._at = int(cursor["at"])  # micro-batches of the slot before the next run
+        self._placed: PlacedRun | None = None  # the last run of the epoch
+        self._opened: RunSource | None = None
+        # Windows that this shard needs are kept until it comes to them.
+        self._opener.expect(self._shard, self._first_epoch, cursor)
+
+    def cursor(self) -> dict[str, Any]:
+        """The position after the last run."""
+        return dict(self._start) if self._placed is None else self._placed.cursor(self._placed.last)
+
+    def next(self) -> tuple[PlacedRun, Run] | None:
+        """The next run with something to give, and where; None at the end, and then ever after."""
+        chain = self._plan.chain
+        while True:
+            run = self._next_run()
+            if run is not None:
+                before = self._at
+                first = min(max(0, self._skip - before), len(run))
+                last = len(run) if self._until is None else min(len(run), self._until - before)
+                self._at = before + last
+                self._placed = PlacedRun(run.cursors, first, last, before + first)
+                if first < last:
+                    self._guard.gave()
+                    return self._placed, run
+            elif chain.rolling or not chain.goes_on(self.epoch, self._first_epoch):
+                return None
+            else:
+                layout = self._plan.layouts.of(self.epoch)
+                end_epoch(self._guard, layout, self._shard, self.epoch)
+                self._enter(self.epoch + 1)
+
+    def _next_run(self) -> Run | None:
+        if self._until is not None and self._at >= self._until:
+            return None
+        if self._opened is None:
+            state = {key: value for key, value in self._start.items() if key != "at"}
+            self._opened = self._opener.open(self._shard, state, self._first_epoch, self.singly)
+        try:
+            return self._opened.next_run()
+        except StopIteration:
+            return None

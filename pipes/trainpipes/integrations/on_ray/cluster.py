@@ -1,0 +1,319 @@
+"""A connection to a Ray cluster, and the tasks of a job on it.
+
+Where the process has called ``ray.init()`` itself, that cluster is used, and left as it is. Else this one
+connects: to ``address``, to ``RAY_ADDRESS``, to a cluster that was started on this machine by ``ray start``,
+or it starts one here, as ``ray.init()`` does. It then ships the driver's own ``trainpipes`` and
+``trainpipes_recipes`` to the nodes, by Ray's runtime environment, whether these are folders of sources or
+installed. Other packages (torch, pyarrow, the tokenizer's) are those of the nodes. Functions of the program
+that is run (``__main__``) travel with the pipeline; modules of one's own do where the program calls
+``ray.init(runtime_env={"working_dir": "."})`` first, or is started by ``ray job submit --working-dir``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from trainpipes._internal.extra import need
+from trainpipes._internal.shown import shown
+from trainpipes.errors import ConfigError, UnreachableError, WorkerError
+from trainpipes.integrations.on_ray.messages import Failed, Finished, Job, Tell, Work, do_task
+from trainpipes.integrations.on_ray.running import TICK, MostInFlight, RowCounts, end_tasks
+
+__all__ = ["RayCluster"]
+
+T = TypeVar("T")
+
+#: Packages that the driver ships to the nodes.
+SHIPPED = ("trainpipes", "trainpipes_recipes")
+#: How often Ray runs a task again whose process or node has died.
+RETRIES = 3
+#: Calls a second that the actor which counts rows gets from all tasks together, about.
+CALLS = 500
+#: Seconds that the machine of an address has to take a connection.
+KNOCK = 10.0
+
+
+class RayCluster:
+    """A connection to a Ray cluster, for one job of ours. Closed, it leaves nothing behind.
+
+    Args:
+        address: of the cluster, as ``ray.init()`` takes it; "local" starts one on this machine.
+        asker: who asks, as in "tokenize()", for messages.
+        shared_filesystem: whether every node sees this machine's paths, as with NFS or Lustre.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        UnreachableError: no cluster answers.
+        ConfigError: an address is given, and this process is connected to another cluster.
+    """
+
+    def __init__(
+        self, address: str | None = None, *, asker: str, shared_filesystem: bool = False
+    ) -> None:
+        need("ray", f'{asker.removesuffix("()")}(engine="ray")')
+        if address is not None and (not isinstance(address, str) or not address):
+            raise ConfigError(
+                f'{asker}: address is that of a Ray cluster, such as "10.0.0.1:6379" or '
+                f'"ray://10.0.0.1:10001", got {shown(address)}'
+            )
+        self._address, self._asker, self._shared = address, asker, shared_filesystem
+        self._own = False  # whether this object has connected
+        self._pinned = False  # whether tasks must run on this machine
+
+    def __enter__(self) -> RayCluster:
+        import ray
+
+        if not ray.is_initialized():
+            self._connect()
+            self._own = True
+        elif self._address is not None and self._address not in _known_as():
+            raise ConfigError(
+                f"{self._asker}: this process is connected to a Ray cluster already "
+                f"({', '.join(_known_as())}), and address={self._address!r} is given: leave it out, or call "
+                "ray.shutdown() first"
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._own:
+            import ray
+
+            with _own_sigterm():
+                ray.shutdown()
+
+    def _connect(self) -> None:
+        import ray
+
+        given = self._address or os.environ.get("RAY_ADDRESS")
+        env: dict[str, Any] = {}
+        # A job that was submitted with modules of its own may give no others.
+        if '"py_modules"' not in os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""):
+            env["py_modules"] = [_folder_of(name) for name in SHIPPED if find_spec(name)]
+        options: dict[str, Any] = {"log_to_driver": False, "runtime_env": env}
+        if given is None or "://" not in given:
+            options |= {"include_dashboard": False, "configure_logging": False}
+        logging.getLogger("ray").setLevel(logging.ERROR)  # what matters to a user comes as an error
+        try:
+            _knock(given)
+            with _own_sigterm(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Ray's, of its own future
+                ray.init(self._address, **options)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            said = " ".join(str(error).split())
+            raise UnreachableError(
+                f"{self._asker}: no Ray cluster can be used at {given or 'this machine'} ({said}); give the "
+                "address of one that runs, which `ray start --head` prints, or leave address and "
+                "RAY_ADDRESS out to use this machine alone"
+            ) from error
+
+    @property
+    def nodes(self) -> int:
+        """Machines that are part of the cluster now."""
+        import ray
+
+        return sum(bool(node["Alive"]) for node in ray.nodes())
+
+    @property
+    def cpus(self) -> int:
+        """Cores of all nodes, as Ray counts them."""
+        import ray
+
+        return int(ray.cluster_resources().get("CPU", 0))
+
+    def check_path(self, path: str | os.PathLike[str], option: str) -> None:
+        """Raise where the nodes cannot get at a path that tasks read or write. On a cluster of one node, the
+        driver's, tasks stay on it, so that none goes to a node that joins later.
+
+        Args:
+            path: or URL.
+            option: that named it, for messages, as in "tokenize(folder)".
+
+        Raises:
+            ConfigError: it is of one machine, and there are several.
+        """
+        text = str(os.fspath(path))
+        scheme = text.partition("://")[0] if "://" in text else "file"
+        if scheme == "memory":
+            raise ConfigError(
+                f"{option}: {text} is in the memory of one process, and tasks run in others: give a URL of "
+                "shared storage, such as s3://bucket/folder",
+                path=text,
+            )
+        if scheme not in ("file", "local") or self._shared:
+            return
+        if self.nodes > 1 or _is_client():
+            raise ConfigError(
+                f"{option}: {text} is on this machine, and the Ray cluster has {self.nodes} nodes, which "
+                "cannot see it: give a URL of shared storage, such as s3://bucket/folder; or say "
+                "shared_filesystem=True if every node sees the same files at this path",
+                path=text,
+            )
+        self._pinned = True
+
+    def run(
+        self,
+        open_work: Callable[[], Work],
+        tasks: Iterable[T],
+        *,
+        name_of: Callable[[T], str],
+        tell: Tell | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Generator[tuple[T, Any], None, None]:
+        """Run tasks; gives each with its result as they end, in whatever order. Closed early, by Ctrl-C or an
+        error, it ends the others and waits for that.
+
+        Args:
+            open_work: called once in each worker process; gives the function that does a task, which is
+                called with the task and with a function that it may call with rows done. Put into the object
+                store once.
+            tasks: small; each is taken when there is room for it.
+            name_of: says what a task makes of what, as in "part-00003.parquet of a.txt", for messages.
+            tell: called with rows done since the last call; a number below 0 where a task begins again.
+            options: of Ray's ``remote()``, such as ``num_cpus``, ``memory``, ``max_retries``.
+
+        Raises:
+            Exception: what a task has raised: as it was, and once.
+            WorkerError: the process of a task has died, time and again; says which task. Or the object store
+                is full.
+            ConfigError: what is sent does not pickle.
+        """
+        import ray
+
+        given = {"num_cpus": 1, "max_retries": RETRIES, **(options or {})}
+        if self._pinned:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            here = ray.get_runtime_context().get_node_id()
+            given["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
+        run = ray.remote(**given, retry_exceptions=False)(do_task)
+        most = MostInFlight(lambda: self.cpus, float(given["num_cpus"] or 1))
+        counts = None if tell is None else RowCounts(tell)
+        job = Job(
+            secrets.token_hex(8), [self._put(open_work)], counts and counts.actor,
+            max(1.0, most() / CALLS), max(1, int(given["num_cpus"])), self._asker,
+        )  # fmt: skip
+        running: dict[Any, tuple[int, T]] = {}
+        waiting = enumerate(tasks)
+        try:
+            while True:
+                while len(running) < most() and (found := next(waiting, None)) is not None:
+                    running[run.remote(*found, job)] = found
+                if not running:
+                    return
+                ready, _ = ray.wait([*running], num_returns=1, timeout=TICK)
+                if counts is not None:
+                    counts.look()
+                for reference in ready:
+                    number, task = running.pop(reference)
+                    done = self._result(reference, name_of(task), given["max_retries"])
+                    if counts is not None:
+                        counts.end(number, done.rows)
+                    yield task, done.result
+        finally:
+            end_tasks(job, [*running])
+            if counts is not None:
+                counts.close()
+
+    def _put(self, open_work: Callable[[], Work]) -> Any:
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            return ray.put(open_work)
+        except RayError as error:
+            raise WorkerError(
+                f"{self._asker}: the object store of the Ray cluster does not take the pipeline "
+                f"({_first_line(error)}): let other programs on the cluster end, or start it with a larger "
+                "--object-store-memory; rows in memory are better read from files by the tasks"
+            ) from error
+        except Exception as error:  # of whatever the pipeline holds
+            raise ConfigError(
+                f"{self._asker}: the pipeline must pickle to reach the nodes of the Ray cluster, and does "
+                f"not ({_first_line(error.__cause__ or error)}): define functions at the top of a module or "
+                "of the program, and open files and connections in them"
+            ) from error
+
+    def _result(self, reference: Any, name: str, retries: int) -> Finished:
+        """What came of a task."""
+        import ray
+        from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
+
+        try:
+            done: Finished | Failed = ray.get(reference)
+        except RayError as error:
+            said = _first_line(error)
+            if isinstance(error, RayTaskError):
+                cause = error.cause if isinstance(error.cause, BaseException) else error
+                raise ConfigError(
+                    f"{self._asker}: {name} cannot be begun on a node of the Ray cluster "
+                    f"({type(cause).__name__}: {_first_line(cause)}): install there what the driver has; "
+                    'modules of your own travel by ray.init(runtime_env={"working_dir": "."})'
+                ) from error
+            if isinstance(error, RuntimeEnvSetupError):
+                raise ConfigError(
+                    f"{self._asker}: a node of the Ray cluster cannot set up the runtime environment: {said}"
+                ) from error
+            if isinstance(error, TaskCancelledError):
+                raise WorkerError(f"{self._asker}: {name} was cancelled from outside") from error
+            raise WorkerError(
+                f"{self._asker}: {name} was given up after {1 + retries} tries: {said} Call it again to go "
+                "on after the files that are whole; where memory runs out, with fewer tasks on a node"
+            ) from error
+        if isinstance(done, Failed):
+            raise done.error
+        return done
+
+
+def _folder_of(package: str) -> str:
+    """Where a package lies. (Ray takes modules, too, but not through Ray Client.)"""
+    return os.path.dirname(str(import_module(package).__file__))
+
+
+def _known_as() -> list[str]:
+    """Addresses of the cluster that this process is connected to."""
+    import ray
+
+    known = ["auto", ray.get_runtime_context().gcs_address, os.environ.get("RAY_ADDRESS")]
+    return [address for address in known if address]
+
+
+def _is_client() -> bool:
+    """Whether this process reaches the cluster from outside, by Ray Client."""
+    client = sys.modules.get("ray.util.client")
+    return client is not None and bool(client.ray.is_connected())
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _knock(address: str | None) -> None:
+    """Raise OSError where nobody listens: Ray tries that for minutes."""
+    host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK).close()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep the program's handler of SIGTERM, which Ray replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,415 @@
+"""The states in checkpoints of any layout: found, summarized, and tried on a pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trainpipes._internal.shown import cut, shown
+from trainpipes.engine.layout import divisors, slots_before
+from trainpipes.engine.topology import Topology
+from trainpipes.errors import MissingFilesError, StateError, TrainpipesError, UnreadableError
+from trainpipes.look.checkpoint_files import INDEX, check_regular, mentions_us, read_dcp, read_file
+from trainpipes.pipeline import Pipeline
+from trainpipes.state.foreign import is_stateful_data_loaders, refusal
+from trainpipes.state.format import Position, Saved, read
+from trainpipes.state.identity import read_identity
+from trainpipes.state.merge import merge_states, states_within
+
+__all__ = ["Fit", "FoundState", "StateSummary", "fits", "read_states", "summarize"]
+
+#: Files of a folder that are looked at, and how deep in it.
+MOST_FILES, MOST_FOLDERS_DEEP = 20_000, 4
+#: Dicts and lists that are looked into, entries of one of them, and how deep.
+MOST_LOOKED_INTO, MOST_ENTRIES, MOST_DEEP = 200_000, 100_000, 40
+#: Places of one object that are looked at.
+MOST_PLACES = 8
+#: Shards that a pipeline can have.
+MOST_SHARDS = 1 << 24
+#: The option that says most of a stage.
+MAIN_OPTIONS = (
+    "num_shards", "buffer_size", "batch_size", "max_tokens", "max_length", "length", "count", "times",
+    "fraction",
+)  # fmt: skip
+#: Ends of names of files that hold no state: weights, data, code.
+OTHERS = (
+    ".safetensors", ".distcp", ".parquet", ".arrow", ".py", ".txt", ".md", ".log", ".lock", ".new",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FoundState:
+    """A state in a checkpoint.
+
+    Args:
+        path: the file, or the folder of ``torch.distributed.checkpoint``.
+        keys: where in it, as it is written in Python: ``["loader"]``; "" for the whole file.
+        states: one, or one of each worker of a ``StatefulDataLoader``.
+        kept_by: what keeps them: "", "StatefulDataLoader", or "datasets" for ``pipe.to_hf()``.
+        problem: why it cannot be read.
+    """
+
+    path: str
+    keys: str = ""
+    states: tuple[Mapping[str, Any], ...] = ()
+    kept_by: str = ""
+    problem: str = ""
+
+    @property
+    def where(self) -> str:
+        """File and keys in one text."""
+        return f"{self.path} {self.keys}" if self.keys else self.path
+
+
+@dataclass(frozen=True)
+class StateSummary:
+    """What a state says.
+
+    Args:
+        format: version of the format.
+        epoch: the pass over the data, from 0.
+        batches: batches of that pass that were delivered, over all ranks.
+        rank: the rank that saved it, and the number of ranks; None if the state is that of all ranks.
+        rank_batches: batches that this rank has delivered.
+        workers: workers of the StatefulDataLoader that saved it; 0 for none.
+        num_shards: S.
+        world_sizes: numbers of ranks that may load it.
+        needs_others: whether ranks of another number need the states of all ranks merged.
+        stages: of the pipeline, each with its main option.
+        files: of the data; None where it is in none.
+        rows: of the data; None where they are not counted.
+    """
+
+    format: int
+    epoch: int
+    batches: int
+    rank: tuple[int, int] | None
+    rank_batches: int | None
+    workers: int
+    num_shards: int
+    world_sizes: list[int]
+    needs_others: bool
+    stages: list[str]
+    files: int | None
+    rows: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        rank = None if self.rank is None else {"rank": self.rank[0], "world_size": self.rank[1]}
+        return {**asdict(self), "rank": rank}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether states of a checkpoint load.
+
+    Args:
+        where: file and keys of each.
+        problem: why they do not; "" if they do.
+        share: of the epoch that is done, 0 to 1; None where its length is unknown.
+    """
+
+    where: tuple[str, ...]
+    problem: str
+    share: float | None = None
+
+
+def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
+    """The trainpipes states in a checkpoint, in the order in which they are stored.
+
+    It reads files of ``torch.save`` (with ``weights_only=True``) and of JSON, with a state on top or under
+    any keys; folders of ``torch.distributed.checkpoint``; and folders with such files, as the Trainers of
+    transformers and TRL, Accelerate and Lightning write them. No code that a file names is run, and
+    weights are not read.
+
+    Args:
+        path: a file or a folder.
+
+    Returns:
+        At least one. One that is damaged has a ``problem``.
+
+    Raises:
+        StateError: there is none, or the file is damaged or would run something to be read.
+        MissingFilesError: the path is not there.
+        UnreadableError: it is neither file nor folder, or may not be read.
+    """
+    if "://" in str(path) or not os.fspath(path):
+        raise MissingFilesError(
+            f"path must be a file or folder of this machine, got {shown(str(path))}; copy the checkpoint here"
+        )
+    place = Path(path)
+    if place.is_dir():
+        return _in_folder(place)
+    check_regular(place)
+    value = read_file(place)
+    found = list(_states_in(value, str(path)))
+    if not found:
+        what = refusal(value) if isinstance(value, dict) else f"it holds {shown(value, 60)}"
+        raise StateError(
+            f"{path} holds no state of trainpipes: {what}; save what loader.state_dict() gives",
+            path=str(path),
+        )
+    return found
+
+
+def summarize(found: FoundState) -> StateSummary:
+    """What a state says of where a run stands.
+
+    Raises:
+        StateError: it is damaged, or holds no position.
+    """
+    if found.problem or not found.states:
+        raise StateError(found.problem or "there is no state")
+    parts = [read(state) for state in found.states]
+    most = max(part.position.num_shards for part in parts)
+    if most > MOST_SHARDS:
+        raise StateError(
+            f"num_shards must be at most {MOST_SHARDS:,}, got {most:,}: the state was edited or is damaged; "
+            "load it as it was saved"
+        )
+    workers = _workers(parts)
+    saved = parts[0]
+    if workers > 1 and found.kept_by == "StatefulDataLoader":
+        saved = read(merge_states(found.states))
+    position = saved.position
+    identity, _ = read_identity(saved.pipeline)
+    rank = _rank(position)
+    return StateSummary(
+        format=int(found.states[0]["trainpipes"]),
+        epoch=position.epoch,
+        batches=max(part.position.m for part in parts) if workers > 1 else position.m,
+        rank=rank,
+        rank_batches=None if rank is None else slots_before(position.m, *rank),
+        workers=workers if workers > 1 else 0,
+        num_shards=position.num_shards,
+        world_sizes=divisors(position.num_shards),
+        needs_others=rank is not None,
+        stages=[_in_short(stage) for stage in identity["stages"]],
+        files=_count(identity["data"], "files"),
+        rows=_count(identity["data"], "rows"),
+    )
+
+
+def fits(
+    found: Sequence[FoundState],
+    pipeline: Pipeline,
+    *,
+    world_size: int = 1,
+    allow_changes: Collection[str] = (),
+) -> list[Fit]:
+    """Whether each state loads into a pipeline on every rank. States that several ranks saved at one step
+    are tried together. The pipeline itself does not move.
+
+    Args:
+        found: what ``read_states`` gave.
+        pipeline: to load them into.
+        world_size: ranks of the run to come.
+        allow_changes: as ``Loader.load_state_dict`` takes it.
+    """
+    groups: dict[Any, list[FoundState]] = {}
+    for number, one in enumerate(found):
+        groups.setdefault(_step(one) or number, []).append(one)
+    tried = []
+    for group in groups.values():
+        where = tuple(one.where for one in group)
+        try:
+            share = _load(_whole(group), pipeline, world_size, allow_changes)
+        except TrainpipesError as error:
+            tried.append(Fit(where, str(error)))
+        else:
+            tried.append(Fit(where, "", share))
+    return tried
+
+
+def _in_folder(folder: Path) -> list[FoundState]:
+    found: list[FoundState] = []
+    looked = 0
+    for path in _files(folder):
+        looked += 1
+        is_dcp = path.name == INDEX
+        if not is_dcp and not mentions_us(path):
+            continue
+        place = path.parent if is_dcp else path
+        try:
+            value = read_dcp(place) if is_dcp else read_file(path)
+        except TrainpipesError as error:
+            found.append(FoundState(str(place), problem=str(error)))
+        else:
+            found += _states_in(value, str(place))
+    if not found:
+        what = f"none of its {looked:,} files holds one" if looked else "it has no files"
+        raise StateError(
+            f"{folder} holds no state of trainpipes: {what}; give the folder of one checkpoint, or a file",
+            path=str(folder),
+        )
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files to look at, by name; of a folder of ``torch.distributed.checkpoint`` its index."""
+
+    def fail(error: OSError) -> None:
+        raise UnreadableError(f"{folder}: {error.strerror}", path=str(folder)) from error
+
+    count = 0
+    for place, folders, names in os.walk(folder, onerror=fail):
+        deep = len(Path(place).relative_to(folder).parts) >= MOST_FOLDERS_DEEP
+        folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
+        count += len(names)
+        if count > MOST_FILES:
+            raise StateError(
+                f"{folder} has more than {MOST_FILES:,} files: give the folder of one checkpoint",
+                path=str(folder),
+            )
+        for name in sorted(names):
+            if name == INDEX or not (name.startswith(".") or name.endswith(OTHERS)):
+                yield Path(place, name)
+
+
+def _states_in(value: Any, path: str) -> Iterator[FoundState]:
+    """The states in a value, the outermost first; of a ``StatefulDataLoader`` those of its workers as one."""
+    waiting: deque[tuple[str, tuple[int, ...], Any]] = deque([("", (), value)])
+    seen: Counter[int] = Counter()
+    while waiting and seen.total() < MOST_LOOKED_INTO:
+        keys, above, one = waiting.popleft()
+        found = _found(one, path, keys)
+        if found is not None:
+            yield found
+        elif seen[id(one)] < MOST_PLACES and len(above) < MOST_DEEP:
+            seen[id(one)] += 1
+            waiting += [
+                (f"{keys}[{_key(key)}]", (*above, id(one)), below)
+                for key, below in _entries(one)
+                if isinstance(below, Mapping | list | tuple) and id(below) not in (*above, id(one))
+            ]
+
+
+def _found(value: Any, path: str, keys: str) -> FoundState | None:
+    """A state that starts here."""
+    if not isinstance(value, Mapping):
+        return None
+    if "trainpipes" in value and "m" in value:
+        return FoundState(path, keys, (value,))
+    text = _state_of_rows(value)
+    if text is not None:
+        return FoundState(path, keys, (text,), "datasets")
+    if not is_stateful_data_loaders(value):
+        return None
+    below = [one for _, inner in _entries(value) for one in _states_in(inner, path)]
+    states = tuple(state for one in below for state in one.states)
+    if not states or below[0].kept_by == "datasets":
+        return FoundState(path, keys, states, "datasets") if states else None
+    try:
+        return FoundState(path, keys, tuple(states_within(value)), "StatefulDataLoader")
+    except StateError as error:
+        return FoundState(path, keys, states, "StatefulDataLoader", str(error))
+
+
+def _state_of_rows(value: Mapping[Any, Any]) -> Mapping[str, Any] | None:
+    """The state in that of a dataset of ``pipe.to_hf()``, where it is a text."""
+    text = value.get("trainpipes")
+    if not isinstance(text, str) or value.keys() != {"trainpipes", "type"}:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and "trainpipes" in found else None
+
+
+def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return islice(value.items(), MOST_ENTRIES)
+    if isinstance(value, list | tuple):
+        return enumerate(islice(value, MOST_ENTRIES))
+    return iter(())
+
+
+def _key(key: Any) -> str:
+    return json.dumps(key) if isinstance(key, str) else repr(key)[:80]
+
+
+def _workers(parts: list[Saved]) -> int:
+    turns = [json.loads(part.position.extra.get("turn", "{}")) for part in parts]
+    return max(int(turn.get("num_workers", 1)) for turn in turns)
+
+
+def _rank(position: Position) -> tuple[int, int] | None:
+    """The rank whose shards these are, and of how many; None for all shards, or none."""
+    shards, S = sorted(position.cursors), position.num_shards
+    if shards and len(shards) < S and S % len(shards) == 0:
+        world = S // len(shards)
+        if shards == list(range(shards[0], S, world)):
+            return shards[0], world
+    return None
+
+
+def _in_short(stage: Mapping[str, Any]) -> str:
+    """A stage's name, and its main option."""
+    value = next((stage[name] for name in MAIN_OPTIONS if stage.get(name) is not None), None)
+    name = cut(str(stage["stage"]), 60)
+    return f"{name}({cut(str(value), 60)})" if isinstance(value, int | float | str) else name
+
+
+def _count(data: Mapping[str, Any], name: str) -> int | None:
+    """Files or rows of the data, also where it has several sources."""
+    value = data.get(name)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    sources = data.get("sources")
+    several = list(sources.values()) if isinstance(sources, Mapping) else sources
+    if not isinstance(several, list) or not all(isinstance(one, Mapping) for one in several):
+        return None
+    counts = [_count(one, name) for one in several]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+def _step(found: FoundState) -> tuple[Any, ...] | None:
+    """What the states of all ranks have in common; None for one that is whole, or cannot be read."""
+    if found.problem or len(found.states) != 1:
+        return None
+    state = found.states[0]
+    shards = sum(isinstance(key, str) and key.startswith("shard-") for key in state)
+    if not shards or shards == state.get("num_shards"):
+        return None
+    return tuple(str(state.get(key)) for key in ("epoch", "m", "num_shards", "pipeline"))
+
+
+def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
+    """One state of a group's."""
+    for one in group:
+        if one.problem or not one.states:
+            raise StateError(one.problem or "there is no state")
+        if one.kept_by == "datasets":
+            raise StateError(
+                "this is the position of a pipe.to_hf() that further stages of Hugging Face "
+                "datasets follow: load it with the trainer that saved it"
+            )
+    # One object may be at two places of a checkpoint.
+    states = list({id(state): state for one in group for state in one.states}.values())
+    return dict(states[0]) if len(states) == 1 else merge_states(states)
+
+
+def _load(
+    state: dict[str, Any], pipeline: Pipeline, world_size: int, allow_changes: Collection[str]
+) -> float | None:
+    """Load a state into the pipeline of the first rank, and check that it has what the others need. Returns
+    the share of the epoch that is done."""
+    session = pipeline.distributed(rank=0, world_size=world_size)._session
+    session.topology()
+    session.load(state, allow_changes)
+    position, plan = session.upcoming(), session.plan
+    if not plan.counted:
+        for rank in range(1, world_size):
+            position.require(Topology(rank, world_size).shards(position.m, position.num_shards))
+    counts = plan.resized(position.sizes).counts
+    if not counts.known or plan.chain.endless or not counts.batches_in_pass:
+        return None
+    return min(1.0, position.m / int(counts.batches_in_pass))

@@ -1,0 +1,315 @@
+"""Which of several sources gives the next row, so that each has its share at any time: pure functions.
+
+Sources have weights W_i with the sum D. After t units (rows or tokens) source i is owed W_i t / D of them,
+and has given x_i. What is kept is how far it is ahead, in whole numbers:
+
+    ahead_i = D x_i - (its W over the units so far, added up)
+
+A row of length l (1 where rows are counted) may be taken from source i as soon as that does not put it
+ahead by l or more, and has its deadline where what is owed comes up to it: at (ahead_i + D l) / W_i units
+from now. Of the rows that may be taken the one with the earliest deadline is. By rows this is Pfair
+scheduling of one processor (Baruah, Cohen, Plaxton and Varvel, "Proportionate progress", Algorithmica 15,
+1996), where it meets every deadline: no source is ever off by a whole row. By tokens it is WF2Q (Bennett and
+Zhang, INFOCOM 1996) with rows taken early by their own length: no source is off by more than the longest row.
+
+Shards that all did this would all be off in the same direction at the same time. So each has a *phase*: by
+rows, the row taken is the one whose own place within its time comes first, if every deadline can still be
+met; by tokens the first row is of another source.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from trainpipes.engine.layout import IntArray
+
+__all__ = ["by_rows", "by_tokens", "common_total", "phases_of", "whole_weights"]
+
+#: The largest sum of weights that is kept as it is; beyond, shares are rounded to 2**-40.
+MOST_TOTAL = 1 << 60
+ROUNDED_TOTAL = 1 << 40
+#: Places within a row's time.
+PLACES = 1024
+#: Units that a row may be put off for another, at most: so many deadlines are looked at.
+FARTHEST = 1024
+#: Weights whose order is kept once it has been found, and the longest period that is.
+MOST_KEPT, LONGEST_KEPT = 64, 1 << 14
+
+NEVER = 1 << 200
+
+
+def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, ...]:
+    """Whole numbers with the sum ``total`` in proportion to ``weights``: exactly if they divide, else the
+    nearest by largest remainders, and none but a 0 becomes 0.
+
+    >>> whole_weights([Fraction(1, 3), Fraction(2, 3)], 10)
+    (3, 7)
+    """
+    amount = sum(weights)
+    exact = [Fraction(weight) * total / amount for weight in weights]
+    found = [max(math.floor(e), int(e > 0)) for e in exact]
+    order = sorted(range(len(exact)), key=lambda i: (found[i] - exact[i], i))
+    for i in range(total - sum(found)):
+        found[order[i % len(order)]] += 1
+    while sum(found) > total:
+        found[max(range(len(found)), key=lambda i: (found[i], i))] -= 1
+    return tuple(found)
+
+
+def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int:
+    """A sum D for which the weights of all steps of a schedule are whole numbers, if it is not too
+    large.
+
+    Args:
+        steps: weights of each step.
+        leaves: whether a source may leave, so that its weight is to be shared out.
+
+    >>> common_total([[Fraction(7, 10), Fraction(3, 10)]], leaves=False)
+    10
+    """
+    total = 1
+    for weights in steps:
+        amount = sum(weights)
+        total = math.lcm(total, *(Fraction(weight, amount).denominator for weight in weights))
+        if total > MOST_TOTAL:
+            return ROUNDED_TOTAL
+    return total * (1 << 20) if leaves and total < 1 << 30 else max(total, ROUNDED_TOTAL * leaves)
+
+
+def phases_of(shard: int, sources: int) -> tuple[int, ...]:
+    """For each source a place within its rows' time, in 1,024ths: those of the shards are spread
+    evenly (van der Corput's sequence), those of the sources by the golden ratio.
+
+    >>> [phases_of(shard, 2) for shard in range(3)]
+    [(16, 1008), (528, 496), (272, 752)]
+    """
+    bits = int(f"{shard % PLACES:010b}"[::-1], 2)
+    start = (bits + 16) % PLACES
+    if sources == 2:
+        return start, PLACES - start
+    return tuple((start + 633 * i) % PLACES for i in range(sources))
+
+
+def by_rows(
+    weights: Sequence[int],
+    ahead: Sequence[int],
+    phases: Sequence[int],
+    left: Sequence[int],
+    rows: int,
+) -> IntArray:
+    """The sources of the next rows, int64.
+
+    A function of what follows ``weights`` and ``ahead`` alone: however many rows are asked for at a time,
+    the order is the same. 0.5 to 2.5 us a row, with the number of sources; less than 0.1 us where the
+    weights are small whole numbers or short decimals, so that the order repeats itself and is kept.
+
+    Args:
+        weights: W, sum D; 0 for a source that gives nothing.
+        ahead: how far each source is ahead, in 1 / D rows.
+        phases: the shard's, of ``phases_of``.
+        left: rows that each source has ready; it ends where one has none left.
+        rows: most rows.
+
+    >>> by_rows([7, 3], [0, 0], phases_of(0, 2), [9, 9], 10).tolist()
+    [1, 0, 0, 1, 0, 0, 1, 0, 0, 0]
+    """
+    divisor = math.gcd(*weights, *ahead)
+    own = tuple(weight // divisor for weight in weights)
+    now = tuple(a // divisor for a in ahead)
+    total = sum(own)
+    if total > LONGEST_KEPT:
+        return np.array(_rows(own, now, phases, left, rows)[0], dtype=np.int64)
+    period = _period(own, tuple(phases), rows)
+    at = None if period is None else period.places.get(now)
+    if period is None or at is None:
+        return np.array(_rows(own, now, phases, left, rows)[0], dtype=np.int64)
+    order = period.order[np.arange(at, at + rows) % len(period.order)]
+    stop = rows
+    for source, ready in enumerate(left):
+        places = np.flatnonzero(order == source)
+        if len(places) >= ready and own[source]:
+            stop = min(stop, int(places[ready - 1]) + 1)
+    return order[:stop]
+
+
+class _Period:
+    """An order that repeats itself.
+
+    Attributes:
+        order: sources of one period, int64 ``[D]``.
+        places: for how far sources are ahead at some place of it, that place.
+    """
+
+    def __init__(self, weights: tuple[int, ...], phases: tuple[int, ...]) -> None:
+        total = sum(weights)
+        zero = (0,) * len(weights)
+        found, ahead = _rows(weights, zero, phases, [total + 1] * len(weights), total)
+        assert ahead == zero
+        self.order = np.array(found, dtype=np.int64)
+        counts = np.zeros((total, len(weights)), dtype=np.int64)
+        counts[np.arange(total), self.order] = total
+        after = np.cumsum(counts - np.array(weights), axis=0)
+        self.places = {tuple(row): n + 1 for n, row in enumerate(after[:-1].tolist())}
+        self.places[zero] = 0
+
+
+#: What was kept, or how many rows were asked for so far.
+_periods: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], _Period | int] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _period(weights: tuple[int, ...], phases: tuple[int, ...], rows: int) -> _Period | None:
+    """The period of an order that was asked for often enough."""
+    key = weights, phases
+    with _lock:
+        found = _periods.get(key, 0)
+        if isinstance(found, _Period):
+            return found
+        asked = _periods[key] = found + rows
+        while len(_periods) > MOST_KEPT:
+            _periods.popitem(last=False)
+    if asked < sum(weights):
+        return None
+    made = _Period(weights, phases)
+    with _lock:
+        _periods[key] = made
+    return made
+
+
+def _rows(
+    weights: Sequence[int],
+    ahead: Sequence[int],
+    phases: Sequence[int],
+    left: Sequence[int],
+    rows: int,
+) -> tuple[list[int], tuple[int, ...]]:
+    """The sources of the next rows, and how far each is ahead after them."""
+    total = sum(weights)
+    now = list(ahead)  # D times the rows given, less what was owed at the start
+    ready = list(left)
+    sources = [i for i, weight in enumerate(weights) if weight]
+    release, deadline, place = ([NEVER] * len(weights) for _ in range(3))
+    for i in sources:
+        release[i] = now[i] // weights[i]
+        deadline[i] = -((-now[i] - total) // weights[i])
+        place[i] = ((now[i] + total) * PLACES - phases[i] * total) // weights[i]
+    found: list[int] = []
+    tight = 0  # up to which every row is spoken for
+    for t in range(rows):
+        first = chosen = -1
+        soonest = earliest = within = NEVER
+        for i in sources:
+            if release[i] <= t:
+                d, p = deadline[i], place[i]
+                if d < soonest or (d == soonest and p < within):
+                    first, soonest, within = i, d, p
+                if p < earliest:
+                    chosen, earliest = i, p
+        if first < 0:  # what is owed to sources that have left
+            first = chosen = min(sources, key=deadline.__getitem__)
+        if chosen != first and deadline[chosen] > soonest:
+            if t < tight < deadline[chosen]:
+                chosen = first
+            else:
+                late = deadline[chosen]
+                missed = _tight(weights, now, total, t, soonest, late, sources)
+                if missed < late:
+                    chosen, tight = first, missed
+        found.append(chosen)
+        weight = weights[chosen]
+        given = now[chosen] = now[chosen] + total
+        ready[chosen] -= 1
+        if not ready[chosen]:
+            break
+        release[chosen] = given // weight
+        deadline[chosen] = -((-given - total) // weight)
+        place[chosen] = ((given + total) * PLACES - phases[chosen] * total) // weight
+    taken = len(found)
+    return found, tuple(a - w * taken for a, w in zip(now, weights, strict=True))
+
+
+def _tight(
+    weights: Sequence[int],
+    now: Sequence[int],
+    total: int,
+    t: int,
+    soonest: int,
+    late: int,
+    sources: Sequence[int],
+) -> int:
+    """The first deadline that would be missed if the row at ``t`` went to a source with the deadline
+    ``late``; ``late`` if none would."""
+    if late - soonest > FARTHEST:
+        return t
+    for d in range(soonest, late):
+        due = d - t
+        for i in sources:
+            owed = weights[i] * d - now[i]
+            if owed >= total:
+                due -= owed // total
+        if due < 1:
+            return d
+    return late
+
+
+def by_tokens(
+    weights: Sequence[int],
+    ahead: Sequence[int],
+    first: int | None,
+    lengths: Sequence[Sequence[int]],
+    rows: int,
+    tokens: int | None = None,
+) -> tuple[list[int], tuple[int, ...]]:
+    """The sources of the next rows, and how far each source is ahead after them. About 0.5 us a row.
+
+    Args:
+        weights: W, sum D; 0 for a source that gives nothing.
+        ahead: how far each source is ahead, in 1 / D tokens.
+        first: the source of the first row, where nothing was drawn yet; None for the rule's own.
+        lengths: tokens of the rows that each source has ready, at least 1 each; it ends where one has none
+            left.
+        rows: most rows.
+        tokens: after so many it ends.
+
+    >>> by_tokens([1, 1], [0, 0], None, [[5] * 2, [1] * 9], 9)
+    ([1, 0, 1, 1, 1, 1, 1, 0], (4, -4))
+    """
+    total = sum(weights)
+    now = list(ahead)
+    sources = [i for i, weight in enumerate(weights) if weight]
+    release, deadline = ([NEVER] * len(weights) for _ in range(2))
+    used = [0] * len(weights)
+    for i in sources:
+        length = lengths[i][0]
+        release[i] = now[i] // weights[i] - length + 1
+        deadline[i] = -((-now[i] - total * length) // weights[i])
+    found: list[int] = []
+    t = 0
+    for _ in range(rows):
+        chosen = -1
+        soonest = NEVER
+        for i in sources:
+            if release[i] <= t and deadline[i] < soonest:
+                chosen, soonest = i, deadline[i]
+        if first is not None:
+            chosen, first = first, None
+        elif chosen < 0:
+            chosen = min(sources, key=deadline.__getitem__)
+        found.append(chosen)
+        own = lengths[chosen]
+        k = used[chosen]
+        t += own[k]
+        given = now[chosen] = now[chosen] + total * own[k]
+        k = used[chosen] = k + 1
+        if k == len(own) or (tokens is not None and t >= tokens):
+            break
+        weight = weights[chosen]
+        release[chosen] = given // weight - own[k] + 1
+        deadline[chosen] = -((-given - total * own[k]) // weight)
+    return found, tuple(a - w * t for a, w in zip(now, weights, strict=True))

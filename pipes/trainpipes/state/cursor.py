@@ -1,0 +1,137 @@
+"""The text of a shard's cursor in a state: whether it is whole, and one that a run could have left.
+
+    {"epoch": 1, "window": 0, "row": 11, "delivered": 2, "at": 2, "check": "5f0c9a3e"}
+
+"delivered" counts micro-batches of the pass, "at" those of the epoch; "ended" says that there are no more.
+What stands before them is the position of the pipeline's stages: see ``runtime.planning.check_state``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainpipes._internal.shown import cut, shown
+from trainpipes.engine.layout import slots_before
+from trainpipes.errors import StateError
+from trainpipes.state.checksum import checksum, sealed, unsealed
+
+__all__ = [
+    "check_delivered",
+    "is_count",
+    "load_json",
+    "read_cursor",
+    "cursor_text",
+    "shard_key",
+    "shard_of",
+]
+
+#: Whatever a state counts is less than this.
+MOST = 1 << 62
+#: Characters of a cursor that has no checksum; more are not even parsed.
+MOST_UNSEALED = 1 << 20
+
+
+def shard_key(shard: int) -> str:
+    """The key of a shard's cursor.
+
+    >>> shard_key(7)
+    'shard-0007'
+    """
+    return f"shard-{shard:04d}"
+
+
+def shard_of(key: str, num_shards: int) -> int:
+    """The shard whose cursor a key is for.
+
+    Raises:
+        StateError: there is none.
+    """
+    digits = key.removeprefix("shard-")
+    shard = int(digits) if digits.isdecimal() and len(digits) < 20 else -1
+    if not 0 <= shard < num_shards or key != shard_key(shard):
+        raise StateError(
+            f"{cut(key)}: no such shard among {num_shards}; load the state as it was saved"
+        )
+    return shard
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether a value from a state's JSON counts something: an integer from ``least`` to 2**62."""
+    return type(value) is int and least <= value < MOST
+
+
+def load_json(text: str) -> Any:
+    """What a JSON text says, None where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def cursor_text(cursor: dict[str, Any], shard: int, tag: str | None) -> str:
+    """A shard's cursor as it stands in a state, with a checksum of it, of whose it is, and of ``tag``, the
+    checksum of the pipeline's identity; without one if that is None."""
+    text = json.dumps(cursor, separators=(",", ":"))
+    return text if tag is None else sealed(text, checksum(text, shard_key(shard), tag))
+
+
+def read_cursor(key: str, value: Any, m: int, num_shards: int, tag: str | None) -> dict[str, Any]:
+    """A shard's cursor, if it is one and fits ``m``.
+
+    Args:
+        key: its key in the state.
+        value: what stands there.
+        m: the state's.
+        num_shards: the state's.
+        tag: with which it was sealed; None where it has no checksum.
+
+    Raises:
+        StateError: it is damaged, or of another step.
+    """
+    shard = shard_of(key, num_shards)
+    cursor = _whole(key, value, tag) if isinstance(value, str) else None
+    if cursor is None:
+        raise StateError(
+            f"{key}: must be a cursor as state_dict() wrote it, got {shown(value)}; "
+            "the state was edited or is damaged: load it as it was saved"
+        )
+    check_delivered(shard, cursor, m, num_shards)
+    return cursor
+
+
+def check_delivered(shard: int, cursor: dict[str, Any], m: int, num_shards: int) -> None:
+    """Raise unless a shard has delivered what it had to, up to ``m``, or has ended before.
+
+    Raises:
+        StateError: it has not.
+    """
+    delivered, owed = cursor["delivered"], slots_before(m, shard, num_shards)
+    if delivered != owed and not ("ended" in cursor and delivered < owed):
+        raise StateError(
+            f"{shard_key(shard)}/delivered: {delivered} micro-batches, but m = {m} means {owed}; the state "
+            "was edited, or ranks saved it at different steps: save on all ranks after the same step"
+        )
+
+
+def _whole(key: str, value: str, tag: str | None) -> dict[str, Any] | None:
+    """A cursor without its checksum; None where it is damaged."""
+    text, check = unsealed(value)
+    if check != (None if tag is None else checksum(text, key, tag)):
+        return None
+    if tag is None and len(text) > MOST_UNSEALED:
+        return None
+    cursor = load_json(text)
+    if not isinstance(cursor, dict) or not all(
+        is_count(cursor.get(k)) for k in ("delivered", "at")
+    ):
+        return None
+    place = cursor
+    while "below" in place:
+        place = place["below"]
+        if not isinstance(place, dict):
+            return None
+    if not all(is_count(place.get(key)) for key in ("epoch", "window", "row")):
+        return None
+    # A checksum that is not where it is looked for is none.
+    return cursor if cursor.get("ended", True) is True and "check" not in cursor else None

@@ -1,0 +1,326 @@
+"""The checkpoint format: what a state holds, and whether it fits the pipeline that loads it.
+
+    {
+      "trainpipes": 2,               version of this format
+      "epoch": 2,                    the pass over the data, from 0
+      "m": 1234,                     micro-batches of that pass taken, over all ranks
+      "num_shards": 24,
+      "pipeline": "{…}",             what the data and the stages were: JSON
+      "batch_sizes": "",             sizes in an epoch in which that of batches was changed: JSON
+      "shard-0007": "{…}",           one cursor a shard, of an uncounted pipeline only: JSON
+      …
+    }
+
+Where each shard of a *counted* pipeline stands follows from m by arithmetic (``Plan.counted``): its state
+has no cursors, and is whole on every rank. In all others a rank's state has the cursors of its own shards.
+
+Only integers and strings in one flat dict: it passes through JSON, ``torch.load`` with
+``weights_only=True`` and ``torch.distributed.checkpoint`` as it is, and each shard is a key that
+can be moved to another rank. Each cursor ends with a checksum of its own, and "pipeline" with one of
+itself and of all that is not a cursor.
+
+Format 1 had cursors in all states; its first versions had no checksums. Both load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainpipes._internal.shown import cut, shown
+from trainpipes.engine.layout import slots_before
+from trainpipes.errors import StateError
+from trainpipes.state.checksum import checksum, sealed, unsealed
+from trainpipes.state.cursor import MOST as MOST_COUNTED
+from trainpipes.state.cursor import (
+    cursor_text,
+    is_count,
+    load_json,
+    read_cursor,
+    shard_key,
+    shard_of,
+)
+from trainpipes.state.foreign import refusal
+from trainpipes.state.identity import check_identity, damaged, with_notes
+
+__all__ = ["FORMAT", "BatchSizes", "Position", "Saved", "parse", "read", "render"]
+
+FORMAT = 2
+
+#: Passes over the data: fewer than this.
+MOST_PASSES = 1 << 31
+#: Characters of "batch_sizes" in a state without checksums; more are not even parsed.
+MOST_SIZES = 1 << 14
+#: Characters by which "pipeline" without a checksum may be longer than that of the pipeline at hand.
+MOST_LONGER = 1 << 16
+
+_COMMON = ("trainpipes", "epoch", "m", "num_shards", "pipeline", "batch_sizes")
+_EDITED = "the state is cut short or was edited: load it as it was saved"
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Changes of the size of micro-batches within an epoch.
+
+    Args:
+        epoch: in which they happened.
+        start: number of that epoch's first micro-batch in its pass.
+        sizes: number in the epoch from which on, and size; the first from 0 on.
+    """
+
+    epoch: int
+    start: int
+    sizes: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def parse(text: str) -> BatchSizes | None:
+        """What ``render`` wrote; None where no size was changed.
+
+        Raises:
+            StateError: it is damaged.
+        """
+        if not text:
+            return None
+        found = load_json(text)
+        if isinstance(found, dict) and found.keys() == {"epoch", "start", "sizes"}:
+            epoch, start, pairs = found["epoch"], found["start"], found["sizes"]
+            if type(epoch) is int and epoch >= 0 and is_count(start) and _are_sizes(pairs):
+                return BatchSizes(epoch, start, tuple((number, size) for number, size in pairs))
+        raise StateError(f"batch_sizes: damaged, got {shown(text)}; load the state as it was saved")
+
+    def render(self) -> str:
+        """As JSON."""
+        found = {"epoch": self.epoch, "start": self.start, "sizes": self.sizes}
+        return json.dumps(found, separators=(",", ":"))
+
+
+def _are_sizes(pairs: Any) -> bool:
+    if not isinstance(pairs, list) or not pairs:
+        return False
+    if not all(isinstance(p, list) and len(p) == 2 and all(map(is_count, p)) for p in pairs):
+        return False
+    numbers = [number for number, _ in pairs]
+    return numbers[0] == 0 and numbers == sorted(numbers) and all(size for _, size in pairs)
+
+
+@dataclass
+class Position:
+    """Where a run stands, as a state tells it.
+
+    Args:
+        epoch: the pass over the data.
+        m: micro-batches of that pass taken, over all ranks.
+        num_shards: S.
+        cursors: cursor of each shard that the state knows; of no use where the pipeline is counted.
+        extra: keys of one loader's own, kept as they are.
+        sizes: changes of the batch size in the epoch at hand.
+        notes: of JSON types, kept with the pipeline's identity and not compared.
+    """
+
+    epoch: int
+    m: int
+    num_shards: int
+    cursors: dict[int, dict[str, Any]] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+    sizes: BatchSizes | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def require_all_workers(self) -> None:
+        """Raise if this is where one of several workers of a DataLoader stands.
+
+        Raises:
+            StateError: it is; says how to get the others.
+        """
+        turn = json.loads(self.extra.get("turn", "{}"))
+        if turn.get("num_workers", 1) > 1:
+            raise StateError(
+                f"turn: this is the state of a single worker, number {turn['worker']} of "
+                f"{turn['num_workers']}: load the "
+                "whole state of the StatefulDataLoader, or trainpipes.merge_states([...]) of all its workers'"
+            )
+
+    def require(self, shards: Collection[int]) -> None:
+        """Raise unless the cursors of these shards are here, of those that have delivered something.
+
+        Raises:
+            StateError: some are not; says how to get them.
+        """
+        lacking = [
+            s
+            for s in shards
+            if s not in self.cursors and slots_before(self.m, s, self.num_shards) > 0
+        ]
+        if lacking:
+            raise StateError(
+                f"this rank or worker reads shards {shown(sorted(shards))}, and the state has no "
+                f"position for shards {shown(sorted(lacking))}: merge the states of all ranks "
+                "and workers with trainpipes.merge_states([...]) and load that, or what "
+                "loader.gather_state() or torch.distributed.checkpoint saved"
+            )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A state that is whole in itself, whatever pipeline it is of.
+
+    Args:
+        position: where it stands.
+        pipeline: the text of its key "pipeline", without checksum.
+        has_checksum: whether that had one.
+    """
+
+    position: Position
+    pipeline: str
+    has_checksum: bool
+
+    def check_like(self, present: str) -> None:
+        """Raise if the pipeline's text is not worth parsing, beside the one that it is to be like."""
+        if not self.has_checksum and len(self.pipeline) > len(present) + MOST_LONGER:
+            raise StateError(
+                f"pipeline: damaged, it has {len(self.pipeline):,} characters where "
+                f"{len(present):,} are enough; "
+                "load the state as it was saved"
+            )
+
+
+def parse(state: Any, identity: str, num_shards: int) -> Position:
+    """A state as a position, checked against the pipeline that is to load it.
+
+    Args:
+        state: what ``state_dict()`` gave.
+        identity: the pipeline's own ``"pipeline"`` text.
+        num_shards: the pipeline's.
+
+    Raises:
+        StateError: it is no state, is damaged, is of a newer format, or of another pipeline.
+    """
+    saved = read(state)
+    position = saved.position
+    saved.check_like(identity)
+    position.notes = check_identity(saved.pipeline, identity)
+    if position.num_shards != num_shards:
+        raise StateError(
+            f"num_shards: saved {position.num_shards}, now {num_shards}; "
+            f"use .sharding_filter(num_shards={position.num_shards})"
+        )
+    return position
+
+
+def read(state: Any) -> Saved:
+    """A state, checked as far as that can be done without its pipeline.
+
+    Raises:
+        StateError: it is no state, is damaged, or is of a newer format.
+    """
+    if not isinstance(state, Mapping) or "trainpipes" not in state:
+        raise refusal(state)
+    odd = [key for key in state if not isinstance(key, str)]
+    if odd:
+        raise StateError(
+            f"a state's keys are strings, got {shown(odd[0])}; load it as it was saved"
+        )
+    version = state["trainpipes"]
+    if type(version) is not int or version < 1:
+        raise StateError(
+            f"trainpipes: the format version is a number from 1, got {shown(version)}; load the state "
+            "as it was saved"
+        )
+    if version > FORMAT:
+        raise StateError(
+            f"trainpipes: saved in format {shown(version)}, this version reads up to {FORMAT}; "
+            "install the trainpipes that wrote it, or a newer one"
+        )
+    epoch, m = _integer(state, "epoch", MOST_PASSES), _integer(state, "m", MOST_COUNTED)
+    num_shards = _integer(state, "num_shards", MOST_COUNTED, 1)
+    sizes, turn = (_text(state, key, "") for key in ("batch_sizes", "turn"))
+    pipeline, check = unsealed(_text(state, "pipeline"))
+    tag = None if check is None else check[:8]
+    if tag and check != tag + checksum(pipeline, tag, epoch, m, num_shards, sizes, turn):
+        raise StateError(
+            f"pipeline: its checksum does not fit the other keys (epoch {epoch}, m = {m}, "
+            f"num_shards = {num_shards}, batch_sizes, turn). The state was edited or is "
+            "damaged, or ranks saved it at different steps: load it as it was saved, and "
+            "save on all ranks after the same step"
+        )
+    if tag is None and version > 1:
+        raise damaged("it has no checksum")
+    if tag is None and len(sizes) > MOST_SIZES:
+        raise StateError(
+            f"batch_sizes: damaged, got {shown(sizes)}; load the state as it was saved"
+        )
+    if turn:
+        _check_turn(turn, m)
+    cursors, extra = {}, {}
+    for key, value in state.items():
+        if key.startswith("shard-"):
+            if tag is None and isinstance(value, str) and unsealed(value)[1]:
+                raise damaged(f"it has no checksum, and {cut(key)} has one")
+            cursors[shard_of(key, num_shards)] = read_cursor(key, value, m, num_shards, tag)
+        elif key not in _COMMON:
+            extra[key] = value
+    position = Position(epoch, m, num_shards, cursors, extra, BatchSizes.parse(sizes))
+    return Saved(position, pipeline, tag is not None)
+
+
+def render(
+    position: Position,
+    identity: str,
+    texts: Mapping[int, str] | None = None,
+    has_checksum: bool = True,
+) -> dict[str, Any]:
+    """The state of a position.
+
+    Args:
+        position: where a run stands.
+        identity: of the pipeline.
+        texts: the cursors, sealed with the checksum of ``identity``; those of ``position`` if left out.
+        has_checksum: False for what is made of states of format 1 that have none: nothing vouches for them.
+    """
+    tag = checksum(identity) if has_checksum else None
+    if texts is None:
+        texts = {s: cursor_text(cursor, s, tag) for s, cursor in position.cursors.items()}
+    # Always there: torch.distributed.checkpoint loads the keys that a fresh state has.
+    sizes = "" if position.sizes is None else position.sizes.render()
+    turn = position.extra.get("turn", "")
+    pipeline = with_notes(identity, position.notes)
+    if tag is not None:
+        common = tag, position.epoch, position.m, position.num_shards, sizes, turn
+        pipeline = sealed(pipeline, tag + checksum(pipeline, *common))
+    state: dict[str, Any] = {
+        "trainpipes": 1 if tag is None else FORMAT,
+        "epoch": position.epoch,
+        "m": position.m,
+        "num_shards": position.num_shards,
+        "pipeline": pipeline,
+        "batch_sizes": sizes,
+    }
+    state.update((shard_key(shard), texts[shard]) for shard in sorted(texts))
+    state.update(position.extra)
+    return state
+
+
+def _check_turn(text: str, m: int) -> None:
+    """Raise unless this is what a worker of a StatefulDataLoader says of itself."""
+    turn = load_json(text) if len(text) < 1000 else None
+    if isinstance(turn, dict) and turn.keys() == {"worker", "num_workers", "origin"}:
+        worker, workers, origin = turn["worker"], turn["num_workers"], turn["origin"]
+        good = is_count(worker) and is_count(workers) and is_count(origin)
+        if good and worker < workers and origin <= m:
+            return
+    raise StateError(f"turn: damaged, got {shown(text)}; load the state as it was saved")
+
+
+def _integer(state: Mapping[str, Any], key: str, most: int, least: int = 0) -> int:
+    value = state.get(key)
+    if type(value) is int and least <= value < most:
+        return value
+    raise StateError(f"{key}: must be an integer of {least} or more, got {shown(value)}; {_EDITED}")
+
+
+def _text(state: Mapping[str, Any], key: str, default: Any = None) -> str:
+    value = state.get(key, default)
+    if isinstance(value, str):
+        return value
+    raise StateError(f"{key}: must be a string, got {shown(value)}; {_EDITED}")

@@ -1,0 +1,156 @@
+"""What a state says of the pipeline that saved it, compared with the one that loads it.
+
+The text of a state's key "pipeline" is a JSON object: "data" and "stages" identify the pipeline; whatever
+else stands there is kept with the state and not compared.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainpipes._internal.secret_text import STANDS_IN, stand_in
+from trainpipes._internal.shown import cut, shown
+from trainpipes.errors import StateError
+
+__all__ = [
+    "as_old_as",
+    "check_identity",
+    "damaged",
+    "first_difference",
+    "named_difference",
+    "read_identity",
+    "said",
+    "with_notes",
+]
+
+_CURES = {
+    "data": "load the state with the files it was saved with, or start a new run",
+    "stages": "build the pipeline as it was when the state was saved, or start a new run",
+}
+#: Characters of each of two values that differ.
+MOST = 200
+
+
+def check_identity(saved: str, present: str) -> dict[str, Any]:
+    """What is kept with a state beside its pipeline's identity.
+
+    Args:
+        saved: the state's text.
+        present: of the pipeline that loads it.
+
+    Raises:
+        StateError: they are of different pipelines; names the first difference.
+    """
+    if saved == present:
+        return {}
+    (before, notes), (now, _) = read_identity(saved), read_identity(present)
+    now["data"] = as_old_as(before["data"], now["data"])
+    stages = [s["stage"] for s in before["stages"]], [s["stage"] for s in now["stages"]]
+    if stages[0] != stages[1]:
+        chains = [cut(" -> ".join(names), 300) for names in stages]
+        raise StateError(
+            f"stages: saved {chains[0]}, now {chains[1]}; a state belongs to the pipeline that "
+            f"saved it: {_CURES['stages']}"
+        )
+    found = named_difference(before, now)
+    if found is None:  # the same in another spelling
+        return notes
+    path, old, new = found
+    cure = _CURES.get(path.split("/")[0], _CURES["stages"])
+    if stages[1][:1] == ["mix"] and path.startswith(("data/sources", "stages/mix/")):
+        cure += "; what is mixed, and how, may change with load_state_dict(state, allow_changes=['mix'])"
+    raise StateError(f"{cut(path)}: saved {said(old)}, now {said(new)}; {cure}")
+
+
+def as_old_as(saved: Any, present: Any) -> Any:
+    """What identifies the data, without the digests that a saved state lacks: it knows rows in memory by a
+    sample of them only."""
+    if isinstance(saved, list) and isinstance(present, list) and len(saved) == len(present):
+        return list(map(as_old_as, saved, present))
+    if not isinstance(saved, dict) or not isinstance(present, dict):
+        return present
+    lacks = "sample" in saved and "content" not in saved
+    kept = {name: value for name, value in present.items() if not (lacks and name == "content")}
+    return {name: as_old_as(saved.get(name), value) for name, value in kept.items()}
+
+
+def with_notes(identity: str, notes: dict[str, Any]) -> str:
+    """A pipeline's identity with what is kept beside it."""
+    if not notes:
+        return identity
+    return f"{identity[:-1]},{json.dumps(notes, separators=(',', ':'))[1:]}"
+
+
+def read_identity(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The data and the stages that a state's ``"pipeline"`` tells, and what is kept beside them.
+
+    Raises:
+        StateError: it is damaged.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(str(error)) from error
+    if not isinstance(found, dict) or not isinstance(found.get("data"), dict):
+        raise damaged('it is no JSON object with an entry "data"')
+    stages = found.get("stages")
+    if not isinstance(stages, list) or not stages:
+        raise damaged('it has no list "stages"')
+    for stage in stages:
+        if not isinstance(stage, dict) or not isinstance(stage.get("stage"), str):
+            raise damaged(f"{shown(stage)} is no stage")
+    notes = {k: v for k, v in found.items() if k not in ("data", "stages")}
+    if "check" in notes:
+        raise damaged("its checksum is no checksum")
+    return {"data": found["data"], "stages": stages}, notes
+
+
+def damaged(why: str) -> StateError:
+    """What to raise where the text is none that ``state_dict`` wrote."""
+    return StateError(f"pipeline: damaged ({cut(why)}); load the state as it was saved")
+
+
+def named_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """``first_difference`` of two pipelines' identities, with the stage's name in the path."""
+    found = first_difference(before, now)
+    if found is None:
+        return None
+    parts = found[0].split("/")
+    if parts[0] == "stages" and len(parts) > 1 and int(parts[1]) < len(before["stages"]):
+        parts[1] = before["stages"][int(parts[1])]["stage"]
+    return "/".join(parts), found[1], found[2]
+
+
+def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """Path of the first leaf in which two values of JSON types differ, and both values.
+
+    >>> first_difference({"a": [1, 2]}, {"a": [1, 3]})
+    ('a/1', 2, 3)
+    """
+    if isinstance(saved, dict) and isinstance(present, dict):
+        for key in [*saved, *(k for k in present if k not in saved)]:
+            below = f"{path}/{key}" if path else str(key)
+            found = first_difference(saved.get(key), present.get(key), below)
+            if found:
+                return found
+        return None
+    if isinstance(saved, list) and isinstance(present, list):
+        for number in range(max(len(saved), len(present))):
+            old, new = (v[number] if number < len(v) else None for v in (saved, present))
+            found = first_difference(old, new, f"{path}/{number}")
+            if found:
+                return found
+        return None
+    if isinstance(saved, str) and isinstance(present, str) and present.startswith(STANDS_IN):
+        # Older versions wrote the secret itself.
+        saved = saved if saved.startswith(STANDS_IN) else stand_in(saved)
+    return None if saved == present and type(saved) is type(present) else (path, saved, present)
+
+
+def said(value: Any) -> str:
+    """A value of JSON types as a message quotes it."""
+    try:
+        return cut(json.dumps(cut(value, MOST) if isinstance(value, str) else value), MOST)
+    except (RecursionError, ValueError):
+        return shown(value)

@@ -1,0 +1,1 @@
+"""What is kept and written: files of rows, memory maps, the cache."""

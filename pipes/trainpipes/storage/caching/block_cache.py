@@ -1,0 +1,321 @@
+"""The rows that the stages below a ``cache()`` make of each block: made once, kept on disk, memory-mapped.
+
+A file holds a row group, or a part of a large one, so that what is made at a time stays small. A
+``BlockCache`` belongs to a plan and owns no open file and no lock: any thread or process may call it. Who
+needs a file that is not there makes it. One process at a time does; the others meanwhile make what else they
+need.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes._internal.warn_once import warn_once
+from trainpipes.columns.arrays import to_arrow, to_numpy
+from trainpipes.columns.block import Block
+from trainpipes.columns.joined import joined_tables
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.source import LooksAhead, Reader, RowSource, read_rows
+from trainpipes.kinds.stage import Stage
+from trainpipes.storage.cache import LOCK, entry_path, folder, make_room, schema_path
+from trainpipes.storage.caching import checked_file
+from trainpipes.storage.caching.cache_key import cache_key, digest_of
+from trainpipes.storage.caching.holes import with_holes
+from trainpipes.storage.caching.private_file import FileLock
+
+__all__ = ["BlockCache"]
+
+#: Most rows of a block in one file, and most bytes of them as they are read.
+FILE_ROWS = 65_536
+FILE_BYTES = 16 << 20
+#: Seconds between two looks at what another process makes.
+PAUSE = 0.01
+#: Seconds after which what another process has not finished is made here too.
+PATIENCE = 120.0
+#: After a failure to write, so many files at most are not tried before the next one is.
+MOST_UNTRIED = 256
+#: The share of ``max_bytes`` that is written before the folder is looked at again: others write there too.
+UNSEEN = 1 / 16
+
+#: A column of ours: which row of its file's stretch of the block each one is.
+NUMBER = "trainpipes:row"
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file with rows ``begin`` to ``end`` of a block, of which ``start`` to ``stop`` are wanted."""
+
+    block: int
+    begin: int
+    end: int
+    start: int
+    stop: int
+    digest: str
+
+
+class BlockCache:
+    """What stages make of a source's blocks, kept on disk.
+
+    Args:
+        source: gives the rows.
+        firsts: number of each block's first row in file order, int64 ``[blocks + 1]``.
+        stages: the reader or source, and the stages on rows below the cache.
+        options: those of ``cache()``, which messages name: ``path``, ``max_bytes``, ``version``.
+        apply: puts rows through these stages.
+        holes: whether rows that were dropped leave a hole, for ``DropHoles`` to close.
+        listed: what was listed, if files were: some stages tell rows by their files' names below it.
+        first: gives what tells the first rows of the data from others: stages may find types from them.
+
+    Raises:
+        ConfigError: the stages use an object that does not say what it holds; or keeping was switched off
+            after the pipeline was planned.
+    """
+
+    def __init__(
+        self,
+        source: RowSource,
+        firsts: IntArray,
+        stages: Sequence[Stage],
+        options: Any,
+        apply: Callable[[Block], Block],
+        holes: bool,
+        listed: Any = None,
+        first: Callable[[], Any] = lambda: None,
+    ) -> None:
+        root = folder(options.path)
+        if root is None:
+            raise ConfigError(
+                f"{options}: TRAINPIPES_CACHE was set to keep nothing after the pipeline had "
+                "started: build the pipeline again"
+            )
+        self.holes = holes
+        self._source = source
+        self._firsts = firsts
+        self._options = options
+        self._max_bytes: int | None = options.max_bytes
+        self._apply = apply
+        self._root = root
+        self._by_place = any(stage.by_place or stage.by_row for stage in stages)
+        self._listed = listed if self._by_place else None
+        self._stages = digest_of(
+            cache_key(stages, str(options), strict=options.version is None),
+            options.version,
+            None if source.schema is None else str(source.schema.remove_metadata()),
+            first() if any(stage.finds_types for stage in stages) else None,
+        )
+        self._whole: checked_file.Marks = set()  # files that were read in full
+        self._room = 0  # bytes that may be written before the folder is looked at again
+        self._failures = 0  # to write, one after the other
+        self._untried = 0  # files that are not tried to be written for that
+        self._too_large: set[str] = set()
+
+    def describe(self) -> str:
+        """Where the cache is, and how much of these rows is in it."""
+        found = total = size = 0
+        for block, length in enumerate(self._source.lengths.tolist()):
+            for file in self._files(block, 0, length):
+                total += 1
+                with suppress(OSError):
+                    size += entry_path(self._root, file.digest).stat().st_size
+                    found += 1
+        return f"{self._root}: {found:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
+
+    def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema:
+        """A schema that is found from the first rows, kept so that functions are not called for it again.
+
+        Args:
+            key: names it among those of the chain.
+            find: finds it.
+        """
+        digest = digest_of("schema", self._stages, key, self._listed)
+        path, about = schema_path(self._root, digest), {"schema": digest}
+        table = checked_file.read(path, about)
+        if table is not None:
+            return table.schema.remove_metadata()
+        schema = find()
+        with suppress(OSError):  # it is found again
+            checked_file.write(path, lambda: [pa.Table.from_batches([], schema)], about)
+        return schema
+
+    def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
+        """The rows that are left of rows ``start`` to ``stop`` of each block.
+
+        Args:
+            wanted: block, start and stop of each stretch.
+            reader: of the source, for rows that are not kept yet; no other thread uses it meanwhile.
+        """
+        files = [file for stretch in wanted for file in self._files(*stretch)]
+        found = {file: self._find(file) for file in files}
+        missing = [file for file in files if found[file] is None]
+        if missing and isinstance(reader, LooksAhead):
+            reader.expect(list(dict.fromkeys(file.block for file in missing)))
+        for wait in (False, True):
+            for file in missing:
+                if found[file] is None:
+                    found[file] = self._obtain(file, reader, wait)
+        blocks = [self._wanted(file, block) for file, block in found.items() if block is not None]
+        tables = [block.data for block in blocks]
+        return Block(joined_tables(tables), np.concatenate([block.ids for block in blocks]))
+
+    def _wanted(self, file: _File, block: Block) -> Block:
+        """The rows of a file's that are wanted, with holes where they are."""
+        ids = self._firsts[file.block] + np.arange(file.start, file.stop, dtype=np.int64)
+        low, high = np.searchsorted(block.ids, (ids[0], ids[-1] + 1)).tolist()
+        block = block.slice(low, high)
+        if not self.holes:
+            return block
+        assert isinstance(block.data, pa.Table)
+        return Block(with_holes(block.data, block.ids - ids[0], len(ids)), ids)
+
+    def _files(self, block: int, start: int, stop: int) -> Iterator[_File]:
+        """The files that rows ``start`` to ``stop`` of a block lie in.
+
+        Raises:
+            ConfigError: nothing tells the rows of the source from others.
+        """
+        source = self._source
+        length = int(source.lengths[block])
+        size = (source.row_bytes or 0.0) * length
+        if source.block_bytes is not None:
+            size = float(source.block_bytes[block])
+        count = min(length, max(-(-length // FILE_ROWS), int(-(-size // FILE_BYTES))))
+        key = source.block_key(block)
+        if key is None:
+            raise ConfigError(
+                f"{self._options} needs a key for each block of rows, and {type(source).__name__} "
+                "has none: leave the cache out"
+            )
+        for number in range(start * count // max(1, length), count):
+            begin, end = (n * length // count for n in (number, number + 1))
+            if begin >= stop:
+                return
+            if start < end:
+                where = None
+                if self._by_place:
+                    place = str(source.place(block, begin))
+                    where = [self._listed, place, int(self._firsts[block])]
+                digest = digest_of(self._stages, key, where, begin, end)
+                yield _File(block, begin, end, max(start, begin), min(stop, end), digest)
+
+    def _find(self, file: _File) -> Block | None:
+        """The rows of a file, if it is there and whole."""
+        table = checked_file.read(
+            entry_path(self._root, file.digest),
+            {"rows": file.digest},
+            known=self._whole,
+            check=lambda table: _fits(table, file.end - file.begin),
+        )
+        if table is None:
+            return None
+        first = self._firsts[file.block] + file.begin
+        if NUMBER not in table.column_names:
+            return Block(table, np.arange(first, first + len(table), dtype=np.int64))
+        numbers = to_numpy(table.column(NUMBER)).astype(np.int64)
+        return Block(table.drop_columns(NUMBER), first + numbers)
+
+    def _obtain(self, file: _File, reader: Reader, wait: bool) -> Block | None:
+        """The wanted rows of a file at least, made if it is not there; None if another is about to make it
+        and not to ``wait``."""
+        path = entry_path(self._root, file.digest)
+        patience = time.monotonic() + PATIENCE
+        while True:
+            found = self._find(file)
+            if found is not None:
+                return found
+            self._untried -= self._untried > 0
+            if self._untried or file.digest in self._too_large:
+                return self._make(file, file.start, file.stop, reader)
+            lock = FileLock(path.with_suffix(LOCK))
+            try:
+                taken = lock.take()
+            except OSError as error:
+                self._go_without(error)
+                return self._make(file, file.start, file.stop, reader)
+            if taken or time.monotonic() > patience:
+                try:
+                    found = self._find(file)
+                    return self._keep(file, path, reader) if found is None else found
+                finally:
+                    lock.leave()
+            if not wait:
+                return None
+            time.sleep(PAUSE)
+
+    def _keep(self, file: _File, path: Path, reader: Reader) -> Block:
+        """The rows of a file, made and kept."""
+        made = self._make(file, file.begin, file.end, reader)
+        assert isinstance(made.data, pa.Table)
+        table = made.data.combine_chunks()
+        if len(table) < file.end - file.begin:
+            numbers = made.ids - self._firsts[file.block] - file.begin
+            table = table.append_column(NUMBER, to_arrow(numbers.astype(np.int32)))
+        about = {"rows": file.digest}
+        try:
+            if self._make_room(file, checked_file.size_of(table, about)):
+                checked_file.write(path, lambda: [table], about)
+                self._failures = 0
+        except OSError as error:
+            self._go_without(error)
+        found = self._find(file)  # in the file it takes no memory of ours
+        return made if found is None else found
+
+    def _make(self, file: _File, start: int, stop: int, reader: Reader) -> Block:
+        """Rows of a file's block, put through the stages."""
+        data = read_rows(self._source, reader, file.block, start, stop)
+        ids = self._firsts[file.block] + np.arange(start, stop, dtype=np.int64)
+        return self._apply(Block(data, ids))
+
+    # Where it cannot be kept
+
+    def _make_room(self, file: _File, size: int) -> bool:
+        """Make room for a file of this size under ``max_bytes``; whether there is."""
+        most = self._max_bytes
+        if most is None:
+            return True
+        if size > most:
+            self._too_large.add(file.digest)
+            warn_once(
+                f"{self._options}: max_bytes is at least the size of a row group, got {most:,}, and "
+                f"one takes {size:,} here: such row groups are made again in every epoch; raise "
+                "max_bytes",
+                ("too large", str(self._root), most),
+            )
+            return False
+        if size > self._room:
+            kept = make_room(self._root, most - size)
+            self._room = int(min(most - kept, max(size, most * UNSEEN)))
+        self._room -= size
+        return True
+
+    def _go_without(self, error: OSError) -> None:
+        """Keep nothing for a while: what fails may pass, as a full disk does, and a try costs little beside
+        what it would save."""
+        self._failures += 1
+        self._untried = min(2**self._failures, MOST_UNTRIED)
+        said = error.strerror or str(error)
+        warn_once(
+            f"{self._options}: rows cannot be kept in {self._root} ({said}); it goes on without "
+            "the cache, and makes rows again in every epoch until they can be kept. Make room there, or "
+            "name another folder by cache(path=...) or TRAINPIPES_CACHE",
+            ("off", str(self._root)),
+        )
+
+
+def _fits(table: pa.Table, rows: int) -> bool:
+    """Whether a table can be what is left of so many rows."""
+    if NUMBER not in table.column_names:
+        return len(table) == rows
+    numbers = table.column(NUMBER)
+    if numbers.type != pa.int32() or numbers.null_count:
+        return False
+    edges = np.concatenate([[-1], to_numpy(numbers), [rows]])
+    return bool((np.diff(edges) > 0).all())

@@ -1,0 +1,246 @@
+"""Arrow files with a checksum: they are whole, or as good as not there.
+
+A file is written beside its place and renamed, and carries what it is about and a checksum. Read, it
+is memory-mapped. What was cut short or damaged is removed, with one warning; what is another file, or
+another user's, is taken for missing. Owns nothing; called by any thread of any process.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from trainpipes._internal.warn_once import warn_once
+from trainpipes.columns.utf8 import check_whole
+from trainpipes.storage.caching.private_file import NotOwnError, make_file, open_file
+
+__all__ = ["ForeignError", "Marks", "read", "size_of", "write"]
+
+#: The key of our entry in a file's schema, and what in it the checksum follows.
+KEY = b"trainpipes"
+MARK = b"trainpipes-crc32:"
+BLANK = b"00000000"
+#: Bytes at a file's start in which ours have their checksum.
+HEAD = 1 << 16
+#: Chunks of one column may have dictionaries of their own.
+OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
+#: Where an open file can be opened again by its handle, whatever has become of its name.
+HANDLES = "/dev/fd"
+
+#: Files that were found to be whole: device, inode, size and time of the last change.
+Marks = set[tuple[int, int, int, int]]
+
+
+class ForeignError(OSError):
+    """A file that the user named, and that nothing of ours has written."""
+
+
+def size_of(table: pa.Table, about: dict[str, Any]) -> int:
+    """Bytes of the file that ``write`` would make of a table."""
+    sink = pa.MockOutputStream()
+    with pa.ipc.new_file(sink, _with_about(table.schema, about), options=OPTIONS) as writer:
+        writer.write_table(table)
+    return int(sink.size())
+
+
+def write(
+    path: Path,
+    tables: Callable[[], Iterable[pa.Table]],
+    about: dict[str, Any] | None,
+    *,
+    own: bool = True,
+) -> int:
+    """Write tables of one schema to a file beside its place as they come, and rename it there; of two writers
+    the last one wins.
+
+    Args:
+        path: the file.
+        tables: gives the rows; again, if others remove the file before it has its name.
+        about: what the file is, of JSON types; ``read`` wants the same. None for a plain Arrow file.
+        own: whether it is in a cache, for its owner alone; else the user named it.
+
+    Returns:
+        How many tables there were; without any, no file is made.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    written = 0
+
+    def fill(handle: int) -> None:
+        nonlocal written
+        written = 0
+        with os.fdopen(handle, "r+b", closefd=False) as file:
+            writer = None
+            for table in tables():
+                if writer is None:
+                    schema = table.schema if about is None else _with_about(table.schema, about)
+                    writer = pa.ipc.new_file(file, schema, options=OPTIONS)
+                writer.write_table(table.replace_schema_metadata(schema.metadata))
+                written += 1
+            if writer is None:
+                raise _NothingError
+            writer.close()
+        if about is not None:
+            with mmap.mmap(handle, 0) as content, memoryview(content) as view:
+                digits = b"%08x" % zlib.crc32(view)
+                for place in _places(view):
+                    view[place : place + len(BLANK)] = digits
+
+    with suppress(_NothingError):
+        make_file(path, fill, own=own)
+    return written
+
+
+class _NothingError(Exception):
+    """There are no tables."""
+
+
+def read(
+    path: Path,
+    about: dict[str, Any],
+    *,
+    own: bool = True,
+    known: Marks | None = None,
+    trusted: bool = False,
+    check: Callable[[pa.Table], bool] | None = None,
+) -> pa.Table | None:
+    """The rows of a file, which lie in it; None if there is no such file, or it is not whole.
+
+    Costs a pass over the file, 1 to 3 GB/s, once for each file in ``known``. Text need not be UTF-8, as that
+    of a user's files need not.
+
+    Args:
+        path: the file.
+        about: what it must be.
+        own: whether it is in a cache, for its owner alone; else the user named it.
+        known: files that were found to be whole, to which this one is added.
+        trusted: leave out the checksum: another process of ours has just read it.
+        check: whether the rows are what they must be.
+
+    Raises:
+        ForeignError: the user named a file that is none of ours.
+    """
+    try:
+        handle = open_file(path, own=own)
+    except NotOwnError as error:
+        warn_once(
+            f"{path} is not used, for {error.strerror}: each user keeps files of their own. Name a folder "
+            "of yours by TRAINPIPES_CACHE or cache(path=...)",
+            ("not own", str(path.parents[1])),
+        )
+        return None
+    except OSError:
+        return None
+    try:
+        found = os.fstat(handle)
+        mark = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        trusted = trusted or (known is not None and mark in known)
+        content = _mapped(path, handle, found.st_size)
+        try:
+            table, said = _parsed(content, trusted)
+            if said != about:
+                return None
+            good = trusted or check is None or check(table)
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError):
+            good = False
+        if not good:
+            if not own and found.st_size and MARK not in os.read(handle, HEAD):
+                raise ForeignError(errno.EEXIST, "not a file of ours", os.fspath(path))
+            _drop_file(path, found)
+            return None
+        if own:
+            with suppress(OSError, NotImplementedError):
+                # The least recently used ones go first. What tells files apart stays.
+                times = time.time_ns(), found.st_mtime_ns
+                os.utime(path, ns=times, follow_symlinks=False)
+    except ForeignError:
+        raise
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    if known is not None:
+        known.add(mark)
+    return table
+
+
+def _mapped(path: Path, handle: int, size: int) -> pa.Buffer:
+    """The bytes of an open file. They hold no handle of it, as Python's own maps would."""
+    if not size:
+        return pa.py_buffer(b"")
+    again = f"{HANDLES}/{handle}" if os.path.exists(f"{HANDLES}/{handle}") else os.fspath(path)
+    with pa.memory_map(again) as source:
+        return source.read_buffer()
+
+
+def _parsed(content: pa.Buffer, trusted: bool) -> tuple[pa.Table, Any]:
+    """The rows of a file's bytes, and what it is about.
+
+    Raises:
+        ValueError, KeyError, TypeError, OSError: they are damaged.
+    """
+    if not trusted:
+        _check_checksum(memoryview(content))
+    with pa.ipc.open_file(content) as reader:
+        table = reader.read_all()
+    if not trusted:
+        check_whole(table)
+    metadata = dict(table.schema.metadata)
+    about = json.loads(metadata.pop(KEY))["about"]
+    return table.replace_schema_metadata(metadata or None), about
+
+
+def _drop_file(path: Path, found: os.stat_result) -> None:
+    """Remove a file that is damaged, and say so once."""
+    with suppress(OSError):
+        if os.path.samestat(found, os.lstat(path)):  # no other one has come in its place
+            os.unlink(path)
+    warn_once(
+        f"{path} was damaged: cut short or changed after it was written. It is removed and made again; "
+        "if that happens often, check the disk",
+        ("damaged", str(path.parents[1])),
+    )
+
+
+# The checksum stands in the entry of ours, in the schema at a file's start and in that of its footer
+
+
+def _with_about(schema: pa.Schema, about: dict[str, Any]) -> pa.Schema:
+    entry = json.dumps({"about": about, "sum": (MARK + BLANK).decode()})
+    return schema.with_metadata({**(schema.metadata or {}), KEY: entry})
+
+
+def _places(content: memoryview) -> list[int]:
+    """Where the checksum stands.
+
+    Raises:
+        ValueError: it does not.
+    """
+    start = 16 + int.from_bytes(content[12:16], "little")
+    footer = len(content) - 10 - int.from_bytes(content[-10:-6], "little")
+    if not start <= footer < len(content):
+        raise ValueError("no Arrow file")
+    ends = (0, bytes(content[:start])), (footer, bytes(content[footer:]))
+    return [offset + part.index(MARK) + len(MARK) for offset, part in ends]
+
+
+def _check_checksum(content: memoryview) -> None:
+    """Raise ValueError unless the checksum is that of the file with blanks in its place."""
+    found, done, said = 0, 0, set()
+    for place in _places(content):
+        found = zlib.crc32(BLANK, zlib.crc32(content[done:place], found))
+        done = place + len(BLANK)
+        said.add(bytes(content[place:done]))
+    if said != {b"%08x" % zlib.crc32(content[done:], found)}:
+        raise ValueError("the checksum differs")

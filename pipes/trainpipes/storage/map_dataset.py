@@ -1,0 +1,247 @@
+"""``to_map_dataset``: rows that fit in memory, indexed, and kept once for all processes of a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch.utils.data import Dataset
+
+from trainpipes.columns.arrays import to_arrow
+from trainpipes.columns.columns import table_of
+from trainpipes.columns.fixed_lists import python_rows
+from trainpipes.columns.run import Run
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.reading.open_windows import open_windows
+from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.row_errors import say_where
+from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
+from trainpipes.kinds.source import RowSource
+from trainpipes.pipeline import Pipeline
+from trainpipes.storage.cache import LOCK, VARIABLE, dataset_path, folder
+from trainpipes.storage.caching import checked_file
+from trainpipes.storage.caching.cache_key import cache_key, digest_of
+from trainpipes.storage.caching.private_file import FileLock
+from trainpipes.storage.writers.epoch_rows import AsColumns, decoded
+
+__all__ = ["MapDataset", "runs_of", "to_map_dataset"]
+
+ASKER = "to_map_dataset()"
+#: Seconds between two looks at what another process makes, and how long one looks.
+GLANCE, PATIENCE = 0.05, 600.0
+
+
+class MapDataset(Dataset[dict[str, Any]]):
+    """Rows of an Arrow file, memory-mapped: processes that read it share one copy in memory.
+
+    Args:
+        path: an Arrow IPC file.
+
+    A row is a dict of Python values; ``__getitems__`` gives several at once, as ``DataLoader`` asks for.
+
+    Raises:
+        MissingFilesError: the file is gone, as one in a cache may be.
+        UnreadableError: it is no Arrow file, or damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._table: pa.Table | None = None
+        self._about: dict[str, Any] | None = None
+
+    @staticmethod
+    def _kept(path: Path, about: dict[str, Any]) -> MapDataset | None:
+        """The rows that are kept in a cache; None if they are not."""
+        table = checked_file.read(path, about)
+        if table is None:
+            return None
+        found = MapDataset(path)
+        found._table, found._about = table, about
+        return found
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows as a table that lies in the file."""
+        if self._table is None:
+            self._table = self._open()
+        return self._table
+
+    def _open(self) -> pa.Table:
+        again = "make it again by to_map_dataset()"
+        if self._about is not None:  # the process that pickled it has read all of it
+            table = checked_file.read(Path(self.path), self._about, trusted=True)
+            if table is not None:
+                return table
+        elif os.path.exists(self.path):
+            try:
+                with pa.memory_map(self.path) as source:
+                    return pa.ipc.open_file(source).read_all()
+            except (OSError, pa.ArrowException) as error:
+                raise UnreadableError(
+                    f"{self.path} is no Arrow file, or damaged: {error}; {again}", path=self.path
+                ) from error
+        raise MissingFilesError(
+            f"{self.path}: the rows of this data set were there, and are gone; {again}, or keep it in a file "
+            "of your own by to_map_dataset(path)",
+            path=self.path,
+        )
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rows = len(self)
+        if not -rows <= index < rows:
+            raise IndexError(f"row {index} of {rows}")
+        return python_rows(self.table.slice(index % rows, 1))[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return python_rows(self.table.take(to_arrow(np.array(list(map(index, indices)), np.int64))))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "about": self._about}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path = state["path"]
+        self._table = None
+        self._about = state.get("about")
+
+    def __repr__(self) -> str:
+        return f"MapDataset({self.path!r})"
+
+
+def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> MapDataset:
+    """The rows of the first epoch of a pipeline, in its order, written once and memory-mapped.
+
+    Args:
+        pipeline: gives rows with columns; no batches.
+        path: the file, written anew. If left out, a file in the folder for caches, which is known by the
+            data and the stages as entries of ``cache()`` are, and made if it is not there.
+
+    Raises:
+        ConfigError: the pipeline batches, has no end or no rows; its data cannot be told from others, so
+            that a path is needed; or the file cannot be written.
+        SchemaError: its rows have no columns, or not all the same.
+    """
+    plan = pipeline._session.plan
+    if plan.chain.batch is not None or plan.chain.endless:
+        raise ConfigError(
+            "to_map_dataset() keeps the rows of one epoch: take it before batch() and repeat(), got "
+            f"{plan.chain.batch or plan.chain.repeat}"
+        )
+    plan = Pipeline([*pipeline.stages, AsColumns("to_map_dataset")])._session.plan
+    if path is not None:
+        _write(plan, Path(path).absolute(), None)
+        return MapDataset(path)
+    root = folder()
+    if root is None:
+        raise ConfigError(f"{VARIABLE} says that nothing is kept: use to_map_dataset(path)")
+    digest = digest_of("to_map_dataset", _known_by(plan))
+    target, about = dataset_path(root, digest[:32]), {"dataset": digest}
+    return MapDataset._kept(target, about) or _made(plan, target, about)
+
+
+def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
+    """Make the file, unless another process does meanwhile."""
+    lock, patience = FileLock(target.with_suffix(LOCK)), time.monotonic() + PATIENCE
+    while not _taken(lock, target) and time.monotonic() < patience:
+        time.sleep(GLANCE)
+    try:
+        found = MapDataset._kept(target, about)
+        if found is None:
+            _write(plan, target, about)
+            found = MapDataset._kept(target, about)
+    finally:
+        lock.leave()
+    if found is None:
+        raise ConfigError(
+            f"to_map_dataset(): {target} was written, but other users may change it: name another "
+            f"folder by {VARIABLE}, or use to_map_dataset(path)"
+        )
+    return found
+
+
+def _taken(lock: FileLock, target: Path) -> bool:
+    try:
+        return lock.take()
+    except OSError as error:
+        raise _unwritten(target, error) from error
+
+
+def _known_by(plan: Plan) -> list[Any]:
+    """What tells the rows of a pipeline from any others, as the entries of ``cache()`` are told: all of
+    its data, its stages, and where they stand."""
+    stages = [s for s in plan.chain.stages if s.role not in ("files", "place", "cache")]
+    known: list[Any] = [json.loads(plan.identity), cache_key(stages, ASKER)]
+    if plan.mixed:
+        return [*known, {name: _known_by(below) for name, below in plan.mixed.items()}]
+    source = plan.inputs.source
+    keys: list[Any] = [None]
+    if isinstance(source, RowSource):
+        keys = [source.block_key(block) for block in range(len(source.lengths))]
+    if None in keys:
+        raise ConfigError(
+            "to_map_dataset() names its file by what is in it, and the rows of "
+            f"{plan.chain.stages[0]} have no fingerprint: use to_map_dataset(path), which "
+            "writes the file anew"
+        )
+    if any(stage.by_place or stage.by_row for stage in stages):
+        known.append(plan.chain.urls)  # where rows are from counts
+    return [*known, keys]
+
+
+def _write(plan: Plan, target: Path, about: dict[str, Any] | None) -> None:
+    failed: list[Exception] = []  # in making rows, which is not about the file
+
+    def tables() -> Iterator[pa.Table]:
+        try:
+            for run in runs_of(plan):
+                yield decoded(table_of(run.block.data, ASKER))
+        except Exception as error:
+            failed.append(error)
+            say_where(error, plan)
+            raise
+
+    try:
+        written = checked_file.write(target, tables, about, own=about is not None)
+    except (OSError, pa.ArrowException) as error:
+        if error in failed:
+            raise
+        if isinstance(error, OSError):
+            raise _unwritten(target, error) from error
+        raise SchemaError(
+            f"to_map_dataset(): rows must all have the same columns: {error}; make them so by "
+            "map(), select() or map_batches()",
+            stage=ASKER,
+        ) from error
+    if not written:
+        raise ConfigError("to_map_dataset(): the pipeline has no rows")
+
+
+def _unwritten(target: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"to_map_dataset(): {target} cannot be written ({error.strerror or error}): make room there, or keep "
+        "the rows elsewhere by to_map_dataset(path)",
+        path=str(target),
+    )
+
+
+def runs_of(plan: Plan) -> Iterator[Run]:
+    """The rows of one epoch, run by run, shard after shard."""
+    opener = ShardOpener(plan, open_windows(plan))
+    for shard in range(plan.chain.num_shards):
+        slot = plan.counts.slot(shard, 0, 0)
+        chain = opener.open(shard, plan.counts.start(slot, 0, 0), 0)
+        while True:
+            try:
+                run: Run = chain.next_run()
+            except StopIteration:
+                break
+            yield run
