@@ -56,7 +56,7 @@ def first_line(block: re.Match[str]) -> int:
 def printed(page: str, folder: Path) -> list[str]:
     """What each block of a page prints, run in ``folder``."""
     lines = ["import warnings", "warnings.simplefilter('error')"]
-    for expected in ("This DataLoader will create", ".*multi-threaded.*fork"):
+    for expected in ("This DataLoader will create", ".*multi-threaded.*fork", ".*set_vital"):
         lines.append(f"warnings.filterwarnings('ignore', {expected!r})")
     for number, block in enumerate(blocks(page)):
         # Lines keep their numbers, so that an error names the place in the page.

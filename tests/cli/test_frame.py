@@ -21,7 +21,7 @@ from cli.command import START, environment, trainpipes
 from trainpipes.cli import app, console
 from trainpipes.cli.app import COMMANDS, Command, command_line, run
 
-HEAVY = ("torch", "trainpipes", "numpy", "pyarrow", "pandas", "rich", "yaml")
+HEAVY = ("torch", "numpy", "pyarrow", "pandas", "rich", "yaml")
 SAY_HEAVY = (
     "import atexit, sys; atexit.register(lambda: print('heavy', sorted("
     f"{{m.split('.')[0] for m in sys.modules}} & {set(HEAVY)!r}), file=sys.stderr))"
