@@ -11,7 +11,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +26,7 @@ import pytest
 
 import trainpipes as tp
 from damaged_files import damaged, forged
+from interpreters import python
 from trainpipes import (
     ConfigError,
     DataChangedError,
@@ -584,7 +584,7 @@ def test_without_a_home_a_folder_that_a_stranger_has_planted_is_not_used(
     planted: str, tmp_path: Path
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        command = [sys.executable, "-c", HOMELESS, folder, planted]
+        command = [*python(), "-c", HOMELESS, folder, planted]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         where, blocks, said, *_ = done.stdout.split()

@@ -7,10 +7,11 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from interpreters import python
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -71,7 +72,7 @@ def test_a_first_stage_passes_its_tests(tmp_path: Path) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         if setting:
             env[setting.split("=")[0]] = "1"
-        command = [sys.executable, "-m", "pytest", "-q", *shlex.split(arguments)]
+        command = [*python(), "-m", "pytest", "-q", *shlex.split(arguments)]
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
         assert " passed" in done.stdout

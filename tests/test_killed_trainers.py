@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from interpreters import python
 from killed_trainers import of_session
 
 TESTS = Path(__file__).parent
@@ -37,7 +38,7 @@ SAMPLE = [
 
 def killed(cases: list[Any]) -> list[dict[str, Any]]:
     """What is left of trainers that are killed."""
-    command = [sys.executable, str(TESTS / "killed_trainers.py"), json.dumps(cases)]
+    command = [*python(), str(TESTS / "killed_trainers.py"), json.dumps(cases)]
     run = subprocess.run(command, env=ENV, stdout=subprocess.PIPE, timeout=250, check=True)
     found: list[dict[str, Any]] = json.loads(run.stdout)
     assert len(found) == len(cases)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +12,7 @@ import pytest
 
 import trainpipes as tp
 from arrow_chains import CHAINS, table
+from interpreters import python
 from tokenizer_fixtures import bpe_json
 
 #: Stands in for pandas, and writes down who imports it.
@@ -33,7 +33,7 @@ def run(folder: Path, *command: str) -> tuple[str, Path]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(here), "PANDAS_LOG": str(log)}
     environment["TRAINPIPES_CACHE"] = str(folder / "kept")
     done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300
+        [*python(), *command], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, log

@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from interpreters import python
 from trainpipes.engine.pool import Pool, Urgency, default_threads, waits_for_server
 from trainpipes.testing import digest
 
@@ -333,7 +333,7 @@ def test_a_script_that_ends_in_mid_epoch_ends_well(tmp_path: Path) -> None:
     )
     for _ in range(3):
         run = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, timeout=60, text=True
+            [*python(), "-c", code, str(tmp_path)], capture_output=True, timeout=60, text=True
         )
         assert (run.returncode, run.stderr) == (0, "")
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from interpreters import python
 from trainpipes import Pipeline, start
 
 ROOT = Path(__file__).parent.parent
@@ -63,7 +63,7 @@ def printed(page: str, folder: Path) -> list[str]:
         code = "\n" * (first_line(block) - 1) + block[1]
         lines.append(f"exec(compile({code!r}, {page!r}, 'exec'))")
         lines.append(f"print({END.format(number)!r}, flush=True)")
-    command = [sys.executable, "-c", "\n".join(lines)]
+    command = [*python(), "-c", "\n".join(lines)]
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr
     said, rest = [], run.stdout

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
+from interpreters import python
 from trainpipes.testing import check_resume, digest
 
 Rows = list[dict[str, Any]]
@@ -424,7 +424,7 @@ class TestStates:
         script = tmp_path / "train.py"
         script.write_text(textwrap.dedent(SPAWNED))
         done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False
+            [*python(), str(script)], capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["torch.float64"] * 2

@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import struct
-import sys
 import zipfile
 from collections import OrderedDict
 from contextlib import suppress
@@ -24,6 +23,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from checkpoint.layouts import counted, of_ranks, save, state, stateful, uncounted
+from interpreters import python
 from trainpipes.errors import TrainpipesError
 from trainpipes.look.checkpoint import read_states, summarize
 
@@ -91,7 +91,7 @@ def test_weights_beside_it_are_not_read(tmp_path, monkeypatch):
     )
     import subprocess
 
-    told = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    told = subprocess.run([*python(), "-c", code, str(path)], capture_output=True, text=True)
     assert told.stdout == '["loader"] True\n', told.stderr
 
 

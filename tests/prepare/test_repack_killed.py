@@ -20,6 +20,7 @@ import pytest
 
 import trainpipes as tp
 from cli.command import START, environment
+from interpreters import python
 from prepare.killed_repack import CASES
 from prepare.repack_reference import contents, read
 from trainpipes.prepare import repack
@@ -34,7 +35,7 @@ def test_killed_at_any_step_it_goes_on_to_the_same_files(name: str, tmp_path: Pa
     program = TESTS / "prepare" / "killed_repack.py"
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(program), name, str(tmp_path)],
+        [*python(), str(program), name, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": path, "TRAINPIPES_CACHE": "off"},
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip

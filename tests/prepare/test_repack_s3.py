@@ -19,6 +19,7 @@ import pytest
 import trainpipes as tp
 from cli.command import trainpipes
 from faulty_server import Fault, serving
+from interpreters import python
 from prepare.repack_reference import contents
 from trainpipes.prepare import repack
 
@@ -136,7 +137,7 @@ def test_killed_at_any_time_it_goes_on_to_the_same_objects(
     repack(given, tmp_path / "here", **choice)
     whole = contents(tmp_path / "here")
     words = json.dumps({**choice, "storage_options": options})
-    command = [sys.executable, "-c", PROGRAM, str(given), words]
+    command = [*python(), "-c", PROGRAM, str(given), words]
     system = s3fs.S3FileSystem(**options, use_listings_cache=False)
     for parts in (0, 9):
         running = subprocess.Popen(command)

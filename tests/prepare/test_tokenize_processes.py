@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from interpreters import python
 from trainpipes.prepare import tokenize
 
 FILES = 12
@@ -43,7 +44,7 @@ def write_texts(folder: Path, size: int, files: int = FILES, group: int = 500) -
 
 def command(files: str, out: Path, processes: int, *more: str) -> list[str]:
     return [
-        sys.executable, "-m", "trainpipes", "tokenize", files, str(out), "--recipe", "pretrain",
+        *python(), "-m", "trainpipes", "tokenize", files, str(out), "--recipe", "pretrain",
         "--tokenizer", "bytes", "--processes", str(processes), "--json", *more,
     ]  # fmt: skip
 

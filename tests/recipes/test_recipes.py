@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 import trainpipes as tp
 import trainpipes_recipes
+from interpreters import python
 from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import seq2seq, sft
 
@@ -345,4 +346,4 @@ else:
     raise SystemExit("the module is in the function's place")
 assert "sft" in [recipe.name for recipe in trainpipes.recipes()]
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([*python(), "-c", code], check=True)

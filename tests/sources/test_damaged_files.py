@@ -7,7 +7,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import tarfile
 import zipfile
 from collections import Counter
@@ -20,6 +19,7 @@ import pytest
 
 import damaged_formats
 import trainpipes as tp
+from interpreters import python
 
 #: Seconds that so many damaged files take at most, beside the process's own.
 MOST_SECONDS = 900
@@ -36,7 +36,7 @@ def read_damaged(folder: Path, seed: int, count: int) -> Counter[str]:
     first = 0
     while first < count:
         script = Path(damaged_formats.__file__)
-        command = [sys.executable, str(script), str(folder), str(seed), str(first), str(count)]
+        command = [*python(), str(script), str(folder), str(seed), str(first), str(count)]
         found = subprocess.run(
             command, capture_output=True, text=True, timeout=MOST_SECONDS, check=False
         )
@@ -330,7 +330,7 @@ def test_json_that_nests_too_deep_is_an_error_with_file_line_and_limit_and_ends_
         data = text.encode()
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     asked = [(str(tmp_path / name), columns) for name in files for columns in (None, ["b"])]
-    command = [sys.executable, "-c", READ_JSON, json.dumps(asked)]
+    command = [*python(), "-c", READ_JSON, json.dumps(asked)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0, found.stdout[-500:] + found.stderr[-1000:]
     said = found.stdout.splitlines()

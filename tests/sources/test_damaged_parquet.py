@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow.parquet.encryption as pe
 import pytest
 
 import trainpipes as tp
+from interpreters import python
 from trainpipes.errors import UnreadableError
 
 KEYS = {"of the footer": "0123456789012345", "of a column": "1234567890123450"}
@@ -50,7 +50,7 @@ def encrypted(path: Path, plaintext_footer: bool) -> Path:
 
 def in_a_process(code: str, *arguments: object) -> str:
     """What Python code prints, in a process of its own, which must not die."""
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    command = [*python(), "-c", textwrap.dedent(code), *map(str, arguments)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert found.returncode == 0, found.stderr[-2000:]
     return found.stdout

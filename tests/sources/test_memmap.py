@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
+from interpreters import python
 from trainpipes.storage.memmap import convert
 from trainpipes.testing import digest
 
@@ -310,7 +311,7 @@ print(len(tp.read_memmap(target + "-there")))
 
 def test_a_full_disk_is_an_error_with_the_path_and_leaves_what_was_there(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path / "x")], capture_output=True, text=True
+        [*python(), "-c", FULL, str(tmp_path / "x")], capture_output=True, text=True
     )
     *errors, rows = done.stdout.splitlines()
     assert len(errors) == 3, done.stderr
@@ -461,7 +462,7 @@ for number in range(99):
 @pytest.mark.parametrize("there", ["there", "nothing"])
 def test_a_writer_killed_at_any_step_leaves_the_old_one_or_the_new_one(there, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path), there],
+        [*python(), "-W", "ignore", "-c", KILLED, str(tmp_path), there],
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -494,9 +495,7 @@ for n in range(int(sys.argv[2]), 40, 4):
 def test_of_several_writers_to_one_path_one_is_last_and_readers_see_whole_ones_only(tmp_path):
     path = tmp_path / "x"
     tp.write_memmap(path, [{"a": 1, "ids": [1]}] * 2)
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITING, str(path), str(n)]) for n in range(4)
-    ]
+    writers = [subprocess.Popen([*python(), "-c", WRITING, str(path), str(n)]) for n in range(4)]
     seen = set()
     while any(writer.poll() is None for writer in writers):
         data = tp.read_memmap(path, verify=True)

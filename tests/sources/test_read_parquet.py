@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interpreters import python
 from trainpipes.errors import (
     ConfigError,
     DataChangedError,
@@ -335,7 +336,7 @@ def test_a_huge_row_group_is_never_held_whole(tmp_path: Path) -> None:
     )
     del texts
     done = subprocess.run(
-        [sys.executable, "-c", HUGE, str(tmp_path)],
+        [*python(), "-c", HUGE, str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

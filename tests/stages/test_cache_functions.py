@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import trainpipes as tp
+from interpreters import python
 from trainpipes import ConfigError, Pipeline
 from trainpipes.kinds.stage_kinds import TableStage
 from trainpipes.stages.map import Map
@@ -380,7 +381,7 @@ def test_every_process_knows_a_function_alike(tmp_path: Path) -> None:
     )
     said = []
     for seed in ("1", "2"):
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+        command = [*python(), "-c", SCRIPT, str(tmp_path)]
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -19,6 +18,7 @@ import torch
 
 import map_functions as fn
 import trainpipes as tp
+from interpreters import python
 
 Row = dict[str, Any]
 
@@ -219,7 +219,7 @@ def test_a_worker_of_a_loader_says_it_in_its_own_process(tmp_path: Path) -> None
         "    print(len(list(tp.Loader(pipe, num_workers=1))))\n"
     )
     done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=120, check=True
+        [*python(), script], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout == "32\n"
     assert "draws from Python's global generator" in done.stderr

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 import map_functions as fn
 import trainpipes as tp
+from interpreters import python
 from trainpipes.engine.calling import process_map
 from trainpipes.testing import check_resume, digest
 
@@ -477,7 +478,7 @@ def test_a_function_that_is_nowhere_to_be_imported_from_is_refused() -> None:
         "def double(x): return 2 * x\n"
         "list(tp.from_iterable(lambda: range(9)).map(double, num_workers=2, method='process'))\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([*python(), "-c", code], capture_output=True, text=True, timeout=60)
     last = run.stderr.rstrip().splitlines()[-1]
     assert "the function does not load in a worker process (AttributeError" in last
     assert 'or use method="thread"' in last

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from interpreters import python
 from writers.killed_writers import PIPES
 
 TESTS = Path(__file__).parent.parent
@@ -22,7 +22,7 @@ def test_a_killed_writer_goes_on_to_the_same_files(name: str, format: str, tmp_p
     program = TESTS / "writers" / "killed_writers.py"
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, str(program), name, format, str(tmp_path)],
+        [*python(), str(program), name, format, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": path, "TRAINPIPES_CACHE": "off"},
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
