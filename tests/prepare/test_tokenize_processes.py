@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from interpreters import python
 from trainpipes.prepare import tokenize
 
 FILES = 12
@@ -44,7 +43,7 @@ def write_texts(folder: Path, size: int, files: int = FILES, group: int = 500) -
 
 def command(files: str, out: Path, processes: int, *more: str) -> list[str]:
     return [
-        *python(), "-m", "trainpipes", "tokenize", files, str(out), "--recipe", "pretrain",
+        sys.executable, "-m", "trainpipes", "tokenize", files, str(out), "--recipe", "pretrain",
         "--tokenizer", "bytes", "--processes", str(processes), "--json", *more,
     ]  # fmt: skip
 
