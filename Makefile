@@ -20,12 +20,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
 
-.PHONY: help demo test test-frameworks test-ray bench lint format docs docs-check dist clean
+.PHONY: help demo test test-all test-frameworks test-ray bench lint format docs docs-check dist clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    train, kill, resume, and compare every batch; about 2 minutes, then a picture"
 	@echo "make test    all tests; PYTEST='-k name' for some of them"
+	@echo "make test-all  these, and what takes minutes or thousands of drawn examples; an hour or two"
 	@echo "make test-frameworks  with Trainer, Accelerate, TRL, Lightning, Keras and torchft, in an environment of their own"
 	@echo "make test-ray  on a Ray cluster of several processes, in an environment of its own"
 	@echo "make bench   side by side with other libraries, which it installs; BENCH=--full for an hour;"
@@ -42,6 +43,10 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST)
+
+# What takes minutes, and properties on thousands of drawn examples: an hour or two.
+test-all: test
+	$(BIN)/python -m pytest -n $(JOBS) -m "slow or nightly" $(PYTEST)
 
 # Frameworks bring much that nothing else needs, and versions that others may not want.
 test-frameworks:
