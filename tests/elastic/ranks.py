@@ -154,6 +154,7 @@ class Workers:
             copy._session.pending = pipe._session.pending
             self._copies.append(copy)
         self._seed = 1000
+        self._turn: int | None = None
 
     def begin(self) -> None:
         self._seed += 1000
@@ -161,6 +162,9 @@ class Workers:
         for worker, copy in enumerate(self._copies):
             with in_worker(worker, len(self._copies), self._seed, copy):
                 self._iterators.append(iter(copy))
+        if self._turn is not None and self._beside._session.plan.chain.endless:  # it would go on
+            after = self._beside.state_dict()["epoch"] + 1
+            self._beside.load_state_dict(self._beside.state_at(0, epoch=after))
         self._alone = iter(self._beside)
         self._turn = 0
 

@@ -671,7 +671,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "deep JSON": (written("manifest.json", b"[" * 100_000), "manifest.json .*no manifest"),
     "a list": (written("manifest.json", b"[1]"), "manifest.json .*no manifest"),
     "somebody else's manifest": (written("manifest.json", b'{"name": "x"}'), "manifest.json .*no manifest"),
-    "another version": (changed(lambda m: m.update(version=3)), "3; this release reads version 2"),
+    "another version": (changed(lambda m: m.update(version=3)), "3; this release reads version 1"),
     "another checksum": (written("manifest.json", b""), "manifest.json"),
     "a row more": (changed(lambda m: m.update(rows=51)), "has 50 values for 51 rows"),
     "rows below 0": (changed(lambda m: m.update(rows=-1, columns=m["columns"][:1])), "no integer of 0"),

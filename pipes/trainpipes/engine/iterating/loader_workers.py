@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -72,7 +72,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
     ranks: tuple[int, int]
     position: Position
     memory: WorkerMemory
-    schemas: dict[str, pa.Schema | None]
+    schemas: dict[str, pa.Schema | None] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[WorkerMessage]:
         info = get_worker_info()
