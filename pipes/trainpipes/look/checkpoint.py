@@ -302,7 +302,9 @@ def _found(value: Any, path: str, keys: str) -> FoundState | None:
     if "_snapshot" not in value and "fetcher_state" not in value:
         return None
     below = [one for _, inner in _entries(value) for one in _states_in(inner, path)]
-    states = tuple(state for one in below for state in one.states)
+    # One without workers keeps it twice.
+    own = [one for one in below if "dataset_iter_state" in one.keys] or below
+    states = tuple(state for one in own for state in one.states)
     if not states or below[0].kept_by == "datasets":
         return FoundState(path, keys, states, "datasets") if states else None
     late, problem = value.get("_steps_since_snapshot", 0), ""

@@ -259,7 +259,9 @@ def unrecognized_state_error(state: Any) -> StateError:
         what = "the state of a torchdata.nodes.Loader"
         cure = "load it into the torchdata.nodes.Loader that saved it"
     else:
-        what = f"a dict without the key 'trainpipes' ({', '.join(map(shown, list(state)[:4])) or 'empty'})"
+        key = "m" if "trainpipes" in state else "trainpipes"
+        found = ", ".join(map(shown, list(state)[:4])) or "empty"
+        what = f"a dict without the key {key!r} ({found})"
         inside = [key for key, one in state.items() if isinstance(one, Mapping) and "m" in one]
         cure = (
             f"load state[{shown(inside[0])}], which is in it"
