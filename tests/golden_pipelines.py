@@ -1,4 +1,4 @@
-"""The pipelines whose states of format 1 stand in ``golden/format-1``: small ones of every kind.
+"""The pipelines whose states stand in ``golden/states``: small ones of every kind.
 
 Never change what is here: a state belongs to its pipeline. A new kind of pipeline is a new entry.
 """
@@ -21,7 +21,7 @@ __all__ = ["CHANGED", "COUNTED", "FOLDER", "UNCOUNTED", "Make"]
 Make = Callable[[Path], tp.Pipeline]
 
 #: What was saved; the rows are its Parquet files.
-FOLDER = Path(__file__).parent / "golden" / "format-1"
+FOLDER = Path(__file__).parent / "golden" / "states"
 
 
 def rows() -> tp.Pipeline:

@@ -1,8 +1,7 @@
-"""States that earlier versions saved, of every kind of pipeline: they load for ever, and what follows is what
-followed then.
+"""States that were saved once, of every kind of pipeline: what follows is what followed then.
 
-``TRAINPIPES_WRITE_GOLDEN=1 pytest tests/test_golden_states.py`` adds what is missing, as this version
-saves it; what is there stays.
+``TRAINPIPES_WRITE_GOLDEN=1 pytest tests/test_golden_states.py`` writes all of them anew, as this version
+saves them; what followed those that are there must follow the new ones.
 """
 
 from __future__ import annotations
@@ -15,32 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed.checkpoint as dcp
 
 import trainpipes as tp
 from elastic.ranks import ENDED, Leg
-from elastic.saved_on_ranks import LOADERS, STEPS
 from golden_pipelines import CHANGED, COUNTED, FOLDER, UNCOUNTED, Make
 from trainpipes.testing import digest
 
 STATES = FOLDER / "states.json"
 WRITE = "TRAINPIPES_WRITE_GOLDEN"
 ABOUT = (
-    "States of format 1 of the pipelines in golden_pipelines.py: those of all ranks (or workers) after some "
-    "steps, and digests of the micro-batches that follow. They must load for ever."
+    "States of the pipelines in golden_pipelines.py: those of all ranks after some steps, and digests of the "
+    "micro-batches that follow."
 )
 #: Micro-batches that follow a state, of which there is a digest.
 NEXT = 8
-#: Those that are saved by two workers of a DataLoader too.
-IN_WORKERS = (
-    "shuffled",
-    "stride",
-    "batch, repeat",
-    "repeat, batch",
-    "filter, repeat",
-    "mix, repeat",
-)
-
 MAKES: dict[str, Make] = {**COUNTED, **UNCOUNTED}
 
 
@@ -48,16 +35,15 @@ def digests(items: Iterator[Any], count: int | None = None) -> list[str]:
     return [digest(item)[:8] for item in islice(items, count)]
 
 
-def saved(pipe: tp.Pipeline, ranks: int, workers: int, epoch: int, steps: int) -> dict[str, Any]:
-    """The states of all ranks or workers after some steps of a pass, and what follows."""
-    start = pipe.state_at(0, epoch=epoch)
-    leg = Leg(pipe, ranks, workers, "workers" if workers > 1 else "pipe", [start] * ranks)
+def saved(pipe: tp.Pipeline, ranks: int, epoch: int, steps: int) -> dict[str, Any]:
+    """The states of all ranks after some steps of a pass, and what follows."""
+    leg = Leg(pipe, ranks, states=[pipe.state_at(0, epoch=epoch)] * ranks)
     leg.begin()
     for _ in range(steps):
         assert ENDED not in leg.step()
     states = leg.states()
     leg.close()
-    return {"ranks": ranks, "states": states, "next": following(pipe, tp.merge_states(states))}
+    return {"states": states, "next": following(pipe, tp.merge_states(states))}
 
 
 def following(pipe: tp.Pipeline, state: dict[str, Any], **options: Any) -> list[str]:
@@ -69,12 +55,10 @@ def runs(name: str, folder: Path) -> Iterator[dict[str, Any]]:
     """What is kept of a pipeline."""
     pipe = MAKES[name](folder)
     plan = pipe._session.plan
-    yield saved(pipe, 1, 1, 0, 3)
+    yield saved(pipe, 1, 0, 3)
     epoch = 0 if plan.chain.endless else 1
     ranks = 1 if plan.chain.num_shards == 1 else 2
-    yield saved(MAKES[name](folder), ranks, 1, epoch, 2)
-    if name in IN_WORKERS:
-        yield saved(MAKES[name](folder), 1, 2, epoch, 3)
+    yield saved(MAKES[name](folder), ranks, epoch, 2)
 
 
 def changed(name: str) -> dict[str, Any]:
@@ -93,18 +77,18 @@ def changed(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What stands in the file; with what is missing, if it is to be written."""
-    found: dict[str, Any] = json.loads(STATES.read_text()) if STATES.exists() else {}
-    if os.environ.get(WRITE):
-        pipelines = found.setdefault("pipelines", {})
-        sizes = found.setdefault("changed", {})
-        found["about"] = ABOUT
-        for name in MAKES:
-            if name not in pipelines:
-                pipelines[name] = list(runs(name, tmp_path_factory.mktemp("golden")))
-        for name in CHANGED:
-            sizes.setdefault(name, changed(name))
-        STATES.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+    """What stands in the file; written first, if it is to be."""
+    before: dict[str, Any] = json.loads(STATES.read_text()) if STATES.exists() else {}
+    if not os.environ.get(WRITE):
+        return before
+    pipelines = {name: list(runs(name, tmp_path_factory.mktemp("golden"))) for name in MAKES}
+    sizes = {name: changed(name) for name in CHANGED}
+    for name, kept in before.get("pipelines", {}).items():
+        assert [run["next"] for run in kept] == [run["next"] for run in pipelines[name]], name
+    for name, kept in before.get("changed", {}).items():
+        assert kept["next"] == sizes[name]["next"], name
+    found = {"about": ABOUT, "pipelines": pipelines, "changed": sizes}
+    STATES.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
     return found
 
 
@@ -117,21 +101,18 @@ def test_there_are_states_of_every_kind_of_pipeline(kept: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("name", MAKES)
-def test_a_state_of_format_1_goes_on_as_it_did(
-    name: str, kept: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_state_goes_on_as_it_did(name: str, kept: dict[str, Any], tmp_path: Path) -> None:
     for run in kept["pipelines"][name]:
         whole = tp.merge_states(run["states"])
         assert following(MAKES[name](tmp_path), whole) == run["next"]
         loader = tp.Loader(MAKES[name](tmp_path), threads=0)
         loader.load_state_dict(whole)
+        assert loader.state_dict() == whole
         assert digests(iter(loader), NEXT) == run["next"]
-        if len(run["states"]) == 1:
-            assert following(MAKES[name](tmp_path), run["states"][0]) == run["next"]
 
 
 @pytest.mark.parametrize("name", MAKES)
-def test_states_of_format_1_go_on_on_other_numbers_of_ranks(
+def test_states_go_on_on_other_numbers_of_ranks(
     name: str, kept: dict[str, Any], tmp_path: Path
 ) -> None:
     pipe = MAKES[name](tmp_path)
@@ -140,40 +121,17 @@ def test_states_of_format_1_go_on_on_other_numbers_of_ranks(
         for ranks in (2, 4):
             if pipe._session.plan.chain.num_shards % ranks == 0:
                 check_ranks(pipe, [whole] * ranks, run["next"])
-        if len(run["states"]) == run["ranks"] == 2:
+        if len(run["states"]) == 2:
             check_ranks(pipe, run["states"], run["next"])
 
 
 @pytest.mark.parametrize("name", COUNTED)
-@pytest.mark.parametrize("shards", ["with the shards of its rank", "without shards"])
-def test_a_state_of_format_1_of_any_rank_of_a_counted_pipeline_is_enough(
-    name: str, shards: str, kept: dict[str, Any], tmp_path: Path
-) -> None:
-    pipe = MAKES[name](tmp_path)
-    for run in kept["pipelines"][name]:
-        if len(run["states"]) > run["ranks"]:  # of a DataLoader's workers
-            continue
-        for state in run["states"]:
-            if shards == "without shards":  # as torch.distributed.checkpoint loads it
-                state = {key: value for key, value in state.items() if "shard-" not in key}
-            for ranks in (1, 2, 4):
-                if pipe._session.plan.chain.num_shards % ranks == 0:
-                    check_ranks(pipe, [state] * ranks, run["next"])
-
-
-@pytest.mark.parametrize("name", MAKES)
-def test_a_state_that_was_loaded_is_saved_in_format_2(
-    name: str, kept: dict[str, Any], tmp_path: Path
+def test_the_state_of_any_rank_of_a_counted_pipeline_is_whole(
+    name: str, kept: dict[str, Any]
 ) -> None:
     for run in kept["pipelines"][name]:
-        pipe = MAKES[name](tmp_path)
-        pipe.load_state_dict(tp.merge_states(run["states"]))
-        state = pipe.state_dict()
-        assert state is not None
-        shards = {key for key in state if key.startswith("shard-")}
-        assert state["trainpipes"] == 2
-        assert len(shards) == (0 if name in COUNTED else state["num_shards"])
-        assert following(MAKES[name](tmp_path), state) == run["next"]
+        assert not any("shard-" in key for key in run["states"][0])
+        assert all(state == run["states"][0] for state in run["states"])
 
 
 @pytest.mark.parametrize("name", UNCOUNTED)
@@ -204,25 +162,8 @@ def check_ranks(pipe: tp.Pipeline, states: list[dict[str, Any]], expected: list[
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_state_of_format_1_goes_on_with_another_batch_size(
-    name: str, kept: dict[str, Any]
-) -> None:
+def test_a_state_goes_on_with_another_batch_size(name: str, kept: dict[str, Any]) -> None:
     run = kept["changed"][name]
     allowed = {"allow_changes": ["batch_size"]}
     assert following(CHANGED[name](4), run["before"], **allowed) == run["next"][:NEXT]
     assert following(CHANGED[name](4), run["after"]) == run["next"][3:]
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-@pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_a_distributed_checkpoint_of_format_1_of_two_ranks_goes_on_on_others(
-    name: str, ranks: int
-) -> None:
-    m = 2 * STEPS
-    whole = [digest(batch) for batch in islice(LOADERS[name](), m + 3 * ranks)]
-    for rank in range(ranks):
-        loader = tp.Loader(LOADERS[name]().distributed(rank=rank, world_size=ranks))
-        dcp.load({name: loader}, checkpoint_id=FOLDER / "checkpoint", no_dist=True)
-        first = m + (rank - m) % ranks
-        assert [digest(batch) for batch in islice(loader, 3)] == whole[first::ranks]

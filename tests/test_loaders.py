@@ -270,17 +270,6 @@ def test_a_stateful_data_loaders_state_is_refused_with_other_workers() -> None:
         given_by(run)
 
 
-def test_our_loader_takes_the_state_of_a_stateful_data_loader_with_any_workers() -> None:
-    first = stateful(pipeline(), 2)
-    running = iter(first)
-    given_by(running, 5)
-    state = json.loads(json.dumps(first.state_dict()))
-    for workers in (0, 1, 3):
-        run = ours(pipeline(), workers)
-        run.load_state_dict(state)
-        assert given_by(run) == epochs_of(1)[0][5:]
-
-
 # Refusals
 
 

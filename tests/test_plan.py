@@ -10,7 +10,6 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.planning.schemas import Schemas
-from trainpipes.errors import StateError
 from trainpipes.state.format import BatchSizes
 
 ROWS = tp.from_arrow(pa.table({"x": np.arange(100)}))
@@ -109,37 +108,22 @@ def test_an_epoch_is_cut_alike_whatever_the_batch_size_was():
     assert [sized.of(1).span(g) for g in spans] == [usual.of(1).span(g) for g in spans]
 
 
-def schemas(**found):
-    made = Schemas()
-    for key, schema in found.items():
-        made.get(key, lambda schema=schema: schema)
-    return made
-
-
 SCHEMA, OTHER = pa.schema([("x", pa.int64())]), pa.schema([("x", pa.string())])
 
 
-def test_schemas_of_parts_are_kept_under_their_names_and_found_again():
-    whole, part = schemas(a=SCHEMA), schemas(b=OTHER)
+def test_schemas_of_parts_are_known_under_their_names_in_another_process():
+    whole, part = Schemas(), Schemas()
+    whole.give("a", SCHEMA)
+    assert part.get("b", lambda: OTHER) == OTHER
     whole.join("first", part)
-    notes = whole.notes()
-    assert list(notes) == ["a", "first/b"]
+    known = whole.known()
+    assert known == {"a": SCHEMA, "first/b": OTHER}
     for join_first in (True, False):
         again, its = Schemas(), Schemas()
         if join_first:
             again.join("first", its)
-        again.load(notes)
+        again.adopt(known)
         if not join_first:
             again.join("first", its)
         assert its.get("b", lambda: pytest.fail("it is known")) == OTHER
-        assert again.notes() == notes
-
-
-def test_another_schema_given_in_a_part_is_named_with_its_place():
-    whole, part = Schemas(), schemas(b=OTHER)
-    whole.join("first", part)
-    again, its = Schemas(), Schemas()
-    its.give("b", SCHEMA)
-    again.join("first", its)
-    with pytest.raises(StateError, match=r"schema of first/b: saved .*string.*now .*int64"):
-        again.load(whole.notes())
+        assert again.known() == known

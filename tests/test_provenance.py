@@ -1,10 +1,9 @@
-"""A loader that is asked to says which rows each batch is made of, and gives the very same batches."""
+"""``locate`` says which rows each batch is made of."""
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ import torch
 
 import trainpipes as tp
 from every_stage import ENDLESS, FINITE
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 
 #: Items of each pipeline that are looked at.
-MOST = 12
+MOST = 4
 
 
 @pytest.fixture(scope="module")
@@ -82,26 +81,33 @@ ROWS: dict[str, Callable[[list[str], Path], tp.Pipeline]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("threads", [0, 2])
+def found_in(pipe: tp.Pipeline, epoch: int = 0, most: int | None = None) -> Iterator[Any]:
+    """Each batch of an epoch, found again."""
+    pipe.set_epoch(epoch)
+    for number, item in enumerate(islice(pipe, most)):
+        found = tp.locate(pipe, number, epoch=epoch)
+        assert digest(found.batch) == digest(item)
+        assert found.epoch == epoch
+        yield found
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_each_row_of_a_batch_stands_where_it_is_said_to(
-    name: str, threads: int, files: list[str], tmp_path: Path
+    name: str, files: list[str], tmp_path: Path
 ) -> None:
-    loader = tp.Loader(ROWS[name](files, tmp_path), with_provenance=True, threads=threads)
+    pipe = ROWS[name](files, tmp_path)
     for epoch in range(2):
-        for item in loader:
-            rows = item if isinstance(item, list) else [item]
-            found = loader.provenance()
-            assert [x_at(place) for place in found] == [row["x"] for row in rows]
-            assert [place.index for place in found] == list(range(len(rows)))
+        for found in found_in(pipe, epoch, 9 if name == "rows" else None):
+            rows = found.batch if isinstance(found.batch, list) else [found.batch]
+            assert [x_at(place) for place in found.places] == [row["x"] for row in rows]
+            assert [place.index for place in found.places] == list(range(len(rows)))
             if name not in ("repeat", "mix"):
-                assert {place.epoch for place in found} == {epoch}
-            assert found.epoch == epoch
+                assert {place.epoch for place in found.places} == {epoch}
 
 
 def test_rows_under_repeat_tell_their_own_epoch(files: list[str]) -> None:
-    loader = tp.Loader(tp.read_parquet(files).repeat(2).batch(50), with_provenance=True)
-    epochs = [place.epoch for _ in loader for place in loader.provenance()]
+    pipe = tp.read_parquet(files).repeat(2).batch(50)
+    epochs = [place.epoch for found in found_in(pipe) for place in found.places]
     assert epochs == [0] * 120 + [1] * 120
 
 
@@ -110,9 +116,8 @@ def test_a_row_of_a_mix_tells_its_source(files: list[str]) -> None:
     inner = tp.mix(both, weights={"a": 1, "b": 1})
     other = tp.from_arrow(pa.table({"x": [500], "input_ids": [[1]], "text": [""]}))
     pipe = tp.mix({"files": inner, "other": other}, weights={"files": 3, "other": 1})
-    loader = tp.Loader(pipe.batch(10), with_provenance=True)
-    for batch in islice(loader, 5):
-        for row, place in zip(batch, loader.provenance(), strict=True):
+    for found in found_in(pipe.batch(10), most=5):
+        for row, place in zip(found.batch, found.places, strict=True):
             expected = "other" if row["x"] == 500 else "files/a" if row["x"] < 60 else "files/b"
             assert place.source == expected
 
@@ -120,13 +125,12 @@ def test_a_row_of_a_mix_tells_its_source(files: list[str]) -> None:
 def test_a_row_of_zip_tells_all_rows_it_is_made_of(files: list[str]) -> None:
     left = tp.read_parquet(files[:1], columns=["x"])
     right = tp.read_parquet(files[1:], columns=["x"]).rename({"x": "y"})
-    loader = tp.Loader(left.zip(right).shuffle(20).batch(4), with_provenance=True)
-    for batch in loader:
-        found = loader.provenance()
-        assert [place.source for place in found] == ["0", "1"] * len(batch)
-        assert [place.index for place in found] == [n for n in range(len(batch)) for _ in "01"]
-        expected = [row[name] for row in batch for name in ("x", "y")]
-        assert [x_at(place) for place in found] == expected
+    for found in found_in(left.zip(right).shuffle(20).batch(4)):
+        count = len(found.batch)
+        assert [place.source for place in found.places] == ["0", "1"] * count
+        assert [place.index for place in found.places] == [n for n in range(count) for _ in "01"]
+        expected = [row[name] for row in found.batch for name in ("x", "y")]
+        assert [x_at(place) for place in found.places] == expected
 
 
 @pytest.mark.parametrize("method", ["best_fit", "first_fit", "concat"])
@@ -134,12 +138,12 @@ def test_a_row_of_zip_tells_all_rows_it_is_made_of(files: list[str]) -> None:
 def test_a_packed_row_tells_all_its_documents(method: Any, overlong: Any, files: list[str]) -> None:
     packed = tp.read_parquet(files).sharding_filter(2).shuffle(20)
     packed = packed.pack(6, method=method, overlong=overlong, window=16)
-    loader = tp.Loader(packed.batch(5).pad_collate(), with_provenance=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for batch in loader:
+        for found in found_in(packed.batch(5).pad_collate()):
+            batch = found.batch
             seen = torch.zeros_like(batch["segment_ids"])
-            for place in loader.provenance():
+            for place in found.places:
                 assert place.tokens is not None
                 start, stop = place.tokens
                 own = batch["segment_ids"][place.index] == place.segment
@@ -153,10 +157,9 @@ def test_packed_and_plain_rows_of_one_mix_tell_what_they_are_made_of(files: list
     packed = tp.read_parquet(files).pack(6, window=16).select("input_ids")
     plain = tp.from_arrow(pa.table({"input_ids": [[7] * 6] * 9}))
     pipe = tp.mix({"packed": packed, "plain": plain}, weights={"packed": 1, "plain": 1})
-    loader = tp.Loader(pipe.batch(4), with_provenance=True)
-    for batch in islice(loader, 6):
-        for place in loader.provenance():
-            ids = list(batch[place.index]["input_ids"])
+    for found in found_in(pipe.batch(4), most=6):
+        for place in found.places:
+            ids = list(found.batch[place.index]["input_ids"])
             if place.source == "plain":
                 assert (place.segment, ids) == (None, [7] * 6)
             else:
@@ -173,9 +176,8 @@ def test_rows_that_are_in_no_file_tell_their_number() -> None:
         tp.from_dataset(letters).shuffle(scope="global").batch(6),
         tp.from_iterable(lambda: iter(letters)).shuffle(9).batch(6),
     ):
-        loader = tp.Loader(pipe, with_provenance=True)
-        for batch in loader:
-            assert [letters[place.row or 0] for place in loader.provenance()] == batch
+        for found in found_in(pipe):
+            assert [letters[place.row or 0] for place in found.places] == found.batch
 
 
 #: Every stage, and those whose rows are others than they read in all their forms.
@@ -188,71 +190,7 @@ STAGES = [
 
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.filterwarnings("ignore:pin.. does nothing here:UserWarning")
-def test_batches_and_states_are_the_same_with_it_and_without(name: str, folder: Path) -> None:
-    make = (FINITE | ENDLESS)[name]
-    plain, known = tp.Loader(make(folder)), tp.Loader(make(folder), with_provenance=True)
-    counted = make(folder)._session.plan.counted
-    for expected, found in zip(islice(plain, MOST), islice(known, MOST), strict=True):
-        assert digest(found) == digest(expected)
-        state = known.state_dict()
-        if counted:  # a cursor may be said in several ways
-            assert state == plain.state_dict()
-        places = known.provenance()
-        assert len({place.index for place in places}) == 1 + max(p.index for p in places)
-    plain.load_state_dict(json.loads(json.dumps(known.state_dict())))
-    known.load_state_dict(plain.state_dict())
-    for expected, found in zip(islice(plain, 3), islice(known, 3), strict=True):
-        assert digest(found) == digest(expected)
-
-
-def test_workers_send_it_too(files: list[str]) -> None:
-    rows = tp.read_parquet(files).sharding_filter(4).shuffle(20)
-    for pipe in (rows.batch(7), rows.filter(pc.field("x") > 9).batch(7)):
-        loaders = [tp.Loader(pipe, with_provenance=True, num_workers=workers) for workers in (0, 2)]
-        for _ in range(2):
-            found = [[(batch, loader.provenance()) for batch in loader] for loader in loaders]
-            assert found[0] == found[1]
-            assert len(found[0]) > 9
-
-
-def test_a_loader_that_keeps_it_resumes_exactly(files: list[str]) -> None:
-    rows = tp.read_parquet(files).sharding_filter(4).shuffle(20)
-    packed = rows.pack(6, window=16)
-    for pipe in (rows.batch(7).pad_collate(), packed.batch(5)):
-        check_resume(
-            lambda p=pipe: tp.Loader(p, with_provenance=True), epochs=2, every=3, processes=0
-        )
-
-
-def test_it_is_that_of_the_batch_given_last_where_others_are_taken_ahead(files: list[str]) -> None:
-    pipe = tp.read_parquet(files).shuffle(20).filter(pc.field("x") > 9).batch(7)
-    batches = iter(tp.Loader(pipe, with_provenance=True))
-    for batch in batches:
-        last = batches.is_last()
-        assert [x_at(place) for place in batches.provenance()] == [row["x"] for row in batch]
-    assert last
-
-
-def test_it_is_that_of_the_batch_given_last_where_stages_place_some_ahead(
-    files: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipe = tp.read_parquet(files, columns=["x"]).shuffle(20).batch(7).collate().to("cpu")
-    monkeypatch.setattr(type(pipe.stages[-1]), "ahead", 2)
-    loader = tp.Loader(pipe, with_provenance=True)
-    seen = 0
-    for batch in loader:
-        assert [x_at(place) for place in loader.provenance()] == batch["x"].tolist()
-        seen += 1
-    assert seen == 18
-
-
-def test_who_did_not_ask_for_it_is_told_how() -> None:
-    pipe = tp.from_dataset(range(9)).batch(2)
-    plain = tp.Loader(pipe)
-    next(iter(plain))
-    with pytest.raises(tp.ConfigError, match="with_provenance=True"):
-        plain.provenance()
-    known = tp.Loader(pipe, with_provenance=True)
-    for subject in (known, iter(known)):
-        with pytest.raises(tp.ConfigError, match="there was no batch yet"):
-            subject.provenance()
+def test_a_batch_of_every_stage_is_found_with_its_rows(name: str, folder: Path) -> None:
+    for found in found_in((FINITE | ENDLESS)[name](folder), most=MOST):
+        indices = {place.index for place in found.places}
+        assert indices == set(range(1 + max(indices)))

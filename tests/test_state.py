@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -20,12 +19,11 @@ import torch
 
 import trainpipes as tp
 from drawn import Keep, build, rows_of, table_of_rows, write_parquet
-from mutants import bare
+from mutants import resealed
 from oracle import Spec
+from trainpipes.state.checksum import unsealed
 from trainpipes.state.format import FORMAT
 from trainpipes.state.identity import first_difference
-
-WRITE = "TRAINPIPES_WRITE_GOLDEN"  # set it to write the golden files anew
 
 
 def rows() -> tp.Pipeline:
@@ -77,7 +75,7 @@ def test_a_state_is_a_flat_dict_of_integers_and_strings() -> None:
     state = saved(pipeline())
     assert list(state) == COMMON
     assert [type(value) for value in state.values()] == [int] * 4 + [str] * 2
-    assert list(state.values())[:4] == [FORMAT, 0, 5, 4] == [2, 0, 5, 4]
+    assert list(state.values())[:4] == [FORMAT, 0, 5, 4] == [1, 0, 5, 4]
 
 
 def test_a_state_of_a_pipeline_that_is_not_counted_says_where_each_shard_stands() -> None:
@@ -376,29 +374,37 @@ def test_another_table_is_refused() -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        (None, "a state is the dict that state_dict() gave, got NoneType"),
-        ([1, 2], "a state is the dict that state_dict() gave, got list"),
-        ({}, "not a state of trainpipes"),
-        ({"model": 1, "optimizer": 2}, "found 'model', 'optimizer'"),
-        ({"_snapshot": 3}, "trainpipes"),
+        (None, "a state must be the dict that state_dict() gave, got NoneType"),
+        ([1, 2], "got list; of the states of all ranks make one with merge_states(states)"),
+        ("run/last.pt", "got str; load what torch.load(path, weights_only=True) gives"),
+        ({}, "a dict without the key 'trainpipes' (empty)"),
+        ({"model": 1, "optimizer": 2}, "the key 'trainpipes' ('model', 'optimizer')"),
+        ({"model": 1, "data": {"m": 3}}, "load state['data'], which is in it"),
+        (
+            {"_snapshot": 3},
+            "got the state of a StatefulDataLoader; load it into a StatefulDataLoader",
+        ),
+        ({"root": {}, "num_yielded": 3}, "got the state of a torchdata.nodes.Loader; load it into"),
     ],
-    ids=["None", "a list", "empty", "a foreign dict", "half a foreign dict"],
+    ids=[
+        "None",
+        "list",
+        "path",
+        "empty",
+        "dict",
+        "around one",
+        "StatefulDataLoader",
+        "nodes.Loader",
+    ],
 )
 def test_what_is_no_state_is_refused(state: Any, said: str) -> None:
     assert said in refusal(pipeline(), state)
 
 
-def test_a_newer_format_is_refused() -> None:
-    state = {**saved(pipeline()), "trainpipes": FORMAT + 1}
-    told = refusal(pipeline(), state)
-    assert f"saved in format {FORMAT + 1}, this version reads up to {FORMAT}" in told
-    assert "install" in told
-
-
-@pytest.mark.parametrize("version", [0, -1, "1", None, 1.5])
-def test_a_format_that_is_no_number_is_refused(version: Any) -> None:
+@pytest.mark.parametrize("version", [0, 2, "1", True, None, 1.5])
+def test_another_format_is_refused(version: Any) -> None:
     told = refusal(pipeline(), {**saved(pipeline()), "trainpipes": version})
-    assert "the format version is a number from 1" in told
+    assert f"trainpipes: the state's format must be {FORMAT}, got {version!r}; load it with" in told
 
 
 @pytest.mark.parametrize("key", ["epoch", "m", "num_shards", "pipeline"])
@@ -452,10 +458,11 @@ def test_a_damaged_cursor_is_named(cursor: Any) -> None:
 
 
 def test_an_edited_count_is_refused() -> None:
-    state = bare(saved(filtered()))
+    state = saved(filtered())
     cursor = json.loads(state["shard-0001"])
+    del cursor["check"]
     state["shard-0001"] = json.dumps({**cursor, "delivered": 2})
-    told = refusal(filtered(), state)
+    told = refusal(filtered(), resealed(state))
     assert told.startswith("shard-0001/delivered: 2 micro-batches, but m = 5 means 1")
     assert "save on all ranks after the same step" in told
 
@@ -465,7 +472,7 @@ def test_an_edited_m_is_refused(m: int) -> None:
     for make in (pipeline, filtered):
         state = {**saved(make()), "m": m}
         assert "its checksum does not fit" in refusal(make(), state)
-    assert "micro-batches, but m =" in refusal(filtered(), bare(state))
+    assert "micro-batches, but m =" in refusal(filtered(), resealed(state))
 
 
 @pytest.mark.parametrize(
@@ -479,15 +486,18 @@ def test_an_edited_m_is_refused(m: int) -> None:
     ids=["once", "some", "twice", "ragged"],
 )
 def test_an_m_beyond_the_epoch_is_refused(make: Callable[[], tp.Pipeline], most: int) -> None:
-    state = bare(make().state_at(0, epoch=2))
+    state = make().state_at(0, epoch=2)
     for m in (0, most):
-        make().load_state_dict({**state, "m": m})
+        make().load_state_dict(resealed({**state, "m": m}))
     for m in (most + 1, 1 << 61):
-        assert refusal(make(), {**state, "m": m}).startswith("m: epoch 2 of this pipeline has ")
+        assert refusal(make(), resealed({**state, "m": m})).startswith(
+            "m: epoch 2 of this pipeline has "
+        )
 
 
-def test_a_state_of_format_2_that_lacks_its_checksum_is_refused() -> None:
-    told = refusal(pipeline(), {**bare(saved(pipeline())), "trainpipes": 2})
+def test_a_state_that_lacks_its_checksum_is_refused() -> None:
+    state = saved(pipeline())
+    told = refusal(pipeline(), {**state, "pipeline": unsealed(state["pipeline"])[0]})
     assert told.startswith("pipeline: damaged (it has no checksum)")
 
 
@@ -503,14 +513,11 @@ def test_a_state_of_format_2_that_lacks_its_checksum_is_refused() -> None:
     ],
     ids=str,
 )
-def test_an_edited_place_is_refused_or_raises(change: dict[str, int]) -> None:
+def test_an_edited_place_is_refused(change: dict[str, int]) -> None:
     """Never rows lost or given twice in silence."""
     state = saved(filtered(), 7)
     cursor = {**json.loads(state["shard-0001"]), **change}
-    refusal(filtered(), {**state, "shard-0001": json.dumps(cursor)})
-    if change.get("row", 10**9) == 10**9:  # a row that there is cannot be told without a checksum
-        del cursor["check"]
-        refusal(filtered(), {**bare(state), "shard-0001": json.dumps(cursor)})
+    refusal(filtered(), {**state, "shard-0001": json.dumps(cursor, separators=(",", ":"))})
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", "[]", "{}", '{"stages":3}', '{"stages":[1]}'])
@@ -524,38 +531,3 @@ def test_the_first_difference_is_named_by_its_path() -> None:
     assert first_difference({"a": {"b": 1}}, {"a": {}}) == ("a/b", 1, None)
     assert first_difference({"a": [1, [2]]}, {"a": [1, [2, 3]]}) == ("a/1/1", None, 3)
     assert first_difference({"a": True}, {"a": 1}) == ("a", True, 1)
-
-
-# The golden state
-
-ABOUT = (
-    "A state of format 1, of the pipeline 'golden_pipeline' in test_state.py after 7 micro-batches of "
-    "epoch 1, and the micro-batches that follow. It must load for ever. Write it anew "
-    f"({WRITE}=1 pytest tests/test_state.py) only for a new format, into a new file."
-)
-#: As the first versions saved it, and with checksums.
-GOLDEN = ("state-format-1.json", "state-format-1-checksums.json")
-
-
-def golden_pipeline() -> tp.Pipeline:
-    table = pa.table({"row": list(range(60)), "text": [f"row {row}" for row in range(60)]})
-    pipe = tp.from_arrow(table).sharding_filter(4).shuffle(12, seed=7)
-    return pipe.filter(pc.field("row") != 13).batch(5)
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_a_state_of_format_1_loads_and_goes_on_as_it_did(golden: Path, name: str) -> None:
-    path = golden / name
-    if os.environ.get(WRITE) and not path.exists():
-        pipe = golden_pipeline()
-        given_by(pipe)
-        run = iter(pipe)
-        given_by(run, 7)
-        kept = {"about": ABOUT, "state": run.state_dict(), "rest": given_by(run)}
-        path.write_text(json.dumps(kept, indent=1) + "\n")
-    kept = json.loads(path.read_text())
-    for workers in (0, 2):
-        loader = tp.Loader(golden_pipeline(), num_workers=workers)
-        loader.load_state_dict(kept["state"])
-        assert given_by(loader) == kept["rest"]
-        assert sum(map(len, kept["rest"])) > 10

@@ -52,7 +52,6 @@ ROOMS = {
     "topology": 0,
     "interrupts": 0,
     "calling": 0,
-    "provenance": 4,
     "column_names": 2,
     "pool": 0,
     "planning": 1,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import pickle
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -18,12 +17,9 @@ from trainpipes._internal.naming import nearest
 from trainpipes._internal.shown import shown
 from trainpipes.engine.iterating.consumer_iterator import RunOptions
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
-from trainpipes.engine.iterating.one_pass import provenance_of
 from trainpipes.engine.iterating.pass_iterator import PassIterator
 from trainpipes.engine.iterating.session import MOST_EPOCHS, Session
-from trainpipes.engine.layout import slots_before
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.provenance import Provenance
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.options import show
 from trainpipes.kinds.stage import Stage
@@ -32,7 +28,6 @@ from trainpipes.sources.memory.packed_list import packed
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.to import To
 from trainpipes.state.gather import TIMEOUT, gather
-from trainpipes.state.left_out_batches import Batches, LeftOutBatches, checked_batches
 from trainpipes.state.merge import merge_states
 
 if TYPE_CHECKING:
@@ -77,7 +72,8 @@ def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
 class Loader:
     """Runs a pipeline for training, and saves and restores its position.
 
-    It starts where the pipeline stands; after that, using the pipeline does not move it. Each ``iter()``
+    It starts where the pipeline stands when it is made; after that, using the pipeline does not move it, and
+    a pass of it moves the pipeline on, so that a new ``Loader`` begins with the next epoch. Each ``iter()``
     starts the next epoch, in another order; after ``load_state_dict`` it continues with the batch that would
     have come next. The state counts batches that were delivered, not those fetched ahead, and loads with any
     ``num_workers``. Its options are those of ``DataLoader`` that make sense here, and some more.
@@ -98,13 +94,6 @@ class Loader:
             ``TRAINPIPES_THREADS`` sets another number), and your functions are called in the thread that
             trains. With a number, this many threads do all work; only one, if there are functions of yours.
             0 for none, as for a debugger. The order of batches is always the same.
-        with_provenance: remember which rows the last batch is made of, for ``provenance()``. Batches and
-            states are the same with it and without.
-        skip_batches: batches to leave out: their numbers m in epoch 0, as ``provenance()`` and
-            ``tp.locate`` tell them, or pairs (epoch, m). With each, the ``num_shards`` - 1 batches
-            after it are left out: one of each shard, so that all ranks stay in step and the rest is the same
-            on any number of ranks. A state keeps the list, and adds it to that of the loader that loads it.
-            Must be the same on all ranks.
         epoch: the number of an epoch, which each ``iter()`` then is, wherever the pipeline stands: for
             evaluation, where the same batches are to come each time, also from stages that draw anew in
             every epoch. The pipeline stays where it stands. After ``load_state_dict`` the next iteration
@@ -135,8 +124,6 @@ class Loader:
         multiprocessing_context: Any = None,
         pin_memory: bool = False,
         threads: int | None = None,
-        with_provenance: bool = False,
-        skip_batches: Iterable[int | tuple[int, int]] = (),
         epoch: int | None = None,
     ) -> None:
         if not isinstance(pipeline, Pipeline):
@@ -157,7 +144,6 @@ class Loader:
                 f"Loader works in threads or in worker processes, got threads={threads} and "
                 f"num_workers={num_workers}; leave one out"
             )
-        left_out = checked_batches(skip_batches)
         prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
         whole_number(prefetch_factor, 1, "Loader(prefetch_factor)", "messages that are made ahead")
         if epoch is not None:
@@ -166,11 +152,11 @@ class Loader:
         if pin_memory:
             pipeline = _pinned(pipeline)
         self.pipeline = pipeline
-        plan = functools.partial(_plan, pipeline, left_out)
+        plan = functools.partial(_plan, pipeline)
         if epoch is None:
-            self._session = Session(plan, source.ranks, source, left_out)
+            self._session = Session(plan, source.ranks, source)
         else:  # wherever the pipeline stands
-            self._session = Session(plan, source.ranks, None, left_out, epoch)
+            self._session = Session(plan, source.ranks, fixed=epoch)
             self._session.members = source.members
         self.num_workers = num_workers
         self.threads = threads
@@ -183,11 +169,8 @@ class Loader:
             "timeout": timeout,
             "multiprocessing_context": multiprocessing_context,
             "pin_memory": pin_memory,
-            "with_provenance": bool(with_provenance),
-            "skip_batches": left_out,
             "epoch": epoch,
         }
-        self._with_rows = bool(with_provenance)
         self._workers = LoaderWorkers(
             functools.partial(packed_stages, pipeline),
             functools.partial(check_pickles, pipeline),
@@ -196,7 +179,6 @@ class Loader:
             persistent_workers,
             worker_init_fn,
             {"timeout": timeout, "multiprocessing_context": multiprocessing_context},
-            self._with_rows,
         )
 
     def _given(self) -> list[str]:
@@ -215,13 +197,7 @@ class Loader:
         return loader_html(self)
 
     def __len__(self) -> int:
-        length = len(self.pipeline)
-        start = self._session.start_of_epoch_at_hand()
-        left_out = LeftOutBatches.of(start)
-        if not left_out.starts:
-            return length
-        rank, world = self._session.ranks()
-        return slots_before(int(self._session.plan.counts.end(world, 0, left_out)), rank, world)
+        return len(self.pipeline)
 
     def estimate_len(self) -> int:
         """An estimate of ``len()``, where a filter makes that unknown. See ``Pipeline.estimate_len``."""
@@ -262,24 +238,8 @@ class Loader:
         warn_without_data_module()
         refuse_prepared_by_ray()
         workers = self._workers if self.num_workers else None
-        options = RunOptions(self.threads, workers, self._with_rows, places=True)
+        options = RunOptions(self.threads, workers, places=True)
         return PassIterator(self._session, options)
-
-    def provenance(self) -> Provenance:
-        """Which rows the last batch is made of: file, row group, row and epoch of each, and the batch's
-        number. Needs ``with_provenance=True``.
-
-        Raises:
-            ConfigError: the loader does not keep that, or gave no batch yet.
-
-        >>> import trainpipes as tp
-        >>> loader = tp.Loader(tp.from_dataset("abcdef").shuffle(6).batch(3), with_provenance=True)
-        >>> for batch in loader:
-        ...     print(batch, [place.row for place in loader.provenance()])
-        ['f', 'a', 'e'] [5, 0, 4]
-        ['c', 'b', 'd'] [2, 1, 3]
-        """
-        return provenance_of(self._session.last)
 
     @property
     def wait_seconds(self) -> float:
@@ -362,9 +322,7 @@ class Loader:
                 epoch, and a few rows at its end may be left out. "pack_length": packed rows have the new
                 length from the start of an epoch on; a state from within an epoch is refused. "mix": sources
                 of ``mix`` may come and go, and their weights, schedule and repetitions may change; sources
-                that stay go on where they stand. "schema": rows of Python functions have the columns that
-                are given or found now. "skip_batches": only this loader's ``skip_batches`` count, not those
-                of the state.
+                that stay go on where they stand.
 
         Raises:
             StateError: it does not fit the pipeline.
@@ -403,17 +361,8 @@ def _pinned(pipeline: Pipeline) -> Pipeline:
     return Pipeline((*stages[:place], Pin(), *stages[place:]), pipeline._ranks, pipeline._members)
 
 
-def _plan(pipeline: Pipeline, left_out: Batches) -> Plan:
-    plan = pipeline._session.plan
-    most = plan.counts.batches_in_pass if left_out and plan.counts.known else math.inf
-    for epoch, m in left_out:
-        if m >= most:
-            raise ConfigError(
-                "Loader(skip_batches) counts batches within an epoch, over all ranks, and those of this "
-                f"pipeline have {most:.0f}, got m = {m} of epoch {epoch}; a batch of a later epoch is a pair "
-                "(epoch, m)"
-            )
-    return plan
+def _plan(pipeline: Pipeline) -> Plan:
+    return pipeline._session.plan
 
 
 def stages_within(pipeline: Pipeline) -> Iterator[Stage]:

@@ -16,7 +16,7 @@ from trainpipes._internal.shown import shown
 from trainpipes.columns.run import innermost
 from trainpipes.engine.iterating.consumer_iterator import RunOptions
 from trainpipes.engine.iterating.one_pass import OnePass
-from trainpipes.engine.planning.check_state import position_of
+from trainpipes.engine.planning.migrate import position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology, data_parallel
 from trainpipes.errors import ConfigError

@@ -117,7 +117,6 @@ def test_the_state_of_a_stateful_data_loader_is_one(workers, layout, tmp_path):
     assert len(found.states) == max(1, workers)
     told = summarize(found)
     assert (told.batches, told.workers) == (5, workers if workers > 1 else 0)
-    assert tp.merge_states(found.states)["m"] == 5
 
 
 def test_a_stateful_data_loader_between_snapshots_says_so(tmp_path):
@@ -183,17 +182,15 @@ def test_nothing_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"pytorch-lightning_version": "2.6"}, "a checkpoint of Lightning"),
-        ({"global_step": 3, "log_history": []}, "trainer_state.json of a Hugging Face Trainer"),
-        ({"state": {}, "param_groups": []}, "the state of an optimizer"),
-        ({"a": 1}, "the key 'trainpipes' is missing"),
+        ({"a": 1}, "a dict without the key 'trainpipes' ('a')"),
+        ({"root": {}, "num_yielded": 3}, "the state of a torchdata.nodes.Loader"),
         ([1, 2], "holds no state of trainpipes: it holds [1, 2]"),
-        ({"trainpipes": 2}, "the key 'trainpipes' is missing|not a state of trainpipes"),
+        ({"trainpipes": 2}, "a dict without the key 'm' ('trainpipes')"),
     ],
 )
 def test_what_another_library_saved_is_named(value, said, tmp_path):
     told = refused(save(value, tmp_path / "other.json", "json"))
-    assert any(part in told for part in said.split("|"))
+    assert said in told
 
 
 @pytest.mark.parametrize(
@@ -368,10 +365,10 @@ def _saved() -> list[tuple[bytes, str]]:
 _SAVED: list[tuple[bytes, str]] = []
 
 
-def test_json_in_which_a_state_is_a_text_is_told_to_be_parsed(tmp_path):
+def test_json_in_which_a_state_is_a_text_holds_none(tmp_path):
     path = tmp_path / "text.json"
     path.write_text(json.dumps({"loader": json.dumps(state())}))
-    assert "not a state of trainpipes" in refused(path)
+    assert "holds no state of trainpipes" in refused(path)
 
 
 def test_dcp_reads_what_dcp_saves_beside_tensors(tmp_path):

@@ -51,7 +51,7 @@ def test_what_is_printed(folder, capsys):
         "pad_collate\n"
         "  data     1 file, 200 rows\n"
         "  loads on 1, 2, 3, 4, 6, 8, 12 or 24 ranks\n"
-        "  format   2\n"
+        "  format   1\n"
     )
     assert said(capsys, "show", "checkpoint.pt") == (0, out, "")
     assert said(capsys, "./checkpoint.pt")[0] == 0
@@ -308,7 +308,7 @@ def test_files_that_hold_no_state_are_told_for_what_they_are(folder, capsys):
     Path("deep.json").write_text("[" * 100_000 + "]" * 100_000)
     Path("plain.pkl").write_bytes(pickle.dumps(state))
     for name, text in (
-        ("without.json", "the key 'm' is missing"),
+        ("without.json", "a dict without the key 'm'"),
         ("deep.json", "is no JSON"),
         ("plain.pkl", "not of torch.save"),
     ):

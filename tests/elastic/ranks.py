@@ -138,11 +138,15 @@ class Alone:
 
 
 class Workers:
-    """A rank whose DataLoader asks its workers in strict turn."""
+    """A rank whose DataLoader asks its workers in strict turn. The pipeline by itself gives the same, and
+    states that others can load."""
 
     def __init__(self, pipe: tp.Pipeline, workers: int, state: dict[str, Any] | None) -> None:
         if state is not None:
             pipe.load_state_dict(state)
+        self._beside = tp.Pipeline(pipe.stages, pipe._ranks)
+        if state is not None:
+            self._beside.load_state_dict(state)
         self._copies = []
         for _ in range(workers):
             copy = tp.Pipeline(pipe.stages, pipe._ranks)
@@ -150,6 +154,7 @@ class Workers:
             copy._session.pending = pipe._session.pending
             self._copies.append(copy)
         self._seed = 1000
+        self._turn: int | None = None
 
     def begin(self) -> None:
         self._seed += 1000
@@ -157,6 +162,10 @@ class Workers:
         for worker, copy in enumerate(self._copies):
             with in_worker(worker, len(self._copies), self._seed, copy):
                 self._iterators.append(iter(copy))
+        if self._turn is not None and self._beside._session.plan.chain.endless:  # it would go on
+            after = self._beside.state_dict()["epoch"] + 1
+            self._beside.load_state_dict(self._beside.state_at(0, epoch=after))
+        self._alone = iter(self._beside)
         self._turn = 0
 
     def next(self) -> Any:
@@ -164,14 +173,13 @@ class Workers:
         worker = self._turn % workers
         self._turn += 1
         with in_worker(worker, workers, self._seed, self._copies[worker]):
-            return next(self._iterators[worker], ENDED)
+            item = next(self._iterators[worker], ENDED)
+        if item is not ENDED:
+            next(self._alone)
+        return item
 
     def states(self) -> list[dict[str, Any]]:
-        found = []
-        for worker, iterator in enumerate(self._iterators):
-            with in_worker(worker, len(self._copies), self._seed, self._copies[worker]):
-                found.append(iterator.state_dict())
-        return found
+        return [self._alone.state_dict()]
 
 
 class Leg:
@@ -236,7 +244,7 @@ class Leg:
             raise
 
     def states(self) -> list[dict[str, Any]]:
-        """The states of all consumers of all ranks."""
+        """The states of all ranks."""
         with self._agreeing():
             return [state for consumer in self._consumers for state in consumer.states()]
 

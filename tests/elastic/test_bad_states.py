@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -16,7 +15,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
 from elastic.ranks import in_worker
-from mutants import bare
 
 
 def rows(shards: int = 12, *, seed: int = 1, count: int = 203, size: int = 4) -> tp.Pipeline:
@@ -306,7 +304,7 @@ def test_no_states_are_not_merged() -> None:
         (3, "got int"),
         (None, "got NoneType"),
         ("{}", "got str"),
-        ({"model": 1}, "found 'model'"),
+        ({"model": 1}, "without the key 'trainpipes' ('model')"),
     ],
 )
 def test_what_is_no_state_is_not_merged(thing: Any, message: str) -> None:
@@ -369,60 +367,6 @@ def test_a_state_whose_m_was_edited_is_refused() -> None:
         load({**state, "m": 13}, 0, 1)
 
 
-def worker_states(
-    steps: list[int], ranks: int, workers: int, start: int = 0, make: Any = rows
-) -> list[Any]:
-    """States of all workers of some ranks, each after so many batches of its own."""
-    found = []
-    for rank in range(ranks):
-        pipe = make().distributed(rank=rank, world_size=ranks)
-        pipe.load_state_dict(make().state_at(start))
-        copies = []
-        for _ in range(workers):  # for each process one that stands where the pipeline was told to
-            copy = tp.Pipeline(pipe.stages, pipe._ranks)
-            copy._session.passes, copy._session.pending = (
-                pipe._session.passes,
-                pipe._session.pending,
-            )
-            copies.append(copy)
-        for worker, copy in enumerate(copies):
-            with in_worker(worker, workers, 1000, copy):
-                iterator = iter(copy)
-                list(islice(iterator, steps[worker]))
-                found.append(iterator.state_dict())
-    return found
-
-
-@pytest.mark.parametrize("start", [0, 5])
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (1, 3), (2, 2), (2, 3), (3, 4), (3, 1)])
-def test_workers_that_took_turns_merge_into_where_they_stand_together(
-    ranks: int, workers: int, start: int
-) -> None:
-    for steps in range(8):
-        turns = [-(-(steps - worker) // workers) for worker in range(workers)]
-        merged = tp.merge_states(worker_states(turns, ranks, workers, start))
-        assert merged == rows().state_at(start + steps * ranks)
-
-
-def test_workers_that_start_where_too_little_is_left_for_their_ranks_all_begin_the_next_epoch() -> (
-    None
-):
-    merged = tp.merge_states(worker_states([1, 0], 2, 2, start=50))
-    assert merged == rows().state_at(2, epoch=1)
-
-
-@pytest.mark.parametrize(
-    ("steps", "worker"),
-    [([1, 2], 0), ([0, 1], 0), ([3, 1, 1], 1), ([2, 2, 0], 2), ([2, 1, 2], 1)],
-)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_workers_that_did_not_take_turns_are_not_merged(
-    steps: list[int], worker: int, ranks: int
-) -> None:
-    with refused(tp.StateError, "m: worker", "the other workers", "as it was saved"):
-        tp.merge_states(worker_states(steps, ranks, len(steps)))
-
-
 # States of StatefulDataLoader
 
 
@@ -436,43 +380,42 @@ def stateful(pipe: tp.Pipeline, steps: int, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("no_processes_left")
-def test_a_stateful_data_loaders_state_between_two_snapshots_is_refused() -> None:
-    state = stateful(rows(), 8, snapshot_every_n_steps=3)
-    said = "2 batches after its last snapshot", "snapshot_every_n_steps=1", "as many workers"
+@pytest.mark.parametrize("make", [rows, uncounted])
+def test_a_stateful_data_loaders_state_is_refused_elsewhere_and_counting_gives_one(
+    make: Any,
+) -> None:
+    state = stateful(make(), 5)
+    said = (
+        "the state of a StatefulDataLoader",
+        "load it into a StatefulDataLoader with as many workers",
+        "load_state_dict(pipe.state_at(batches_delivered_to_each_rank, epoch=...))",
+    )
+    for load in (make().load_state_dict, tp.Loader(make()).load_state_dict):
+        with refused(tp.StateError, *said):
+            load(state)
     with refused(tp.StateError, *said):
         tp.merge_states([state])
-    with refused(tp.StateError, *said):
-        rows().load_state_dict(state)
-    with refused(tp.StateError, *said):
-        tp.Loader(rows()).load_state_dict(state)
-
-
-@pytest.mark.usefixtures("no_processes_left")
-def test_a_stateful_data_loaders_state_past_the_end_of_a_shard_is_refused_elsewhere() -> None:
-    state = stateful(filtered(), 20)
-    with refused(
-        tp.StateError,
-        "rows ended before the others'",
-        "StatefulDataLoader with as many",
-        "trainpipes.Loader",
-    ):
-        tp.merge_states([state])
+    whole = list(islice(make(), 8))
+    again = StatefulDataLoader(make(), batch_size=None, num_workers=2)
+    again.load_state_dict(state)
+    assert list(islice(again, 3)) == whole[5:]
+    loader = tp.Loader(make())
+    loader.load_state_dict(make().state_at(5))
+    assert list(islice(loader, 3)) == whole[5:]
 
 
 @pytest.mark.parametrize("make", [rows, uncounted])
 def test_the_state_of_one_worker_of_several_is_refused_elsewhere(make: Any) -> None:
-    found = worker_states([1, 1], 1, 2, make=make)
+    with in_worker(1, 2, 1000, pipe := make()):
+        iterator = iter(pipe)
+        next(iterator)
+        state = iterator.state_dict()
+    said = "a single worker, number 1 of 2", "StatefulDataLoader with as many workers"
     for subject in (make(), tp.Loader(make())):
-        with refused(tp.StateError, "trainpipes.merge_states([...])"):
-            subject.load_state_dict(found[0])
-    with refused(tp.StateError, "missing"):
-        tp.merge_states(found[:1])
-    huge = {"worker": 1, "num_workers": 1 << 61, "origin": 0}
-    with refused(tp.StateError, "missing"):
-        tp.merge_states([{**bare(found[0]), "turn": json.dumps(huge)}])
-    resumed = make()
-    resumed.load_state_dict(tp.merge_states(found))
-    assert next(iter(resumed)) == list(islice(make(), 3))[2]
+        with refused(tp.StateError, *said):
+            subject.load_state_dict(state)
+    with refused(tp.StateError, *said):
+        tp.merge_states([state])
 
 
 def test_a_workers_state_in_one_of_other_workers_is_refused() -> None:

@@ -11,12 +11,10 @@ import pyarrow as pa
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
 from elastic.checkpoint_on_ranks import LEGS, PIPELINES
 from elastic.launch import Launch
-from every_stage import odd
 from trainpipes.testing import digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -195,90 +193,3 @@ def test_a_state_passes_through_torch_save_with_weights_only(tmp_path: Path) -> 
     numbers(iter(loader), 4)
     torch.save(loader.state_dict(), tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True) == loader.state_dict()
-
-
-# States that a StatefulDataLoader makes
-
-
-def stateful(pipe: tp.Pipeline, workers: int, **options: Any) -> StatefulDataLoader[Any]:
-    return StatefulDataLoader(pipe, batch_size=None, num_workers=workers, **options)
-
-
-@pytest.fixture
-def spread() -> tuple[list[list[int]], dict[str, Any]]:
-    """An epoch, and the merged states of 2 ranks of 3 workers each after 7 steps of it."""
-    whole = numbers(rows())
-    states = []
-    for rank in range(2):
-        loader = stateful(rows().distributed(rank=rank, world_size=2), 3)
-        batches = iter(loader)
-        assert numbers(batches, 7) == whole[rank:14:2]
-        states.append(loader.state_dict())
-        del batches
-    return whole, tp.merge_states(states)
-
-
-@pytest.mark.usefixtures("no_processes_left")
-def test_states_of_stateful_data_loaders_go_on_in_a_loader_on_other_ranks(
-    spread: tuple[list[list[int]], dict[str, Any]],
-) -> None:
-    whole, merged = spread
-    assert merged["m"] == 14
-    for world in (1, 3, 4):
-        for rank in range(world):
-            loader = tp.Loader(rows().distributed(rank=rank, world_size=world))
-            loader.load_state_dict(merged)
-            first = 14 + (rank - 14) % world
-            rest = whole[first::world]
-            steps = (len(whole) - 14) // world
-            assert numbers(loader) == rest[:steps]
-
-
-@pytest.mark.usefixtures("no_processes_left")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_states_of_stateful_data_loaders_go_on_with_other_workers(
-    workers: int, spread: tuple[list[list[int]], dict[str, Any]]
-) -> None:
-    whole, merged = spread
-    pipe = rows()
-    pipe.load_state_dict(merged)
-    assert numbers(stateful(pipe, workers)) == whole[14:]
-
-
-@pytest.mark.usefixtures("no_processes_left")
-@pytest.mark.parametrize("workers", [0, 1, 4])
-def test_one_stateful_data_loaders_state_loads_into_a_pipeline_as_it_is(workers: int) -> None:
-    whole = numbers(rows())
-    loader = stateful(rows(), workers)
-    batches = iter(loader)
-    numbers(batches, 6)
-    state = loader.state_dict()
-    del batches
-    for target in (rows(), tp.Loader(rows()), tp.Loader(rows(), num_workers=1)):
-        target.load_state_dict(json.loads(json.dumps(state)) if workers == 0 else state)
-        assert numbers(target) == whole[6:]
-
-
-@pytest.mark.usefixtures("no_processes_left")
-def test_a_stateful_data_loaders_state_at_a_snapshot_merges() -> None:
-    whole = numbers(rows())
-    loader = stateful(rows(), 2, snapshot_every_n_steps=3)
-    batches = iter(loader)
-    numbers(batches, 6)
-    pipe = rows()
-    pipe.load_state_dict(loader.state_dict())
-    assert numbers(pipe) == whole[6:]
-
-
-@pytest.mark.usefixtures("no_processes_left")
-def test_a_filtered_stateful_data_loader_with_workers_merges_before_its_end() -> None:
-    def pipe() -> tp.Pipeline:
-        return rows().filter(lambda batch: odd(batch[0]), version="1")
-
-    whole = numbers(pipe())
-    loader = stateful(pipe(), 2)
-    batches = iter(loader)
-    assert numbers(batches, 5) == whole[:5]
-    resumed = pipe()
-    resumed.load_state_dict(loader.state_dict())
-    assert numbers(resumed) == whole[5:]

@@ -280,7 +280,7 @@ def test_prepare_leaves_it_as_it_is_and_another_number_of_loaders_is_refused(
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     (told,) = run(runs.foreign, 1, tmp_path / "ranks", str(tmp_path))
-    assert "not a state of trainpipes" in told
+    assert "without the key 'trainpipes'" in told
 
 
 def test_another_batch_size_goes_on_if_allowed(

@@ -21,7 +21,6 @@ from torchdata.nodes import Loader as NodeLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
-from mutants import bare
 from trainpipes.nodes import Batch, Mix, ShardingFilter
 from trainpipes.testing import check_resume, digest
 
@@ -427,25 +426,3 @@ def test_sizes_that_are_not_known_are_asked_for() -> None:
 def test_tokens_are_counted_in_a_column_that_is_there() -> None:
     with pytest.raises(tp.SchemaError, match="ids"):
         list(tp.mix({"a": A, "b": B}, by="tokens", tokens="ids", weights={"a": 1, "b": 1}))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"ahead": [0]}, {"ahead": "x"}, {"sources": [1]}, {"sources": {"c": {}}},
-        {"sources": {"a": {"at": 1}}}, {"window": 2}, {"tokens": "x"},
-        {"sources": {"a": {"epoch": 1 << 21, "window": 0, "row": 0, "at": 0}}},
-        {"ahead": [1, 0]}, {"ahead": [1 << 90, -1 << 90]}, {"ahead": [0.0, 0.0]}, {"more": 1},
-        {"sources": {"a": {"epoch": 0, "window": 0, "row": 0, "at": 0, "gone": 1}}},
-    ],
-)  # fmt: skip
-def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
-    pipe = tp.mix({"a": rows("a", 30), "b": rows("b", 30)}).batch(4)
-    iterator = iter(pipe)
-    next(iterator)
-    state = bare(iterator.state_dict())
-    cursor = {**json.loads(state["shard-0000"]), **damage}
-    with pytest.raises(tp.StateError, match="shard-0000"):
-        tp.mix({"a": rows("a", 30), "b": rows("b", 30)}).batch(4).load_state_dict(
-            {**state, "shard-0000": json.dumps(cursor)}
-        )

@@ -7,7 +7,6 @@ import decimal
 import json
 import random
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from trainpipes import StateError
 from trainpipes.columns import content
-from trainpipes.testing import digest
 
 N = 300
 
@@ -213,51 +211,3 @@ def test_another_row_between_those_once_sampled_is_refused() -> None:
         numbers[33] = 0
         with pytest.raises(StateError, match="data/content: saved"):
             make(numbers).batch(5).load_state_dict(state)
-
-
-# States from before, which knew rows by a sample
-
-
-def older(name: str) -> tp.Pipeline:
-    def table(rows: int, first: int) -> tp.Pipeline:
-        ids = range(first, first + rows)
-        return tp.from_arrow(pa.table({"x": list(ids), "t": [f"row {i}" for i in ids]}))
-
-    x, y = torch.arange(60).reshape(30, 2), torch.arange(30)
-    one, two = table(40, 0), table(30, 100)
-    return {
-        "from_arrow": lambda: one.shuffle(10, seed=1).batch(4),
-        "from_tensors": lambda: tp.from_tensors(x=x, y=y).shuffle(10, seed=1).batch(4).collate(),
-        "concat": lambda: tp.concat(one, two).shuffle(10, seed=1).batch(4),
-        "mix": lambda: tp.mix({"a": one, "content": two}, weights={"a": 1, "content": 1}).batch(4),
-    }[name]()
-
-
-@pytest.mark.parametrize("name", ["from_arrow", "from_tensors", "concat", "mix"])
-def test_a_state_that_knows_rows_by_a_sample_loads_and_is_checked_by_it(
-    name: str, golden: Path
-) -> None:
-    state = json.loads((golden / "sampled-digests.json").read_text())["states"][name]
-    assert '"content":"' not in state["pipeline"]
-    pipe = older(name)
-    whole = [digest(batch) for batch in older(name)]
-    pipe.load_state_dict(state)
-    assert [digest(batch) for batch in pipe] == whole[3:]
-    sampled = json.loads(state["pipeline"])["data"]
-    while "sample" not in sampled:
-        sampled = next(
-            iter(
-                dict(enumerate(sampled)).values() if isinstance(sampled, list) else sampled.values()
-            )
-        )
-    changed = state["pipeline"].replace(sampled["sample"], "0" * 16)
-    with pytest.raises(StateError, match="sample: saved"):
-        older(name).load_state_dict({**state, "pipeline": changed})
-
-
-def test_a_mix_may_change_under_a_state_that_knows_rows_by_a_sample(golden: Path) -> None:
-    state = json.loads((golden / "sampled-digests.json").read_text())["states"]["mix"]
-    one = tp.from_arrow(pa.table({"x": list(range(40)), "t": [f"row {i}" for i in range(40)]}))
-    pipe = tp.mix({"a": one}, weights={"a": 1}).batch(4)
-    pipe.load_state_dict(state, allow_changes=["mix"])
-    assert next(iter(pipe))

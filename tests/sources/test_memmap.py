@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from interpreters import python
-from trainpipes.storage.memmap import convert
 from trainpipes.testing import digest
 
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -672,7 +670,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "deep JSON": (written("manifest.json", b"[" * 100_000), "manifest.json .*no manifest"),
     "a list": (written("manifest.json", b"[1]"), "manifest.json .*no manifest"),
     "somebody else's manifest": (written("manifest.json", b'{"name": "x"}'), "manifest.json .*no manifest"),
-    "another version": (changed(lambda m: m.update(version=3)), "3; this release reads version 2"),
+    "another version": (changed(lambda m: m.update(version=3)), "3; this release reads version 1"),
     "another checksum": (written("manifest.json", b""), "manifest.json"),
     "a row more": (changed(lambda m: m.update(rows=51)), "has 50 values for 51 rows"),
     "rows below 0": (changed(lambda m: m.update(rows=-1, columns=m["columns"][:1])), "no integer of 0"),
@@ -945,97 +943,6 @@ def test_threads_share_one_map(tmp_path):
             assert found == [2 * n for n in range(0, 5000, 500)]
 
 
-# Memory maps of older releases, which were one file
-
-
-GOLDEN = Path(__file__).parent.parent / "golden" / "memmap-1"
-
-
-def golden_rows() -> list[dict[str, Any]]:
-    return [{"tokens": list(range(n % 7)), "image": [[n] * 3] * 2, "n": n} for n in range(61)]
-
-
-def plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.tolist() for name, value in row.items()}
-
-
-@pytest.fixture
-def converted(tmp_path):
-    for name in ("part-1", "part-2", "pairs"):
-        data = convert(GOLDEN / f"{name}.memmap", tmp_path / "new" / f"{name}.memmap")
-        data.verify()
-    return tmp_path / "new"
-
-
-def test_a_file_of_an_older_release_is_converted_as_it_was_written(converted):
-    data = tp.read_memmap(converted / "part-*.memmap", verify=True)
-    assert [plain(row) for row in data] == golden_rows()
-    assert data[5]["tokens"].dtype == torch.uint16
-    pairs = tp.read_memmap(converted / "pairs.memmap")
-    assert isinstance(pairs[3], tuple)
-    assert [part.tolist() for part in pairs[3]] == [[3.0], False]
-
-
-@pytest.mark.parametrize("name", ["part-*.memmap", "part-1.memmap", "pairs.memmap"])
-def test_a_state_of_an_older_release_goes_on_over_what_was_converted(name, converted):
-    golden = json.loads((GOLDEN / "states.json").read_text())[name]
-    pipe = tp.from_memmap(converted / name).sharding_filter(4).shuffle(7, seed=3).batch(4)
-    pipe = pipe.collate() if name.startswith("pairs") else pipe.pad_collate()
-    pipe.load_state_dict(golden["state"])
-    assert [digest(batch) for batch in pipe] == golden["rest"]
-
-
-def test_a_file_of_an_older_release_is_refused_with_the_call_that_converts_it(tmp_path):
-    for name in ("part-1", "part-2"):
-        shutil.copy(GOLDEN / f"{name}.memmap", tmp_path)
-    old = tmp_path / "part-1.memmap"
-    for opened in (
-        lambda: tp.read_memmap(old),
-        lambda: tp.read_memmap(tmp_path),
-        lambda: tp.read_memmap(tmp_path / "*.memmap"),
-        lambda: tp.from_memmap(old).peek(),
-        lambda: len(tp.from_memmap([old, tmp_path / "part-2.memmap"])),
-    ):
-        with pytest.raises(
-            tp.UnreadableError, match="in one file, as older releases wrote it"
-        ) as refused:
-            opened()
-    call = re.search(r"trainpipes\.memmap\.convert\(.*\)", str(refused.value))
-    assert call is not None
-    data = eval(call.group(), {"trainpipes": tp})
-    assert len(data) == 30
-    with pytest.raises(tp.ConfigError, match="exists already"):
-        eval(call.group(), {"trainpipes": tp})
-    with pytest.raises(tp.ConfigError, match="is not a memory map that could be replaced"):
-        tp.write_memmap(old, np.arange(3), overwrite=True)
-    with pytest.raises(tp.UnreadableError, match="not a file of bare numbers"):
-        tp.read_memmap(old, dtype="uint16", length=4)
-
-
-def test_a_damaged_file_of_an_older_release_is_not_converted(tmp_path):
-    whole = (GOLDEN / "part-1.memmap").read_bytes()
-    header = json.loads(whole[24:4096])
-    places = [
-        24,
-        40,
-        *(c["offset"] for c in header["columns"]),
-        header["columns"][0]["offsets_at"] + 9,
-    ]
-    for place in places:
-        damaged = bytearray(whole)
-        damaged[place] ^= 0x10
-        (tmp_path / "old").write_bytes(damaged)
-        with pytest.raises(tp.UnreadableError, match=r"old .*the checksum of"):
-            convert(tmp_path / "old", tmp_path / "new")
-    for content, said in (
-        (whole[:-1], "bytes of"), (whole[:100], "header"), (b"", "starts with b''"), (b"text" * 9, "one file")
-    ):  # fmt: skip
-        (tmp_path / "old").write_bytes(content)
-        with pytest.raises(tp.UnreadableError, match=said):
-            convert(tmp_path / "old", tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
-
-
 def test_masked_values_are_refused_with_their_row(tmp_path: Path) -> None:
     masked = np.ma.array([1, 2], mask=[False, True])
     for source in ({"a": masked}, [{"a": np.arange(2)}, {"a": masked}]):
@@ -1043,13 +950,6 @@ def test_masked_values_are_refused_with_their_row(tmp_path: Path) -> None:
             tp.write_memmap(tmp_path / "rows", source)
     unmasked = np.ma.array([1, 2], mask=[False, False])
     assert tp.write_memmap(tmp_path / "rows", {"a": unmasked}).column("a").tolist() == [1, 2]
-
-
-def test_to_convert_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    for old in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(tp.UnreadableError, match="it is no memory map of one file: "):
-            convert(old, tmp_path / "new")
-        assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("threads", [0, 2])

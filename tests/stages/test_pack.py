@@ -21,7 +21,7 @@ from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
 from drawn import examples
-from mutants import bare
+from mutants import resealed
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.nodes import Batch, FromArrow, Pack, PadCollate
@@ -149,7 +149,8 @@ def cursor(pipe: tp.Pipeline, taken: int) -> dict[str, Any]:
     iterator = iter(tp.Pipeline(pipe.stages))
     for _ in range(taken):
         next(iterator)
-    found: dict[str, Any] = json.loads(bare(iterator.state_dict())["shard-0000"])
+    found: dict[str, Any] = json.loads(iterator.state_dict()["shard-0000"])
+    del found["check"]
     return found
 
 
@@ -509,10 +510,10 @@ def test_a_state_that_points_past_what_is_there_is_refused(method: Any) -> None:
     pipe = source(MIXED).pack(10, method=method, window=16)
     iterator = iter(pipe)
     next(iterator)
-    state = bare(iterator.state_dict())
+    state = iterator.state_dict()
     cursor = json.loads(state["shard-0000"])
     state["shard-0000"] = json.dumps({**cursor, "row": 999})
-    pipe.load_state_dict(state)
+    pipe.load_state_dict(resealed(state))
     with pytest.raises(tp.StateError, match="edited or is damaged"):
         next(iter(pipe))
 

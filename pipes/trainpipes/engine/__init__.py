@@ -6,7 +6,6 @@ topology           ranks, workers and shards
 interrupts         waits that Ctrl-C ends
 pool               a few threads that work ahead
 calling            functions of users, in threads and processes
-provenance         where the rows of a batch come from
 
 reading            the rows of an epoch, read once in a process and shared by its shards
 planning           from a chain of stages to what will happen, before anything is read

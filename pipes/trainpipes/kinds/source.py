@@ -333,9 +333,5 @@ class RowMixture(RowStream):
     def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int, str]:
         """Which pipeline's a row is, its number there, and the pipeline's name."""
 
-    @abstractmethod
-    def leads(self, plan: Plan, shard: int, place: dict[str, Any]) -> bool:
-        """Whether a position may be one of a shard's, as far as can be told."""
-
     def open(self, epoch: int, state: dict[str, Any] | None) -> StreamReader:
         raise TypeError("a mixture has no one order of its own: each shard mixes for itself")

@@ -272,13 +272,7 @@ def _several(found: Any) -> str:
 class CutStage(Stage):
     """A stage with a position of its own: it cuts what comes from below anew, so that runs of a shard must be
     seen one after the other.
-
-    Attributes:
-        cursor_keys: the counts that it adds to a cursor beside "below", the cursor of what is below; None
-            where it may write there what it likes.
     """
-
-    cursor_keys: ClassVar[tuple[str, ...] | None] = None
 
     @abstractmethod
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:

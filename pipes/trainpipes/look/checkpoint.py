@@ -17,10 +17,9 @@ from trainpipes.engine.topology import Topology
 from trainpipes.errors import MissingFilesError, StateError, TrainpipesError, UnreadableError
 from trainpipes.look.checkpoint_files import INDEX, check_regular, mentions_us, read_dcp, read_file
 from trainpipes.pipeline import Pipeline
-from trainpipes.state.foreign import is_stateful_data_loaders, refusal
-from trainpipes.state.format import Position, Saved, read
+from trainpipes.state.format import Saved, read, unrecognized_state_error
 from trainpipes.state.identity import read_identity
-from trainpipes.state.merge import merge_states, states_within
+from trainpipes.state.merge import merge_states
 
 __all__ = ["Fit", "FoundState", "StateSummary", "fits", "read_states", "summarize"]
 
@@ -150,7 +149,11 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
     value = read_file(place)
     found = list(_states_in(value, str(path)))
     if not found:
-        what = refusal(value) if isinstance(value, dict) else f"it holds {shown(value, 60)}"
+        what = (
+            unrecognized_state_error(value)
+            if isinstance(value, dict)
+            else f"it holds {shown(value, 60)}"
+        )
         raise StateError(
             f"{path} holds no state of trainpipes: {what}; save what loader.state_dict() gives",
             path=str(path),
@@ -174,12 +177,9 @@ def summarize(found: FoundState) -> StateSummary:
             "load it as it was saved"
         )
     workers = _workers(parts)
-    saved = parts[0]
-    if workers > 1 and found.kept_by == "StatefulDataLoader":
-        saved = read(merge_states(found.states))
-    position = saved.position
-    identity, _ = read_identity(saved.pipeline)
-    rank = _rank(position)
+    position = parts[0].position
+    identity = read_identity(parts[0].pipeline)
+    rank = _rank([shard for part in parts for shard in part.position.cursors], position.num_shards)
     return StateSummary(
         format=int(found.states[0]["trainpipes"]),
         epoch=position.epoch,
@@ -299,16 +299,21 @@ def _found(value: Any, path: str, keys: str) -> FoundState | None:
     text = _state_of_rows(value)
     if text is not None:
         return FoundState(path, keys, (text,), "datasets")
-    if not is_stateful_data_loaders(value):
+    if "_snapshot" not in value and "fetcher_state" not in value:
         return None
     below = [one for _, inner in _entries(value) for one in _states_in(inner, path)]
-    states = tuple(state for one in below for state in one.states)
+    # One without workers keeps it twice.
+    own = [one for one in below if "dataset_iter_state" in one.keys] or below
+    states = tuple(state for one in own for state in one.states)
     if not states or below[0].kept_by == "datasets":
         return FoundState(path, keys, states, "datasets") if states else None
-    try:
-        return FoundState(path, keys, tuple(states_within(value)), "StatefulDataLoader")
-    except StateError as error:
-        return FoundState(path, keys, states, "StatefulDataLoader", str(error))
+    late, problem = value.get("_steps_since_snapshot", 0), ""
+    if late:
+        problem = (
+            f"a StatefulDataLoader saved it {shown(late)} batches after its last snapshot: load it into a "
+            "StatefulDataLoader with as many workers"
+        )
+    return FoundState(path, keys, states, "StatefulDataLoader", problem)
 
 
 def _state_of_rows(value: Mapping[Any, Any]) -> Mapping[str, Any] | None:
@@ -340,9 +345,9 @@ def _workers(parts: list[Saved]) -> int:
     return max(int(turn.get("num_workers", 1)) for turn in turns)
 
 
-def _rank(position: Position) -> tuple[int, int] | None:
+def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
     """The rank whose shards these are, and of how many; None for all shards, or none."""
-    shards, S = sorted(position.cursors), position.num_shards
+    shards = sorted(shards)
     if shards and len(shards) < S and S % len(shards) == 0:
         world = S // len(shards)
         if shards == list(range(shards[0], S, world)):
@@ -387,6 +392,11 @@ def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
     for one in group:
         if one.problem or not one.states:
             raise StateError(one.problem or "there is no state")
+        if one.kept_by == "StatefulDataLoader":
+            raise StateError(
+                "this is the state of a StatefulDataLoader: load it into a StatefulDataLoader with as many "
+                "workers, or count batches: pipe.state_at(batches_delivered_to_each_rank, epoch=...)"
+            )
         if one.kept_by == "datasets":
             raise StateError(
                 "this is the position of a pipe.to_hf() that further stages of Hugging Face "

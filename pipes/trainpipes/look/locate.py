@@ -11,10 +11,10 @@ from trainpipes._internal.progress import counted
 from trainpipes._internal.shown import shown
 from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator, RunOptions
 from trainpipes.engine.iterating.session import Session
-from trainpipes.engine.provenance import Provenance
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
+from trainpipes.look.provenance import Provenance
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import Position
 
@@ -29,7 +29,7 @@ class LocatedBatch:
         batch: the very batch, before stages that place it (``pin``, ``to``).
         places: where its rows come from.
         epoch: the pass over the data, from 0.
-        m: its number in that, over all ranks: what ``Loader(skip_batches=[(epoch, m)])`` takes.
+        m: its number in that, over all ranks.
         rank: the rank that has it.
         world_size: ranks of that run.
     """
@@ -101,7 +101,7 @@ def locate(
                 "leave epoch out"
             )
         whole_number(after, None, "locate(after)", "batches after the state")
-        position, passed = session.looked_at(session.parse(at)), after
+        position, passed = session.parse(at), after
     else:
         whole_number(at, 0, "locate(at)", "a batch's number in its epoch, or a state")
         if after:
@@ -164,9 +164,10 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
         raise _beyond(passed, topology, start) from None
     finally:
         items.close()
-    places = items.provenance
-    assert places is not None
-    return LocatedBatch(batch, places, places.epoch, places.m, topology.rank, world)
+    assert items.rows is not None
+    assert items.m is not None
+    places = Provenance(items.rows, plan.inputs)
+    return LocatedBatch(batch, places, start.epoch, items.m, topology.rank, world)
 
 
 def _beyond(passed: int, topology: Topology, start: Position) -> StateError:

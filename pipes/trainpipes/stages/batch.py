@@ -54,8 +54,6 @@ class Batch(BatchingStage):
     [[2, 3], [1, 1], [5]]
     """
 
-    cursor_keys = ()
-
     batch_size: int | None = None
     _: KW_ONLY
     drop_last: bool = False

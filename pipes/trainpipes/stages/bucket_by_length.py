@@ -69,7 +69,6 @@ class BucketByLength(BatchingStage):
     """
 
     keeps_rows = False
-    cursor_keys = ("row",)
 
     batch_size: int | None = None
     _: KW_ONLY

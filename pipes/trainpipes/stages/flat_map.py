@@ -34,7 +34,6 @@ class _Several(CutStage):
 
     role = "pack"
     keeps_rows = False
-    cursor_keys = ("row",)
     per_row = True
     makes_objects = True
 

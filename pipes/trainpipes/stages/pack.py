@@ -117,7 +117,6 @@ class Pack(CutStage):
     role = "pack"
     needs_columns = True
     keeps_rows = False
-    cursor_keys = ("row",)
     by_place = True
     asks_inputs = True
 

@@ -20,7 +20,6 @@ class _Counted(CutStage):
     arithmetic; elsewhere, in a pipeline of one shard, it counts what passes. Cursor then: the count,
     and the rows' state at the start of the run in hand."""
 
-    cursor_keys = ("passed", "row")
     asks_inputs = True
 
     count: int

@@ -1,6 +1,6 @@
 """Checksums of the texts in a state: a JSON object's last entry says what all before it adds up to.
 
-They find what is damaged, not what is forged. States that earlier versions saved have none.
+They find what is damaged, not what is forged.
 """
 
 from __future__ import annotations

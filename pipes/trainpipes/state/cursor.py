@@ -3,7 +3,8 @@
     {"epoch": 1, "window": 0, "row": 11, "delivered": 2, "at": 2, "check": "5f0c9a3e"}
 
 "delivered" counts micro-batches of the pass, "at" those of the epoch; "ended" says that there are no more.
-What stands before them is the position of the pipeline's stages: see ``runtime.planning.check_state``.
+What stands before them is the position of the pipeline's stages. The checksum is of the text, its key, the
+pipeline and the epoch of the state.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ __all__ = [
 
 #: Whatever a state counts is less than this.
 MOST = 1 << 62
-#: Characters of a cursor that has no checksum; more are not even parsed.
-MOST_UNSEALED = 1 << 20
 
 
 def shard_key(shard: int) -> str:
@@ -69,29 +68,39 @@ def load_json(text: str) -> Any:
         return None
 
 
-def cursor_text(cursor: dict[str, Any], shard: int, tag: str | None) -> str:
-    """A shard's cursor as it stands in a state, with a checksum of it, of whose it is, and of ``tag``, the
-    checksum of the pipeline's identity; without one if that is None."""
+def cursor_text(cursor: dict[str, Any], shard: int, tag: str, epoch: int) -> str:
+    """A shard's cursor as it stands in a state.
+
+    Args:
+        cursor: the cursor.
+        shard: whose it is.
+        tag: checksum of the pipeline's identity.
+        epoch: of the state.
+    """
     text = json.dumps(cursor, separators=(",", ":"))
-    return text if tag is None else sealed(text, checksum(text, shard_key(shard), tag))
+    return sealed(text, checksum(text, shard_key(shard), tag, epoch))
 
 
-def read_cursor(key: str, value: Any, m: int, num_shards: int, tag: str | None) -> dict[str, Any]:
+def read_cursor(
+    key: str, value: Any, epoch: int, m: int, num_shards: int, tag: str
+) -> dict[str, Any]:
     """A shard's cursor, if it is one and fits ``m``.
 
     Args:
         key: its key in the state.
         value: what stands there.
+        epoch: the state's.
         m: the state's.
         num_shards: the state's.
-        tag: with which it was sealed; None where it has no checksum.
+        tag: checksum of the pipeline's identity.
 
     Raises:
         StateError: it is damaged, or of another step.
     """
     shard = shard_of(key, num_shards)
-    cursor = _whole(key, value, tag) if isinstance(value, str) else None
-    if cursor is None:
+    text, check = unsealed(value) if isinstance(value, str) else ("", None)
+    cursor = load_json(text) if check == checksum(text, key, tag, epoch) else None
+    if not isinstance(cursor, dict) or not is_count(cursor.get("delivered")):
         raise StateError(
             f"{key}: must be a cursor as state_dict() wrote it, got {shown(value)}; "
             "the state was edited or is damaged: load it as it was saved"
@@ -112,26 +121,3 @@ def check_delivered(shard: int, cursor: dict[str, Any], m: int, num_shards: int)
             f"{shard_key(shard)}/delivered: {delivered} micro-batches, but m = {m} means {owed}; the state "
             "was edited, or ranks saved it at different steps: save on all ranks after the same step"
         )
-
-
-def _whole(key: str, value: str, tag: str | None) -> dict[str, Any] | None:
-    """A cursor without its checksum; None where it is damaged."""
-    text, check = unsealed(value)
-    if check != (None if tag is None else checksum(text, key, tag)):
-        return None
-    if tag is None and len(text) > MOST_UNSEALED:
-        return None
-    cursor = load_json(text)
-    if not isinstance(cursor, dict) or not all(
-        is_count(cursor.get(k)) for k in ("delivered", "at")
-    ):
-        return None
-    place = cursor
-    while "below" in place:
-        place = place["below"]
-        if not isinstance(place, dict):
-            return None
-    if not all(is_count(place.get(key)) for key in ("epoch", "window", "row")):
-        return None
-    # A checksum that is not where it is looked for is none.
-    return cursor if cursor.get("ended", True) is True and "check" not in cursor else None

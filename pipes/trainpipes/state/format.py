@@ -1,7 +1,7 @@
 """The checkpoint format: what a state holds, and whether it fits the pipeline that loads it.
 
     {
-      "trainpipes": 2,               version of this format
+      "trainpipes": 1,               version of this format
       "epoch": 2,                    the pass over the data, from 0
       "m": 1234,                     micro-batches of that pass taken, over all ranks
       "num_shards": 24,
@@ -18,18 +18,17 @@ Only integers and strings in one flat dict: it passes through JSON, ``torch.load
 ``weights_only=True`` and ``torch.distributed.checkpoint`` as it is, and each shard is a key that
 can be moved to another rank. Each cursor ends with a checksum of its own, and "pipeline" with one of
 itself and of all that is not a cursor.
-
-Format 1 had cursors in all states; its first versions had no checksums. Both load.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainpipes._internal.shown import cut, shown
+from trainpipes._internal.shown import shown
 from trainpipes.engine.layout import slots_before
 from trainpipes.errors import StateError
 from trainpipes.state.checksum import checksum, sealed, unsealed
@@ -42,19 +41,23 @@ from trainpipes.state.cursor import (
     shard_key,
     shard_of,
 )
-from trainpipes.state.foreign import refusal
-from trainpipes.state.identity import check_identity, damaged, with_notes
+from trainpipes.state.identity import check_identity, damaged
 
-__all__ = ["FORMAT", "BatchSizes", "Position", "Saved", "parse", "read", "render"]
+__all__ = [
+    "FORMAT",
+    "BatchSizes",
+    "Position",
+    "Saved",
+    "parse",
+    "read",
+    "render",
+    "unrecognized_state_error",
+]
 
-FORMAT = 2
+FORMAT = 1
 
 #: Passes over the data: fewer than this.
 MOST_PASSES = 1 << 31
-#: Characters of "batch_sizes" in a state without checksums; more are not even parsed.
-MOST_SIZES = 1 << 14
-#: Characters by which "pipeline" without a checksum may be longer than that of the pipeline at hand.
-MOST_LONGER = 1 << 16
 
 _COMMON = ("trainpipes", "epoch", "m", "num_shards", "pipeline", "batch_sizes")
 _EDITED = "the state is cut short or was edited: load it as it was saved"
@@ -116,7 +119,6 @@ class Position:
         cursors: cursor of each shard that the state knows; of no use where the pipeline is counted.
         extra: keys of one loader's own, kept as they are.
         sizes: changes of the batch size in the epoch at hand.
-        notes: of JSON types, kept with the pipeline's identity and not compared.
     """
 
     epoch: int
@@ -125,7 +127,6 @@ class Position:
     cursors: dict[int, dict[str, Any]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     sizes: BatchSizes | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
 
     def require_all_workers(self) -> None:
         """Raise if this is where one of several workers of a DataLoader stands.
@@ -137,8 +138,8 @@ class Position:
         if turn.get("num_workers", 1) > 1:
             raise StateError(
                 f"turn: this is the state of a single worker, number {turn['worker']} of "
-                f"{turn['num_workers']}: load the "
-                "whole state of the StatefulDataLoader, or trainpipes.merge_states([...]) of all its workers'"
+                f"{turn['num_workers']} of a StatefulDataLoader: load the whole state of that into a "
+                "StatefulDataLoader with as many workers"
             )
 
     def require(self, shards: Collection[int]) -> None:
@@ -168,21 +169,10 @@ class Saved:
     Args:
         position: where it stands.
         pipeline: the text of its key "pipeline", without checksum.
-        has_checksum: whether that had one.
     """
 
     position: Position
     pipeline: str
-    has_checksum: bool
-
-    def check_like(self, present: str) -> None:
-        """Raise if the pipeline's text is not worth parsing, beside the one that it is to be like."""
-        if not self.has_checksum and len(self.pipeline) > len(present) + MOST_LONGER:
-            raise StateError(
-                f"pipeline: damaged, it has {len(self.pipeline):,} characters where "
-                f"{len(present):,} are enough; "
-                "load the state as it was saved"
-            )
 
 
 def parse(state: Any, identity: str, num_shards: int) -> Position:
@@ -194,12 +184,11 @@ def parse(state: Any, identity: str, num_shards: int) -> Position:
         num_shards: the pipeline's.
 
     Raises:
-        StateError: it is no state, is damaged, is of a newer format, or of another pipeline.
+        StateError: it is no state, is damaged, is of another format, or of another pipeline.
     """
     saved = read(state)
     position = saved.position
-    saved.check_like(identity)
-    position.notes = check_identity(saved.pipeline, identity)
+    check_identity(saved.pipeline, identity)
     if position.num_shards != num_shards:
         raise StateError(
             f"num_shards: saved {position.num_shards}, now {num_shards}; "
@@ -212,63 +201,78 @@ def read(state: Any) -> Saved:
     """A state, checked as far as that can be done without its pipeline.
 
     Raises:
-        StateError: it is no state, is damaged, or is of a newer format.
+        StateError: it is no state, is damaged, or is of another format.
     """
     if not isinstance(state, Mapping) or "trainpipes" not in state:
-        raise refusal(state)
+        raise unrecognized_state_error(state)
     odd = [key for key in state if not isinstance(key, str)]
     if odd:
         raise StateError(
             f"a state's keys are strings, got {shown(odd[0])}; load it as it was saved"
         )
     version = state["trainpipes"]
-    if type(version) is not int or version < 1:
+    if type(version) is not int or version != FORMAT:
         raise StateError(
-            f"trainpipes: the format version is a number from 1, got {shown(version)}; load the state "
-            "as it was saved"
-        )
-    if version > FORMAT:
-        raise StateError(
-            f"trainpipes: saved in format {shown(version)}, this version reads up to {FORMAT}; "
-            "install the trainpipes that wrote it, or a newer one"
+            f"trainpipes: the state's format must be {FORMAT}, got {shown(version)}; load it with the "
+            "trainpipes that wrote it"
         )
     epoch, m = _integer(state, "epoch", MOST_PASSES), _integer(state, "m", MOST_COUNTED)
     num_shards = _integer(state, "num_shards", MOST_COUNTED, 1)
     sizes, turn = (_text(state, key, "") for key in ("batch_sizes", "turn"))
     pipeline, check = unsealed(_text(state, "pipeline"))
-    tag = None if check is None else check[:8]
-    if tag and check != tag + checksum(pipeline, tag, epoch, m, num_shards, sizes, turn):
+    if check is None:
+        raise damaged("it has no checksum")
+    tag = check[:8]
+    if check != tag + checksum(pipeline, tag, epoch, m, num_shards, sizes, turn):
         raise StateError(
             f"pipeline: its checksum does not fit the other keys (epoch {epoch}, m = {m}, "
             f"num_shards = {num_shards}, batch_sizes, turn). The state was edited or is "
             "damaged, or ranks saved it at different steps: load it as it was saved, and "
             "save on all ranks after the same step"
         )
-    if tag is None and version > 1:
-        raise damaged("it has no checksum")
-    if tag is None and len(sizes) > MOST_SIZES:
-        raise StateError(
-            f"batch_sizes: damaged, got {shown(sizes)}; load the state as it was saved"
-        )
     if turn:
         _check_turn(turn, m)
     cursors, extra = {}, {}
     for key, value in state.items():
         if key.startswith("shard-"):
-            if tag is None and isinstance(value, str) and unsealed(value)[1]:
-                raise damaged(f"it has no checksum, and {cut(key)} has one")
-            cursors[shard_of(key, num_shards)] = read_cursor(key, value, m, num_shards, tag)
+            cursors[shard_of(key, num_shards)] = read_cursor(key, value, epoch, m, num_shards, tag)
         elif key not in _COMMON:
             extra[key] = value
     position = Position(epoch, m, num_shards, cursors, extra, BatchSizes.parse(sizes))
-    return Saved(position, pipeline, tag is not None)
+    return Saved(position, pipeline)
+
+
+def unrecognized_state_error(state: Any) -> StateError:
+    """The error for what was given where a state belongs and is none: says what it is, and what to load."""
+    if not isinstance(state, Mapping):
+        rule = f"a state must be the dict that state_dict() gave, got {type(state).__name__}"
+        if isinstance(state, str | os.PathLike):
+            return StateError(f"{rule}; load what torch.load(path, weights_only=True) gives")
+        return StateError(f"{rule}; of the states of all ranks make one with merge_states(states)")
+    if "_snapshot" in state or "fetcher_state" in state:
+        what = "the state of a StatefulDataLoader"
+        cure = (
+            "load it into a StatefulDataLoader with as many workers, or count batches: "
+            "load_state_dict(pipe.state_at(batches_delivered_to_each_rank, epoch=...))"
+        )
+    elif {"root", "num_yielded"} <= state.keys():
+        what = "the state of a torchdata.nodes.Loader"
+        cure = "load it into the torchdata.nodes.Loader that saved it"
+    else:
+        key = "m" if "trainpipes" in state else "trainpipes"
+        found = ", ".join(map(shown, list(state)[:4])) or "empty"
+        what = f"a dict without the key {key!r} ({found})"
+        inside = [key for key, one in state.items() if isinstance(one, Mapping) and "m" in one]
+        cure = (
+            f"load state[{shown(inside[0])}], which is in it"
+            if inside
+            else "load what state_dict() of this pipeline or loader gave, as it was"
+        )
+    return StateError(f"a state must be one of trainpipes, got {what}; {cure}")
 
 
 def render(
-    position: Position,
-    identity: str,
-    texts: Mapping[int, str] | None = None,
-    has_checksum: bool = True,
+    position: Position, identity: str, texts: Mapping[int, str] | None = None
 ) -> dict[str, Any]:
     """The state of a position.
 
@@ -276,24 +280,22 @@ def render(
         position: where a run stands.
         identity: of the pipeline.
         texts: the cursors, sealed with the checksum of ``identity``; those of ``position`` if left out.
-        has_checksum: False for what is made of states of format 1 that have none: nothing vouches for them.
     """
-    tag = checksum(identity) if has_checksum else None
+    tag = checksum(identity)
     if texts is None:
-        texts = {s: cursor_text(cursor, s, tag) for s, cursor in position.cursors.items()}
+        texts = {
+            s: cursor_text(cursor, s, tag, position.epoch) for s, cursor in position.cursors.items()
+        }
     # Always there: torch.distributed.checkpoint loads the keys that a fresh state has.
     sizes = "" if position.sizes is None else position.sizes.render()
     turn = position.extra.get("turn", "")
-    pipeline = with_notes(identity, position.notes)
-    if tag is not None:
-        common = tag, position.epoch, position.m, position.num_shards, sizes, turn
-        pipeline = sealed(pipeline, tag + checksum(pipeline, *common))
+    common = tag, position.epoch, position.m, position.num_shards, sizes, turn
     state: dict[str, Any] = {
-        "trainpipes": 1 if tag is None else FORMAT,
+        "trainpipes": FORMAT,
         "epoch": position.epoch,
         "m": position.m,
         "num_shards": position.num_shards,
-        "pipeline": pipeline,
+        "pipeline": sealed(identity, tag + checksum(identity, *common)),
         "batch_sizes": sizes,
     }
     state.update((shard_key(shard), texts[shard]) for shard in sorted(texts))

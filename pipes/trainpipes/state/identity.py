@@ -1,7 +1,6 @@
 """What a state says of the pipeline that saved it, compared with the one that loads it.
 
-The text of a state's key "pipeline" is a JSON object: "data" and "stages" identify the pipeline; whatever
-else stands there is kept with the state and not compared.
+The text of a state's key "pipeline" is a JSON object: "data" and "stages" identify the pipeline.
 """
 
 from __future__ import annotations
@@ -9,19 +8,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainpipes._internal.secret_text import STANDS_IN, stand_in
 from trainpipes._internal.shown import cut, shown
 from trainpipes.errors import StateError
 
 __all__ = [
-    "as_old_as",
     "check_identity",
     "damaged",
     "first_difference",
     "named_difference",
     "read_identity",
     "said",
-    "with_notes",
 ]
 
 _CURES = {
@@ -32,8 +28,8 @@ _CURES = {
 MOST = 200
 
 
-def check_identity(saved: str, present: str) -> dict[str, Any]:
-    """What is kept with a state beside its pipeline's identity.
+def check_identity(saved: str, present: str) -> None:
+    """Raise unless a state is of the pipeline that loads it.
 
     Args:
         saved: the state's text.
@@ -43,9 +39,8 @@ def check_identity(saved: str, present: str) -> dict[str, Any]:
         StateError: they are of different pipelines; names the first difference.
     """
     if saved == present:
-        return {}
-    (before, notes), (now, _) = read_identity(saved), read_identity(present)
-    now["data"] = as_old_as(before["data"], now["data"])
+        return
+    before, now = read_identity(saved), read_identity(present)
     stages = [s["stage"] for s in before["stages"]], [s["stage"] for s in now["stages"]]
     if stages[0] != stages[1]:
         chains = [cut(" -> ".join(names), 300) for names in stages]
@@ -55,7 +50,7 @@ def check_identity(saved: str, present: str) -> dict[str, Any]:
         )
     found = named_difference(before, now)
     if found is None:  # the same in another spelling
-        return notes
+        return
     path, old, new = found
     cure = _CURES.get(path.split("/")[0], _CURES["stages"])
     if stages[1][:1] == ["mix"] and path.startswith(("data/sources", "stages/mix/")):
@@ -63,27 +58,8 @@ def check_identity(saved: str, present: str) -> dict[str, Any]:
     raise StateError(f"{cut(path)}: saved {said(old)}, now {said(new)}; {cure}")
 
 
-def as_old_as(saved: Any, present: Any) -> Any:
-    """What identifies the data, without the digests that a saved state lacks: it knows rows in memory by a
-    sample of them only."""
-    if isinstance(saved, list) and isinstance(present, list) and len(saved) == len(present):
-        return list(map(as_old_as, saved, present))
-    if not isinstance(saved, dict) or not isinstance(present, dict):
-        return present
-    lacks = "sample" in saved and "content" not in saved
-    kept = {name: value for name, value in present.items() if not (lacks and name == "content")}
-    return {name: as_old_as(saved.get(name), value) for name, value in kept.items()}
-
-
-def with_notes(identity: str, notes: dict[str, Any]) -> str:
-    """A pipeline's identity with what is kept beside it."""
-    if not notes:
-        return identity
-    return f"{identity[:-1]},{json.dumps(notes, separators=(',', ':'))[1:]}"
-
-
-def read_identity(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The data and the stages that a state's ``"pipeline"`` tells, and what is kept beside them.
+def read_identity(text: str) -> dict[str, Any]:
+    """The data and the stages that a state's ``"pipeline"`` tells.
 
     Raises:
         StateError: it is damaged.
@@ -100,10 +76,7 @@ def read_identity(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     for stage in stages:
         if not isinstance(stage, dict) or not isinstance(stage.get("stage"), str):
             raise damaged(f"{shown(stage)} is no stage")
-    notes = {k: v for k, v in found.items() if k not in ("data", "stages")}
-    if "check" in notes:
-        raise damaged("its checksum is no checksum")
-    return {"data": found["data"], "stages": stages}, notes
+    return {"data": found["data"], "stages": stages}
 
 
 def damaged(why: str) -> StateError:
@@ -142,9 +115,6 @@ def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any
             if found:
                 return found
         return None
-    if isinstance(saved, str) and isinstance(present, str) and present.startswith(STANDS_IN):
-        # Older versions wrote the secret itself.
-        saved = saved if saved.startswith(STANDS_IN) else stand_in(saved)
     return None if saved == present and type(saved) is type(present) else (path, saved, present)
 
 

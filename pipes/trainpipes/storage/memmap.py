@@ -20,13 +20,12 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.sources.memmap.dataset import MemmapDataset
 from trainpipes.sources.memmap.given_rows import Part, of_arrays, of_batch, of_batches, of_rows
 from trainpipes.sources.memmap.manifest import DTYPES
-from trainpipes.sources.memmap.old_format import parts_of_old
 from trainpipes.sources.memmap.writer import check_target, write_parts
 from trainpipes.storage.map_dataset import runs_of
 from trainpipes.storage.memmap_on_ray import refuse_read, rows_by_tasks
 from trainpipes.storage.writers.on_ray import Cluster
 
-__all__ = ["convert", "read_memmap", "write_memmap"]
+__all__ = ["read_memmap", "write_memmap"]
 
 read_memmap = MemmapDataset
 
@@ -114,25 +113,6 @@ def write_memmap(
     shown_parts = _shown(_named(parts, names), rows)
     write_parts(path, shown_parts, rows, _dtypes(dtype), ragged, overwrite)
     return MemmapDataset(path)
-
-
-def convert(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> MemmapDataset:
-    """Write a memory map of older releases, which was one file, as a folder.
-
-    All of it is held against its checksums. States that were saved over the file load with the folder; if
-    they are of several files, each folder needs the name that its file had.
-
-    Args:
-        old: the file. It stays.
-        new: the folder; the one that it is in is made if it is not there.
-
-    Raises:
-        ConfigError: something is there.
-        UnreadableError: the file is no memory map of one file, or is damaged.
-    """
-    os.makedirs(os.path.dirname(os.path.abspath(new)), exist_ok=True)
-    write_parts(new, parts_of_old(os.path.abspath(old)))
-    return MemmapDataset(new)
 
 
 def _dtypes(dtype: Any) -> Any:

@@ -16,14 +16,12 @@ from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_receiver import WorkerReceiver
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
-from trainpipes.engine.provenance import Provenance
 from trainpipes.engine.shards.items import Items, items_of
-from trainpipes.engine.shards.known_items import KnownItem
+from trainpipes.engine.shards.known_items import ItemRows
 from trainpipes.engine.shards.shard_iterator import ENDED
 from trainpipes.engine.shards.turns import Turns
 from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position
-from trainpipes.state.left_out_batches import LeftOutBatches
 
 __all__ = ["ConsumerIterator", "ConsumerState", "SERIAL", "RunOptions"]
 
@@ -63,14 +61,12 @@ class ConsumerState(NamedTuple):
         over: whether the pass is over: what is saved then is the start of the next one.
         moved: cursors, as JSON, of the shards that moved since the state was asked for before; the first
             time, of all. Empty where the pipeline is counted.
-        provenance: of that item, where it is kept.
     """
 
     m: int
     upcoming: int
     over: bool
     moved: dict[int, str]
-    provenance: Provenance | None
 
 
 class ConsumerIterator:
@@ -105,21 +101,22 @@ class ConsumerIterator:
         self._m = position.m
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, origin)
-        self._left_out = LeftOutBatches.of(position)
         #: Whether it ends before the first micro-batch that is missing, as all ranks do; else it passes over
         #: shards that have ended, and gives all.
         self.ends_at_holes = (
             plan.counts.ends_unevenly and not plan.chain.ragged and topology.world_size > 1
         )
         #: The number before which it ends; inf where that is not known.
-        self.end = plan.counts.end(topology.world_size, origin, self._left_out)
+        self.end = plan.counts.end(topology.world_size, origin)
         self._own = topology.shards(origin, plan.chain.num_shards)
         ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
         self._running = set(self._own) - ended
         self._given = math.inf  # when the last item was given
         self._busy = 0  # how often in a row somebody was at work between two items
         #: Of the item given last, where that is kept.
-        self.provenance: Provenance | None = None
+        self.rows: ItemRows | None = None
+        #: The micro-batch that it is.
+        self.m: int | None = None
         #: Whether a state has cursors, and those of which shards moved since it was asked for.
         self._has_cursors = not plan.counted
         self._moved = set(self._own) if self._has_cursors else set()
@@ -148,18 +145,15 @@ class ConsumerIterator:
                 step = (m - self._origin) // self._topology.world_size
                 self._m = self._origin + (step + 1) * self._topology.world_size
                 self._given = perf_counter()
-                return self._without_rows(item, m) if self._options.with_rows else item
+                if self._options.with_rows:
+                    item, self.rows = item
+                    self.m = m
+                return item
         self._over = True
         self.close()
         if self._given == math.inf and self._first.m == 0:
             warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
-
-    def _without_rows(self, known: KnownItem, m: int) -> Any:
-        """The bare item; which rows it is made of is noted."""
-        number = self._left_out.number(m)
-        self.provenance = Provenance(self._first.epoch, number, known.rows, self._plan.inputs)
-        return known.item
 
     def _start_work(self) -> None:
         """Have the windows of all shards known, so that none reads again what another has."""
@@ -206,7 +200,7 @@ class ConsumerIterator:
         moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
         self._moved.clear()
         over = self._plan.counts.known and (self._over or self._m >= self.end)
-        return ConsumerState(self._m, self._next, over, moved, self.provenance)
+        return ConsumerState(self._m, self._next, over, moved)
 
     def close(self) -> None:
         """Let threads and workers go. The state stays."""

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -32,7 +33,6 @@ from trainpipes.engine.shards.turns import Turns
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.state.format import Position
-from trainpipes.state.left_out_batches import KEY, LeftOutBatches
 
 __all__ = ["LoaderWorkers", "WorkerDataset", "share_out"]
 
@@ -64,7 +64,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         ranks: rank and world size.
         position: where the first pass starts.
         memory: that the rank's workers share with the process that trains.
-        with_rows: whether items are sent with their rows.
+        schemas: those of the rows that are known.
     """
 
     stages: Sequence[Stage]
@@ -72,21 +72,17 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
     ranks: tuple[int, int]
     position: Position
     memory: WorkerMemory
-    with_rows: bool = False
+    schemas: dict[str, pa.Schema | None] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[WorkerMessage]:
         info = get_worker_info()
         return self.messages(self.plan, 0 if info is None else info.id)
 
-    def leaves_out_as(self, position: Position) -> bool:
-        """Whether workers leave out the batches that a position's notes name."""
-        return bool(self.position.notes.get(KEY) == position.notes.get(KEY))
-
     @cached_property
     def plan(self) -> Plan:
         """The plan of the worker that asks, for all its passes."""
         plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
-        plan.adopt(self.position.notes)
+        plan.inputs.schemas.adopt(self.schemas)
         return plan
 
     def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
@@ -98,7 +94,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         """
         number = self.memory.unpacked(worker)
         for message in self._filled(plan, worker):
-            message.notes = plan.notes
+            message.schemas = plan.inputs.schemas.known()
             self.memory.place(message, number)
             number += 1
             yield message
@@ -107,16 +103,15 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         (rank, world), memory = self.ranks, self.memory
         epoch, position = memory.start, self.position
         if epoch is not None:
-            position = Position(epoch, 0, position.num_shards, notes=position.notes)
+            position = Position(epoch, 0, position.num_shards)
         plan = plan.resized(position.sizes)
-        left_out = LeftOutBatches.of(position)
-        num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m, left_out)
+        num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m)
         num_spans = plan.layouts.usual.num_spans
         owners = share_out(range(rank, num_shards, world), num_spans, memory.workers)
         running = {shard for shard, owner in owners.items() if owner == worker}
         own = frozenset(running)
         turns = Turns(world, end, num_shards, own)
-        items = items_of(plan, position, turns, own, with_rows=self.with_rows)
+        items = items_of(plan, position, turns, own)
         stretch = world * memory.workers
         # Far enough that it holds back only who is out of step with the others.
         most_ahead = (memory.ahead + 2) * MOST_BATCHES * stretch
@@ -160,7 +155,6 @@ class LoaderWorkers:
         persistent: whether they are kept from one pass to the next.
         init: called with the worker's number in each, if given.
         options: more of a ``DataLoader``'s.
-        with_rows: whether items are sent with their rows.
     """
 
     stages: Callable[[], Sequence[Stage]]
@@ -170,7 +164,6 @@ class LoaderWorkers:
     persistent: bool
     init: Callable[[int], None] | None
     options: dict[str, Any]
-    with_rows: bool = False
     _sent: Sequence[Stage] | None = None
     #: Processes that can begin another pass, and what they iterate.
     _idle: tuple[DataLoader[WorkerMessage], WorkerDataset, WorkerWatch] | None = None
@@ -193,12 +186,7 @@ class LoaderWorkers:
         """
         idle, self._idle = self._idle, None
         watch = None
-        if (
-            idle is not None
-            and not position.m
-            and idle[1].leaves_out_as(position)
-            and idle[2].is_well
-        ):
+        if idle is not None and not position.m and idle[2].is_well:
             loader, data, watch = idle
             data.memory.begin(position.epoch)
         else:
@@ -206,8 +194,9 @@ class LoaderWorkers:
                 idle[2].end()
             self._sent = self._sent or self.stages()
             memory = WorkerMemory(workers, self.ahead)
-            source = plan.inputs.source
-            data = WorkerDataset(self._sent, source, ranks, position, memory, self.with_rows)
+            inputs = plan.inputs
+            known = inputs.schemas.known()
+            data = WorkerDataset(self._sent, inputs.source, ranks, position, memory, known)
             loader = self._processes(data, workers)
         return data.memory, self._messages(loader, data, watch)
 

@@ -22,12 +22,10 @@ from trainpipes.engine.iterating.consumer_iterator import (
 from trainpipes.engine.iterating.epoch_end_sync import EpochEndSync
 from trainpipes.engine.iterating.prefetcher import Prefetcher
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.provenance import Provenance
 from trainpipes.engine.topology import Topology
-from trainpipes.errors import ConfigError
 from trainpipes.state.format import Position, render
 
-__all__ = ["OneAtATime", "OnePass", "provenance_of"]
+__all__ = ["OneAtATime", "OnePass"]
 
 
 class OneAtATime:
@@ -158,8 +156,7 @@ class OnePass:
     def _go_on(self) -> None:
         """Nothing was left: this is the next pass."""
         self._may_go_on, self.origin = False, 0
-        notes = self._start.notes
-        self._open(Position(self._after(self.epoch), 0, self._plan.chain.num_shards, notes=notes))
+        self._open(Position(self._after(self.epoch), 0, self._plan.chain.num_shards))
 
     def _other_workers_have_more(self) -> bool:
         """Whether a worker of this rank has something left where this pass started."""
@@ -192,11 +189,10 @@ class OnePass:
             cursors = self._cursors
             if state.over and not (turn or ends):
                 after = self._after(start.epoch)
-                start = Position(after, 0, start.num_shards, notes=start.notes)
+                start = Position(after, 0, start.num_shards)
                 state = ConsumerIterator(plan, topology, start, 0).state()
                 cursors = state.moved
-            notes = {**start.notes, **plan.notes}
-            position = replace(start, m=state.m, cursors={}, extra=extra, notes=notes)
+            position = replace(start, m=state.m, cursors={}, extra=extra)
             return render(position, plan.identity, cursors)
 
     def was_left_unfinished(self) -> bool:
@@ -214,29 +210,3 @@ class OnePass:
     def close(self) -> None:
         """Let threads and worker processes go. The state stays."""
         self.items.close()
-
-
-def provenance_of(last: OnePass | None) -> Provenance:
-    """Which rows the item given last is made of.
-
-    Args:
-        last: the pass that gave it; None if none did.
-
-    Raises:
-        ConfigError: none was given, or that is not kept.
-    """
-    found = None
-    if last is not None:
-        if not last.options.with_rows:
-            raise ConfigError(
-                "provenance() tells where the rows of the last batch come from, which is recorded "
-                "only by Loader(pipe, with_provenance=True); without it, "
-                "trainpipes.look.locate(loader, step) finds out afterwards"
-            )
-        found = last.standing().provenance
-    if found is None:
-        raise ConfigError(
-            "provenance() tells where the rows of the last batch come from, and there was no batch "
-            "yet: take one first, or use trainpipes.look.locate(loader, 0)"
-        )
-    return found

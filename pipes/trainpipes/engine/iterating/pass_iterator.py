@@ -14,12 +14,11 @@ from trainpipes.engine.iterating.consumer_iterator import (
     ConsumerIterator,
     RunOptions,
 )
-from trainpipes.engine.iterating.one_pass import OneAtATime, OnePass, provenance_of
+from trainpipes.engine.iterating.one_pass import OneAtATime, OnePass
 from trainpipes.engine.iterating.pass_counter import Shared, shared_by_workers
 from trainpipes.engine.iterating.prefetcher import Prefetcher
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.iterating.worker_end import end_in_peace
-from trainpipes.engine.provenance import Provenance
 from trainpipes.errors import StateError
 from trainpipes.state.format import Position
 
@@ -113,11 +112,6 @@ class PassIterator:
             return is_last
         finally:
             self._one_at_a_time.done()
-
-    def provenance(self) -> Provenance:
-        """Which rows the item given last is made of. See ``Loader.provenance``."""
-        with self._one_at_a_time.between_items():
-            return provenance_of(self._current if self._rest is not None else None)
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: integers and strings in a flat dict."""

@@ -16,16 +16,12 @@ from trainpipes._internal.warn_once import has_warned, warn_once
 from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.iterating.pass_counter import PassCounter
-from trainpipes.engine.planning.check_state import position_of
-from trainpipes.engine.planning.migrate import migrate
+from trainpipes.engine.planning.migrate import migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.state.cursor import is_count
-from trainpipes.state.foreign import is_stateful_data_loaders
 from trainpipes.state.format import Position
-from trainpipes.state.left_out_batches import Batches, kept_batches, merged_batches
-from trainpipes.state.merge import merge_states
 
 __all__ = ["MOST_EPOCHS", "Session"]
 
@@ -36,13 +32,10 @@ MOST_EPOCHS = 1 << 40
 class Session:
     """Where one pipeline object, or one ``Loader``, stands.
 
-    A ``Loader`` that was not used yet stands where its pipeline was told to stand.
-
     Args:
         stages: makes the pipeline's stages.
         ranks: gives rank and world size.
-        source: what a ``Loader``'s own starts out from: that of its pipeline.
-        left_out: batches that are left out, beside those that a state names.
+        source: where a ``Loader``'s own starts: that of its pipeline, as it stands now.
         fixed: the epoch that every pass is, but for one that starts from a loaded state; None where one
             epoch follows the other.
     """
@@ -52,16 +45,10 @@ class Session:
         stages: Callable[[], Plan],
         ranks: Callable[[], tuple[int, int]],
         source: Session | None = None,
-        left_out: Batches = (),
         fixed: int | None = None,
     ) -> None:
         self._make = stages
         self._plan: Plan | None = None
-        #: Of a copy of a pipeline: what that knew of the rows' schemas.
-        self.notes_there: dict[str, Any] = {}
-        self._left_out = left_out
-        #: Batches that are left out, by the state that was loaded last.
-        self.left_out_there: Batches = () if source is None else source.left_out_there
         self.ranks = ranks
         self.members: tuple[int, ...] | None = None
         self.passes = PassCounter(fixed or 0, fixed)
@@ -79,20 +66,19 @@ class Session:
         #: look at one item.
         self._may_look = True
         self._source = source
-        self._follows = source is not None  # whether it was not used yet
         self._from_source = 0  # the source's load that this starts from, 0 if from none
         if source is not None:
             self.members = source.members
             self.passes = PassCounter(source.passes.now.upcoming)
             if source._goes_on:
                 self._expect(source.upcoming())
-            if source.pending is not None and source.pending[0] != source.passes.now.loaded:
-                self._from_source = source.pending[0]  # which was used up
+            elif source.pending is not None and source.pending[0] == source.passes.now.loaded:
+                self._from_source = source.pending[0]
+                self._expect(source.pending[1])
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is of this process.
-        kept = {**vars(self), "notes_there": self.notes}
-        return {**kept, "_plan": None, "last": None, "begun": None}
+        return {**vars(self), "_plan": None, "last": None, "begun": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -102,13 +88,7 @@ class Session:
     def plan(self) -> Plan:
         if self._plan is None:
             self._plan = self._make()
-            self._plan.adopt(self.notes_there)
         return self._plan
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        """What is known of the rows' schemas, for a copy of the pipeline."""
-        return self.notes_there if self._plan is None else self._plan.notes
 
     def topology(self) -> Topology:
         """This consumer, checked against the pipeline's shards."""
@@ -124,9 +104,7 @@ class Session:
         return position_of(state, self.plan)
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
-        """Let the next pass start where the state says: ours, or a StatefulDataLoader's."""
-        if is_stateful_data_loaders(state):
-            state = merge_states([state])
+        """Let the next pass start where the state says."""
         if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
             state = migrate(state, self.plan, allow_changes)
         self.place(state)
@@ -140,26 +118,15 @@ class Session:
             rank, world = self.ranks()
             if not self.plan.counted and position.num_shards % world == 0:
                 position.require(Topology(rank, world).shards(position.m, position.num_shards))
-        self._follows = False
         return self._expect(position), position
 
     def _expect(self, position: Position) -> int:
-        self.left_out_there = kept_batches(position.notes)
         load = self.passes.load(position.epoch, position.m > 0)
         self.pending = load, position
         self.last = None
         self._may_look = False
         self.begun.clear()
         return load
-
-    def _follow(self, is_used: bool = False) -> None:
-        """Of a ``Loader`` that was not used yet: go where its pipeline was told to. Once it is used it stands
-        where it stands, whatever its pipeline is told."""
-        told = None if self._source is None or not self._follows else self._source.pending
-        if told is not None and told[0] != self._from_source:
-            self._from_source = told[0]
-            self._expect(told[1])
-        self._follows = self._follows and not is_used
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be that of an epoch, as ``Pipeline.set_epoch`` says."""
@@ -174,7 +141,6 @@ class Session:
                 "set_epoch()"
             )
         if not self.plan.chain.endless:
-            self._follow(is_used=True)
             before = self.passes.now.upcoming
             self.passes.set_epoch(epoch)
             if self.last is not None and self.last.ended and self.passes.now.upcoming != before:
@@ -186,7 +152,6 @@ class Session:
         Args:
             own: the load and the position that are the iterator's own, if it was given a state.
         """
-        self._follow(is_used=True)
         self._warn_of_rest()
         if own is not None:
             position = self.loaded(own[1])
@@ -232,7 +197,6 @@ class Session:
 
     def upcoming(self) -> Position:
         """Where the next pass starts."""
-        self._follow()
         if self._goes_on and self.last is not None:
             return self.parse(self.last.state())
         return self.start(self.passes.now.upcoming, self.passes.now.loaded)
@@ -260,22 +224,11 @@ class Session:
 
     def start_of(self, number: int) -> Position:
         """The start of a pass, whatever was loaded."""
-        position = Position(number, 0, self.plan.chain.num_shards)
-        batches = tuple(sorted({*self._left_out, *self.left_out_there}))
-        return replace(position, notes=merged_batches(position, batches)) if batches else position
+        return Position(number, 0, self.plan.chain.num_shards)
 
     def loaded(self, position: Position) -> Position:
         """A position that was loaded, for a pass of its own: stages may change what they are opened with."""
-        found = self.looked_at(position)
-        self.left_out_there = kept_batches(found.notes)
-        return found
-
-    def looked_at(self, position: Position) -> Position:
-        """The same, without going there."""
-        self.plan.adopt(position.notes)
-        found = deepcopy(position)
-        found.notes = merged_batches(found, self._left_out)
-        return found
+        return deepcopy(position)
 
     def start_of_epoch_at_hand(self) -> Position:
         """The start of the pass that is under way; of the next one where none is."""
@@ -285,10 +238,9 @@ class Session:
             if last.epoch != position.epoch:
                 return self.start_of(last.epoch)
         else:
-            self._follow()
             if self.pending is None or self.pending[0] != now.loaded:
                 return self.start_of(now.upcoming)
-            position = self.looked_at(self.pending[1])
+            position = self.loaded(self.pending[1])
         return replace(position, m=0, cursors={}, extra={})
 
     def state_at(self, batches: int, epoch: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from multiprocessing import sharedctypes
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
 from torch._utils import ExceptionWrapper
 
@@ -60,12 +61,12 @@ class WorkerMessage:
         items: micro-batches in order: number; batch, or why there is none: None where the shard has ended, an
             exception if it could not be made, after which nothing comes; position of its shard after it, as
             JSON, empty where the pipeline is counted.
-        notes: what the worker knows of the rows' schemas.
+        schemas: what the worker knows of them.
     """
 
     worker: int
     items: list[tuple[int, Packed | ExceptionWrapper | None, str]] = field(default_factory=list)
-    notes: dict[str, Any] = field(default_factory=dict)
+    schemas: dict[str, pa.Schema | None] = field(default_factory=dict)
 
     @property
     def batches(self) -> list[Packed]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -75,10 +74,8 @@ class WorkerReceiver:
         if self._started is None:
             # Schemas that are not known yet are found in the workers: a function that opens a file when it
             # is first called must not do so here, before they are forked.
-            notes = {**self._position.notes, **self._plan.notes}
-            position = replace(self._position, notes=notes)
             useful = min(self._workers.most, len(self._own))
-            self._started = self._workers.start(self._plan, self._ranks, useful, position)
+            self._started = self._workers.start(self._plan, self._ranks, useful, self._position)
         memory, messages = self._started
         memory.due = due
         message = next(messages, None)
@@ -88,8 +85,7 @@ class WorkerReceiver:
                 f"the workers ended early: batch {due} of shard {shard} is missing; "
                 "load the state again, or report this with the state"
             )
-        if message.notes and message.notes != self._plan.notes:
-            self._plan.adopt(message.notes)
+        self._plan.inputs.schemas.adopt(message.schemas)
         try:
             unpacked = memory.unpack(message)
         except (EOFError, OSError) as error:  # large tensors are handed over by the worker

@@ -1,6 +1,6 @@
 """From the stages of a pipeline to what will happen, before anything is read. From the ground up:
 
-schemas         of rows that are Python objects: given, kept in a state, or found
+schemas         of rows that are Python objects: given, or found
 chain           which stage stands where
 block_table     a source's blocks as arrays, in an epoch's order
 inputs          what is read: the source, and what is known of its rows
@@ -10,6 +10,5 @@ arrange         makes a chain of stages as they are written
 layouts         how each epoch is cut into spans, windows, micro-batches
 counts          how many micro-batches there are, and where each begins
 plan            the four parts together, and what a state must agree with
-check_state     whether a state can be one of a plan's
 migrate         a state of a pipeline that differed in what may change, made one of the plan at hand
 """

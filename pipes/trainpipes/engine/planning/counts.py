@@ -14,12 +14,8 @@ from trainpipes.engine.layout import Layout, StreamLayout, count_batches, slots_
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import DataError
 from trainpipes.state.format import Position
-from trainpipes.state.left_out_batches import LeftOutBatches
 
 __all__ = ["Counts"]
-
-#: That are left out.
-NO_BATCHES = LeftOutBatches()
 
 
 class Counts:
@@ -128,7 +124,7 @@ class Counts:
             layout = Layout(self._epoch_rows, size, 1, layout.window_rows, changes=changes)
         return layout.count(self.chain.drop_last)
 
-    def end(self, world_size: int, origin: int = 0, left_out: LeftOutBatches = NO_BATCHES) -> float:
+    def end(self, world_size: int, origin: int = 0) -> float:
         """The micro-batch after the last one of a pass; inf where that is not known. From ``origin``
         on, where they (re)started, several ranks deliver the same number each, so that the last few
         may be left out.
@@ -136,13 +132,10 @@ class Counts:
         Args:
             world_size: ranks.
             origin: where they started.
-            left_out: batches that the pass leaves out, and that do not count.
         """
         chain = self.chain
         if self.known:
             total = self.batches_in_pass
-            if not math.isinf(total):
-                total -= left_out.below(int(total))
             if chain.endless and not total:
                 raise DataError(
                     f"repeat() would wait forever: an epoch of {chain.stages[0]} gives nothing. "
@@ -152,8 +145,7 @@ class Counts:
                 return total
             return origin + max(0, int(total) - origin) // world_size * world_size
         if chain.stop_batches is not None and chain.repeat is None:
-            most = max(0, chain.stop_batches - chain.skip_batches)
-            return most - left_out.below(most)
+            return max(0, chain.stop_batches - chain.skip_batches)
         return math.inf
 
     # One shard

@@ -1,4 +1,4 @@
-"""Makes a state of a pipeline that differed in what may change one of the pipeline at hand.
+"""Makes of a saved state a position of the pipeline at hand, which may differ in what may change.
 
 Batch size: each row comes at most once in the epoch at hand, rows of each span in the order they would have
 had, and there is one new sequence from m on, the same on any topology. Spans then no longer end together:
@@ -7,8 +7,6 @@ later one.
 
 Pack length: rows of another length begin where an epoch does. Documents of one epoch are never packed to two
 lengths, and what was delivered before is as it was.
-
-Left-out batches: those that a state names and that are yet to come are no more.
 
 Mix: see ``MixingSource.migrate``.
 
@@ -32,14 +30,31 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.stage_kinds import MixingSource
 from trainpipes.state.cursor import is_count, shard_key
-from trainpipes.state.format import BatchSizes, Position, read, render
+from trainpipes.state.format import BatchSizes, Position, parse, read, render
 from trainpipes.state.identity import damaged, read_identity
-from trainpipes.state.left_out_batches import KEY, kept_batches, reached
 
-__all__ = ["ALLOWED", "migrate"]
+__all__ = ["ALLOWED", "migrate", "position_of"]
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
-ALLOWED = ("batch_size", "mix", "pack_length", "schema", "skip_batches")
+ALLOWED = ("batch_size", "mix", "pack_length")
+
+
+def position_of(state: Any, plan: Plan) -> Position:
+    """A state as a position of a pipeline.
+
+    Raises:
+        StateError: it is no state, is damaged, is of another format, or of another pipeline.
+    """
+    position = parse(state, plan.identity, plan.chain.num_shards)
+    if plan.counted:
+        most = plan.resized(position.sizes).counts.batches_in_pass
+        # Ranks that end at different steps count the last one as a whole.
+        if position.m > (most + plan.chain.num_shards - 1 if plan.chain.ragged else most):
+            raise StateError(
+                f"m: epoch {position.epoch} of this pipeline has {most} micro-batches, got m = "
+                f"{position.m}; load the state as it was saved"
+            )
+    return position
 
 
 def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
@@ -61,15 +76,10 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
             "else must be as it was saved"
         )
     saved = read(state)
-    saved.check_like(plan.identity)
     position = saved.position
     if position.num_shards != plan.chain.num_shards:
         return state
-    identity, position.notes = read_identity(saved.pipeline)
-    if "schema" in allow_changes:
-        position.notes.pop("schemas", None)
-    if "skip_batches" in allow_changes:
-        _forget_coming(position)
+    identity = read_identity(saved.pipeline)
     if "mix" in allow_changes and isinstance(plan.chain.opener, MixingSource):
         plan.chain.opener.migrate(identity, json.loads(plan.identity), position)
     if "pack_length" in allow_changes:
@@ -77,15 +87,6 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
     if "batch_size" in allow_changes:
         _rebatch(identity, position, plan)
     return render(position, json.dumps(identity, separators=(",", ":")))
-
-
-def _forget_coming(position: Position) -> None:
-    """Leave out no batch that is yet to come, where a state says so."""
-    now = reached(position)
-    kept = [pair for pair in kept_batches(position.notes) if (now[0], 0) <= pair < now]
-    position.notes.pop(KEY, None)
-    if kept:
-        position.notes[KEY] = [list(pair) for pair in kept]
 
 
 def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[str, Any], Any]]:
@@ -146,12 +147,6 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     if not is_count(old, 1):
         raise damaged(f"batch/batch_size is {shown(old)}")
     before["batch_size"] = new
-    if any(epoch == position.epoch for epoch, _ in kept_batches(position.notes)):
-        raise StateError(
-            f"batch/batch_size: saved {old}, now {new}; it can't change within an epoch of which "
-            f"batches are skipped ({KEY}), since these are named by their numbers: load the "
-            "state of another epoch's start"
-        )
     within = StateError(
         f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an "
         "epoch, since how many rows are used up cannot be told from the number of "

@@ -8,10 +8,9 @@ itself answers what needs several of them. Nothing is read but the source's list
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import Any
 
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.counts import Counts
@@ -20,7 +19,7 @@ from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.engine.planning.schemas import Schemas
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
-from trainpipes.state.checksum import checksum, unsealed
+from trainpipes.state.checksum import checksum
 from trainpipes.state.format import BatchSizes
 
 __all__ = ["Plan"]
@@ -104,49 +103,17 @@ class Plan:
         """Whether a stage is to be called by the thread that iterates, even where others are asked for."""
         return any(stage.in_caller for stage in self.chain.stages)
 
-    # Schemas of rows that are Python objects
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        """What a state keeps beside the identity, and goes on with."""
-        schemas = self.inputs.schemas.notes()
-        return {"schemas": schemas} if schemas else {}
-
-    def adopt(self, notes: Mapping[str, Any]) -> None:
-        """Go on with what a state kept.
-
-        Raises:
-            StateError: it is damaged, or does not go with the pipeline.
-        """
-        if "schemas" in notes:
-            self.inputs.schemas.load(notes["schemas"])
-
     # Identity
 
     @cached_property
     def identity(self) -> str:
         """What a state must agree on with the pipeline that loads it, as JSON. Stages that may stand
         before or after the shuffle are named after it, wherever they are written."""
-        return self._identity(moved=True)
-
-    @cached_property
-    def tag(self) -> str:
-        """A checksum of it, which tells cursors from those of another pipeline."""
-        return checksum(self.identity)
-
-    def identity_for(self, state: Any) -> str:
-        """The identity for a state to be compared with: older ones have stages as they were written."""
-        written = self._identity(moved=False)
-        saved = state.get("pipeline") if isinstance(state, Mapping) else None
-        as_written = isinstance(saved, str) and unsealed(saved)[0] == written
-        return written if as_written else self.identity
-
-    def _identity(self, moved: bool) -> str:
         # Where a stage that deals rows stands in a chain changes nothing.
         places = {"reader": 0, "source": 0, "shard": 1}
         shaping = [s for s in self.chain.stages if s.role not in ("place", "files", "cache")]
         shaping.sort(key=lambda s: places.get(s.role, 2))
-        if moved and self.chain.shuffle in shaping:
+        if self.chain.shuffle in shaping:
             before = shaping[: shaping.index(self.chain.shuffle)]
             last = max((n for n, s in enumerate(before) if not s.keeps_rows), default=-1)
             later = [s for s in before[last + 1 :] if s.role == "rows"]
@@ -157,3 +124,8 @@ class Plan:
         return json.dumps(
             {"data": self.inputs.source.fingerprint(), "stages": stages}, separators=(",", ":")
         )
+
+    @cached_property
+    def tag(self) -> str:
+        """A checksum of it, which tells cursors from those of another pipeline."""
+        return checksum(self.identity)

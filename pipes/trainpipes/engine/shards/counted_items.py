@@ -28,7 +28,6 @@ from trainpipes.engine.shards.opener import RUN_ROWS, rows_at_a_time
 from trainpipes.engine.shards.row_errors import is_about_a_row, raise_placed
 from trainpipes.engine.shards.turns import Turns
 from trainpipes.state.format import Position
-from trainpipes.state.left_out_batches import LeftOutBatches
 
 __all__ = ["CountedItems"]
 
@@ -48,8 +47,7 @@ class CountedItems:
 
     Args:
         plan: the pipeline's.
-        position: where they start. What its notes leave out is passed over: those that are asked for are
-            numbered without it.
+        position: where they start.
         turns: which micro-batches they are.
         windows: where rows are.
         pool: reads windows and makes groups; None for none but the thread that iterates.
@@ -72,7 +70,6 @@ class CountedItems:
         self._first_epoch = plan.chain.first_epoch(position.epoch)
         self._turns = turns
         self._windows = windows
-        self._left_out = LeftOutBatches.of(position)
         self._readers = None if plan.reads_user_code else pool
         self._pool = None if alone else pool
         self._maker = GroupMaker(plan.chain, unroll)
@@ -244,15 +241,13 @@ class CountedItems:
         """The rows of some micro-batches, those of the first one's epoch."""
         plan = self._plan
         first = self._first_epoch
-        numbers = self._left_out.numbers(ms)
-        epoch = plan.counts.epoch_of(int(numbers[0]), first)
+        epoch = plan.counts.epoch_of(int(ms[0]), first)
         shift = plan.counts.shift(epoch, first)
         if plan.chain.goes_on(epoch, first) and not plan.chain.rolling:
-            numbers = numbers[numbers < plan.counts.epoch_start(epoch + 1, first)]
-            ms = ms[: len(numbers)]
+            ms = ms[ms < plan.counts.epoch_start(epoch + 1, first)]
         layout = plan.layouts.of(epoch)
         assert isinstance(layout, Layout)
-        numbers = numbers + shift
+        numbers = ms + shift
         spans, chunks = numbers % layout.num_spans, numbers // layout.num_spans
         order = np.argsort(spans, kind="stable")
         places = np.empty(len(ms), dtype=np.int64)

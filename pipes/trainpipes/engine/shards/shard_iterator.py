@@ -20,7 +20,6 @@ from trainpipes.errors import DataError
 from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.cursor import cursor_text
 from trainpipes.state.format import Position
-from trainpipes.state.left_out_batches import LeftOutBatches
 
 __all__ = ["ENDED", "ShardItems", "ShardIterator"]
 
@@ -40,8 +39,7 @@ class ShardIterator:
     Args:
         opener: of the process.
         shard: which shard.
-        position: where the shards start. What its notes leave out is passed over: the micro-batches that are
-            asked for are numbered without it.
+        position: where the shards start.
         pool: makes the next run ahead of its use; None to make it when it is asked for.
         unroll: gives the items of a run.
     """
@@ -62,8 +60,6 @@ class ShardIterator:
         below = dict(opener.plan.counts.cursor(position, shard) or {})
         self._delivered = int(below.pop("delivered", 0))
         self._ended = bool(below.pop("ended", False))
-        self._left_out = LeftOutBatches.of(position)
-        self._passed_over = self._left_out.of_shard(shard, self._delivered)
         self._runs = ShardRuns(opener, shard, position.epoch, below or None)
         self._start = self._runs.cursor()  # where it stands while it has no run
         self._run: PlacedRun | None = None
@@ -71,18 +67,8 @@ class ShardIterator:
         self._k = 0
         self._ticket: Ticket | None = None
 
-    def take(self, m: int) -> Any:
-        """The shard's next item, which is micro-batch ``m``; ENDED if there is none, and then ever after."""
-        while self._passed_over < self._left_out.times(m):
-            if self._next() is ENDED:
-                return ENDED
-            self._passed_over += 1
-        item = self._next()
-        if item is not ENDED:
-            self._delivered += 1
-        return item
-
-    def _next(self) -> Any:
+    def take(self) -> Any:
+        """The shard's next item; ENDED if there is none, and then ever after."""
         while self._run is None or self._k >= self._run.last:
             if self._ended:
                 return ENDED
@@ -93,6 +79,7 @@ class ShardIterator:
             raise_placed(error, self._opener.plan)
         self._items[self._k] = None  # the run does not keep what was handed over
         self._k += 1
+        self._delivered += 1
         return item
 
     def _next_run(self) -> None:
@@ -145,7 +132,7 @@ class ShardIterator:
     def cursor_text(self) -> str:
         """``cursor`` as it stands in a state."""
         try:
-            return cursor_text(self.cursor(), self._shard, self._opener.plan.tag)
+            return cursor_text(self.cursor(), self._shard, self._opener.plan.tag, self._number)
         except TypeError as error:
             raise DataError(
                 f"a position is kept as JSON, and a node below gave a state that JSON cannot hold: {error}"
@@ -188,7 +175,7 @@ class ShardItems:
 
     def take(self, m: int) -> Any:
         """Micro-batch ``m``, or ENDED if its shard has no more."""
-        return self._of(m % self._plan.chain.num_shards).take(m)
+        return self._of(m % self._plan.chain.num_shards).take()
 
     def work_ahead(self, m: int) -> None:
         """Have a shard's next run in work: that of micro-batch ``m``."""

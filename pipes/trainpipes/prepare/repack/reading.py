@@ -145,8 +145,6 @@ def read_stream(work: Work, rows: EpochRows, tell: Tell) -> list[Part]:
     parts = list(work.parts("read").values())
     with closing(rows):
         if not parts or parts[-1].next is not None:
-            if parts:
-                rows.plan.adopt(parts[-1].notes or {})
             rows.open(parts[-1].next if parts else None)
         stretches = _Stretches(rows, work)
         while not parts or parts[-1].next is not None:
@@ -163,7 +161,7 @@ def read_stream(work: Work, rows: EpochRows, tell: Tell) -> list[Part]:
                 part = maker.close()
             finally:
                 maker.abandon()
-            part = replace(part, next=rows.cursor, notes=rows.plan.notes)
+            part = replace(part, next=rows.cursor)
             parts.append(work.save_part(len(parts), part, "read"))
             tell(part.rows)
     return parts

@@ -28,7 +28,7 @@ class Opener:
 
     stages: tuple[Stage, ...]
     source: Any
-    notes: dict[str, Any]
+    schemas: dict[str, pa.Schema | None]
     form: Form
     schema: pa.Schema
     ids: list[str]
@@ -37,7 +37,7 @@ class Opener:
 
     def __call__(self) -> Callable[[Task, Tell], Made]:
         plan = open_plan(self.stages, self.source)
-        plan.adopt(self.notes)
+        plan.inputs.schemas.adopt(self.schemas)
         maker = Maker(plan, self.form, self.schema, self.ids)
 
         def make(task: Task, tell: Tell) -> Made:

@@ -185,8 +185,8 @@ def tokenize(
         tasks = tasks_of(plan, form.suffix, bytes_per_file)
         about = _about(plan, parts, form, bytes_per_file, first.schema)
         opener = Opener(
-            parts.ahead, plan.inputs.source, plan.notes, form, first.schema, about["tokenized"]["ids"],
-            storage, secrets.token_hex(4),
+            parts.ahead, plan.inputs.source, plan.inputs.schemas.known(), form, first.schema,
+            about["tokenized"]["ids"], storage, secrets.token_hex(4),
         )  # fmt: skip
         with OutputFolder(storage, "tokenize", about, overwrite) as out:
             opened = out.open()

@@ -9,5 +9,4 @@ from_memmap    the stage
 given_rows     what write_memmap is given, as blocks of columns
 column_writer  one column, on its way to its files
 writer         a folder, written whole or not at all
-old_format     maps in one file, of older releases
 """

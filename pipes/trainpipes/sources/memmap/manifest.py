@@ -25,14 +25,12 @@ import numpy.typing as npt
 from trainpipes.errors import UnreadableError
 
 __all__ = [
-    "DTYPES", "MANIFEST", "OLD_MAGIC", "Array", "Column", "Layout", "Manifest", "damaged", "pack",
+    "DTYPES", "MANIFEST", "Array", "Column", "Layout", "Manifest", "damaged", "pack",
     "read_manifest", "refuse_file",
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
-FORMAT, VERSION = "trainpipes.storage.memmap", 2
-#: What a memory map of version 1, one file, begins with.
-OLD_MAGIC = b"TPMEMMAP"
+FORMAT, VERSION = "trainpipes.storage.memmap", 1
 #: What columns can hold, in this machine's byte order.
 DTYPES = (
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16",
@@ -168,14 +166,7 @@ def refuse_file(path: str) -> None:
     if not os.path.isfile(path):
         return
     with open(path, "rb") as file:
-        magic = file.read(len(OLD_MAGIC))
-    if magic == OLD_MAGIC:
-        new = os.path.join(os.path.dirname(path), "converted", os.path.basename(path))
-        raise UnreadableError(
-            f"{path} is a memory map in one file, as older releases wrote it: rewrite it as a folder by "
-            f"trainpipes.storage.memmap.convert({path!r}, {new!r})",
-            path=path,
-        )
+        magic = file.read(8)
     raise UnreadableError(
         f"{path} is not a memory map, a folder that write_memmap() writes: it is a file that starts with "
         f"{magic!r}. A file of bare numbers is read with read_memmap(path, dtype=..., length=...)",

@@ -15,7 +15,7 @@ import numpy as np
 from trainpipes.columns.lone_copy import rows_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, UnreadableError
-from trainpipes.sources.memmap.manifest import OLD_MAGIC, Array, Column, Layout, damaged
+from trainpipes.sources.memmap.manifest import Array, Column, Layout, damaged
 from trainpipes.stages.pad_columns import Ragged
 
 __all__ = ["MappedRows", "crc32_of", "mapped", "open_bare", "stretches"]
@@ -139,7 +139,7 @@ def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
         magic, size = file.read(8), os.fstat(file.fileno()).st_size
         rows = max(0, size // stored.itemsize - more) // length
         values = mapped(file, stored, (rows, length + more), step=length * stored.itemsize)
-    if magic.startswith((OLD_MAGIC, b"\x93NUMPY")):
+    if magic.startswith(b"\x93NUMPY"):
         raise UnreadableError(
             f"{path} is not a file of bare numbers, for it has a header. A memory map is read without dtype "
             "and length; to write the array of another .npy file bare, call its .tofile()",

@@ -14,7 +14,7 @@ from trainpipes.columns.run import innermost, levels
 from trainpipes.errors import StateError
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position
-from trainpipes.state.identity import as_old_as, damaged, first_difference, said
+from trainpipes.state.identity import damaged, first_difference, said
 
 __all__ = ["change_mix"]
 
@@ -33,8 +33,7 @@ def change_mix(saved: dict[str, Any], now: dict[str, Any], position: Position) -
         raise damaged("it does not say what was mixed")
     for name in before["sources"]:
         if name in after["sources"]:
-            present = as_old_as(data.get(name), now["data"]["sources"][name])
-            _same(f"data/sources/{name}", data.get(name), present)
+            _same(f"data/sources/{name}", data.get(name), now["data"]["sources"][name])
             _same(f"stages/mix/sources/{name}", *(m["sources"][name] for m in (before, after)))
     for option in KEPT:
         _same(f"stages/mix/{option}", before.get(option), after.get(option))

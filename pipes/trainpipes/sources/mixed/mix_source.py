@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainpipes.columns.block import Block
-from trainpipes.engine.planning.check_state import leads
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
 from trainpipes.engine.reading.open_windows import open_windows
@@ -26,7 +25,7 @@ from trainpipes.errors import TrainpipesError
 if TYPE_CHECKING:
     from trainpipes.sources.mixed.mixture import Mixture
 
-__all__ = ["MixSource", "SourceRows", "is_place"]
+__all__ = ["MixSource", "SourceRows"]
 
 #: A source's cursor before so many more of its rows; None at the start of a pass.
 CursorAfter = Callable[[int], "dict[str, Any] | None"]
@@ -169,10 +168,3 @@ class SourceRows:
 def _place(made: PlacedRun, used: int, gone: bool, count: int) -> dict[str, Any]:
     found = made.cursor(used + count)
     return {**found, "gone": True} if gone else found
-
-
-def is_place(plan: Plan, shard: int, epoch: int, cursor: Any) -> bool:
-    """Whether a source's cursor may be one of a shard's, as far as can be told."""
-    if not isinstance(cursor, dict) or cursor.get("gone", True) is not True:
-        return False
-    return leads(plan, shard, epoch, {k: v for k, v in cursor.items() if k != "gone"})

@@ -25,13 +25,10 @@ from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStre
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mix_runs import MixRuns
-from trainpipes.sources.mixed.mix_source import MixSource, is_place
-from trainpipes.state.cursor import is_count
+from trainpipes.sources.mixed.mix_source import MixSource
 
 __all__ = ["MixedIds", "Mixture"]
 
-#: Rows or tokens by which a source may be ahead, at most; it is a row's length, about.
-MOST_AHEAD = 1 << 40
 #: Bits of a row's number that are its own, and that tell its source.
 ROW_BITS = 40
 TAG_BITS = 23
@@ -109,26 +106,6 @@ class Mixture(RowMixture):
         for name in path:
             inputs = inputs.mixed[name]
         return inputs, int(own), "/".join(path)
-
-    def leads(self, plan: Plan, shard: int, place: dict[str, Any]) -> bool:
-        names, most = self.rules.names, sum(self.rules.steps[0]) * MOST_AHEAD
-        found = dict(place)
-        epoch, window, row = (found.pop(key) for key in ("epoch", "window", "row"))
-        if window != 0 or not found:
-            return bool(window == row == 0)
-        cursors = found.pop("sources", None)
-        # Shares are counted anew where the mix was changed.
-        ahead = found.pop("ahead", [0] * len(names))
-        counted = self.rules.lengths is None or is_count(found.pop("tokens", None))
-        if found or not counted or not isinstance(ahead, list) or not isinstance(cursors, dict):
-            return False
-        return (
-            len(ahead) == len(names)
-            and all(type(a) is int and -most <= a <= most for a in ahead)
-            and sum(ahead) == 0
-            and cursors.keys() <= set(names)
-            and all(is_place(plan.mixed[n], shard, epoch, cursor) for n, cursor in cursors.items())
-        )
 
 
 class _Named(RunStage):

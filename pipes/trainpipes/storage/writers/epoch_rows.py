@@ -123,12 +123,12 @@ class EpochRows:
             "asker": self.asker,
             "stages": self._stages,
             "source": source if goes else None,
-            "notes": self.plan.notes,
+            "schemas": self.plan.inputs.schemas.known(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._begin(state["asker"], state["stages"], state["source"])
-        self.plan.adopt(state["notes"])
+        self.plan.inputs.schemas.adopt(state["schemas"])
 
     def know_columns(self) -> pa.Schema | None:
         """Find the columns of rows that are Python objects, so that all who read parts of them have the same;

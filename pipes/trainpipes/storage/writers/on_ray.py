@@ -187,7 +187,6 @@ def write_on_ray(
     """
     if not rows.count:
         raise ConfigError(f"{form.asker}(): the pipeline has no rows, and nothing was written")
-    rows.plan.adopt(opened.notes)
     rows.know_columns()
     known, columns = numbered(opened.files), opened.columns
     count = rows.count
@@ -203,7 +202,7 @@ def write_on_ray(
             for task, (entry, found) in done:
                 columns = same_columns(form.asker, columns, found)
                 known[task.number] = entry
-                out.note(entry, None, rows.plan.notes, columns)
+                out.note(entry, columns=columns)
     return out.finish(in_order(known), columns or {})
 
 

@@ -96,7 +96,6 @@ def _write(
 ) -> Written:
     # Tasks on a cluster end in any order, so that later files may be whole before earlier ones.
     known, columns = numbered(opened.files), opened.columns
-    rows.plan.adopt(opened.notes)
     rows.open(opened.next)
     done = number = 0
     at = opened.row  # where ``rows`` stands
@@ -121,7 +120,7 @@ def _write(
             known[number] = entry_of(name, count, file)
             at = done = done + count
             number += 1
-            out.note(known[number - 1], (at, rows.cursor), rows.plan.notes, columns)
+            out.note(known[number - 1], (at, rows.cursor), columns=columns)
     if columns is None:
         raise ConfigError(
             f"{form.asker}(): the pipeline has no rows, and nothing was written: check what filters it"

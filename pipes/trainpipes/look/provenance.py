@@ -55,15 +55,9 @@ class Provenance(Sequence[RowPlace]):
 
     Worked out when it is looked at. Printed, it is a table, with files as they stand in the folder that all
     of them have in common.
-
-    Attributes:
-        epoch: the pass over the data, as in a state.
-        m: number of the batch in that, over all ranks: what ``Loader(skip_batches=[(epoch, m)])`` takes.
     """
 
-    def __init__(self, epoch: int, m: int, rows: ItemRows, inputs: Inputs) -> None:
-        self.epoch = epoch
-        self.m = m
+    def __init__(self, rows: ItemRows, inputs: Inputs) -> None:
         self._rows = rows
         self._inputs = inputs
 
@@ -104,14 +98,11 @@ class Provenance(Sequence[RowPlace]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Provenance):
             return NotImplemented
-        return (self.epoch, self.m, self._places) == (other.epoch, other.m, other._places)
+        return self._places == other._places
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"<batch m={self.m} of epoch {self.epoch}, {len(self)} places>\n{self}"
-
-    def __str__(self) -> str:
         return self.table([])
 
     @cached_property
