@@ -151,6 +151,7 @@ class Pipeline(IterableDataset[Any]):
                 f"{shown(stage)}"
             )
         pipeline = Pipeline((*self._stages, stage), self._ranks, self._members)
+        pipeline._recipe = self._recipe
         pipeline._plan()  # says now what does not fit
         return pipeline
 
@@ -184,17 +185,21 @@ class Pipeline(IterableDataset[Any]):
             "pending": session.pending,
             "left_out": session.left_out_there,
             "notes": session.notes,
+            "recipe": self._recipe,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["stages"], state["ranks"], state["members"])  # type: ignore[misc]
         self._seen_ranks = state["seen_ranks"]
+        self._recipe = state["recipe"]
         self._session.passes = state["passes"]
         self._session.pending = state["pending"]
         self._session.left_out_there = state["left_out"]
         self._session.notes_there = state["notes"]
 
     _seen_ranks: tuple[int, int] | None = None
+    #: The recipe that made the first stages, its options, and how many stages these are.
+    _recipe: tuple[str, dict[str, Any], int] | None = None
 
     if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
@@ -648,7 +653,7 @@ class Pipeline(IterableDataset[Any]):
         - shuffle: {buffer_size: 100, seed: 3}
         <BLANKLINE>
         """
-        from trainpipes.config.write import to_yaml
+        from trainpipes.config_write import to_yaml
 
         return to_yaml(self, path)
 
