@@ -334,7 +334,8 @@ def _said(declared: Any) -> str:
     >>> _said(int | None), _said(Mapping[str, Any] | None)
     ('int | None', 'Mapping[str, Any] | None')
     """
-    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])", "", inspect.formatannotation(declared))
+    said = " | ".join(map(inspect.formatannotation, _members(declared)))
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])", "", said).replace("NoneType", "None")
 
 
 @dataclass
@@ -554,11 +555,11 @@ class _Reader:
 
     def _option(self, step: _Step, name: str, node: Node, at: str, declared: Any) -> Any:
         value = self.value(node, at)
+        kinds = [get_origin(one) or one for one in _members(declared)]
+        if isinstance(value, str) and _is_name(value) and Callable in kinds and str not in kinds:
+            return self._meant("!function", value, node, at)  # where no tag is needed
         if fits(value, declared):
             return value
-        kinds = [get_origin(one) or one for one in _members(declared)]
-        if isinstance(value, str) and Callable in kinds:  # a name may stand without its tag
-            return self._meant("!function", value, node, at)
         if isinstance(value, str) and torch.dtype in kinds:
             return self._meant("!dtype", value, node, at)
         if isinstance(value, dict) and pa.Schema in kinds:
@@ -617,13 +618,13 @@ class _Reader:
                 said = f"{name} as the first stage needs its files: {name}: {{files: ...}}"
                 raise self.error(node, path, said)
             files = options.value["files"]
+            options = Node({k: v for k, v in options.value.items() if k != "files"}, options.line)
             found = {"urls": self.value(files, _joined(path, "files"))}
             yield _Step("list_files", ListFiles, node, path, path, {"files": files}, found)
         elif first and not starts:
             said = f"the first stage must be a source such as list_files, got {name}"
             raise self.error(node, path, said)
-        nodes = {key: one for key, one in options.value.items() if not first or key != "files"}
-        yield self._read_options(_Step(name, kind, node, path, path, nodes))
+        yield self._read_options(_Step(name, kind, node, path, path, options.value))
 
     def _stage_parts(self, node: Node, path: str, first: bool) -> tuple[str, type[Stage], Node]:
         """The name of a stage, its class, and its options by name, as they then stand there."""
@@ -685,7 +686,8 @@ class _Reader:
             value = step.options.get("urls" if name == "files" else name, step.options.get(name))
             asked = re.match(rf"(\w+)\({re.escape(str(name))}\)", text)
             about = asked is not None and (asked[1] == step.name or shown(value) in text)
-            if about or (asked is None and isinstance(value, str) and f" {value!r}" in text):
+            named = rf"(?<![\w/]){re.escape(str(value))}(?![\w/])"
+            if about or (asked is None and isinstance(value, str) and re.search(named, text)):
                 return self.at(node, _joined(step.prefix, name))
         return self.at(step.node, step.path)
 
@@ -734,7 +736,8 @@ def arrow_type(text: Any) -> pa.DataType:
         raise ValueError(f"{rule}, got {shown(text)}") from None
 
 
-def _schema(value: Any) -> pa.Schema:
+def arrow_schema(value: Any) -> pa.Schema:
+    """The schema of a mapping of names to types as text; raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"a schema must be a mapping such as {{x: int64}}, got {shown(value)}")
     return pa.schema([(str(name), arrow_type(kind)) for name, kind in value.items()])
@@ -743,6 +746,6 @@ def _schema(value: Any) -> pa.Schema:
 _TAGS: dict[str, Callable[[Any], Any]] = {
     "!dtype": _dtype,
     "!path": Path,
-    "!schema": _schema,
+    "!schema": arrow_schema,
     "!type": arrow_type,
 }

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
@@ -20,7 +19,12 @@ import torch
 from trainpipes._internal.extra import need
 from trainpipes._internal.secret_text import is_secret, without_url_secrets
 from trainpipes._internal.shown import shown
-from trainpipes.config import add_scalars, arrow_type, declared_types, fits, stage_classes
+from trainpipes.config import (
+    add_scalars,
+    arrow_schema,
+    arrow_type,
+    stage_classes,
+)
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
@@ -162,8 +166,8 @@ class _Writer:
     def document(self, pipeline: Pipeline) -> _Block:
         if pipeline._ranks is not None:
             raise ConfigError(
-                "to_yaml() writes what all ranks share, and distributed(...) is of one of them: write the "
-                "pipeline before, and call distributed() on what tp.load gives"
+                "to_yaml(): what all ranks share is written, and distributed(...) is of one of them: write "
+                "the pipeline before, and call distributed() on what tp.load gives"
             )
         found, stages = _Block(), pipeline.stages
         if pipeline._recipe is not None:
@@ -187,13 +191,10 @@ class _Writer:
             except ValueError as error:
                 raise ConfigError(f"to_yaml(): {stage.name}: {error}", stage=str(stage)) from None
         defaults = {one.name: one.default for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        hints = declared_types(kind)
-        unset = [
-            n
-            for n, one in stage.options.items()
-            if one is None and not fits(one, hints.get(n, Any))
-        ]
-        defaults |= dict.fromkeys(unset)  # a stage may keep a default as None
+        for option, default in defaults.items():
+            if default is not dataclasses.MISSING and getattr(stage, option) is None:
+                others = {name: one for name, one in stage.options.items() if name != option}
+                defaults[option] = getattr(kind(**others), option)  # which may be kept as None
         first = next(iter(defaults), "")
         rows = getattr(stage, first, None)
         if ours and name in _IN_MEMORY and not inspect.isroutine(rows):
@@ -231,14 +232,12 @@ class _Writer:
         """A plain value; raises ValueError for one that has no form."""
         if is_secret(name) and value is not None and not isinstance(value, bool):
             raise ValueError(f"{name!r} may be a secret: write ${{VARIABLE}} there, by hand")
-        if isinstance(value, np.generic):
-            value = value.item()
         if value is None or isinstance(value, bool):
             return value
         for kind in (int, float):
             if isinstance(value, kind):
                 return kind(value)
-        if isinstance(value, str):
+        if isinstance(value, str) and str(value) == value:  # as an enum's is not
             if _has_secret(value):
                 raise ValueError(
                     "a URL with a user, a password or values in its query may hold a secret: give it with "
@@ -255,31 +254,31 @@ class _Writer:
 
 
 def _key(key: Any) -> Any:
-    if isinstance(key, np.generic):
-        key = key.item()
-    if key is None or isinstance(key, str | int | float):
+    if key is None or type(key) in (str, bool, int, float):
         return key
     raise ValueError(f"a key must be text or a number, got {shown(key)}; {_IN_CODE}")
 
 
 def _named(value: Any, option: str) -> _Tagged:
     """A value that has a name, with its tag."""
+    if isinstance(value, Path):
+        return _Tagged("!path", str(value).replace("${", "$${"))
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if option == "tokenizer" and not inspect.isroutine(value):
         raise ValueError(
             f"a tokenizer that is an object ({kind}) has no form in a config: save it, as with "
             'save_pretrained(folder) or save("tokenizer.json"), and give that path'
         )
-    if isinstance(value, Path):
-        return _Tagged("!path", str(value).replace("${", "$${"))
     if isinstance(value, torch.dtype):
         return _Tagged("!dtype", str(value).removeprefix("torch."))
     if isinstance(value, pa.DataType):
         return _Tagged("!type", _arrow(value))
     if isinstance(value, pa.Schema):
-        if not all(one.nullable for one in value):
-            raise ValueError(f"a schema with columns that are not null has no form; {_IN_CODE}")
-        return _Tagged("!schema", {one.name: _arrow(one.type) for one in value})
+        found = {one.name: _arrow(one.type) for one in value}
+        if not arrow_schema(found).equals(value, check_metadata=True):
+            said = "a schema with metadata, or columns that may not be null"
+            raise ValueError(f"{said}, has no form in a config: {_IN_CODE}")
+        return _Tagged("!schema", found)
     if isinstance(value, pc.Expression):
         raise ValueError(
             f"the expression {shown(str(value))} has no form in a config: give it as a list, such as "
@@ -287,7 +286,14 @@ def _named(value: Any, option: str) -> _Tagged:
         )
     if inspect.isroutine(value) or inspect.isclass(value):
         return _Tagged("!function", name_of(value))
+    _refuse_parts_of_recipes(type(value))
     raise ValueError(f"an object of {kind} has no form in a config: {_IN_CODE}")
+
+
+def _refuse_parts_of_recipes(value: Any) -> None:
+    if str(getattr(value, "__module__", "")).startswith("trainpipes_recipes."):
+        way = "make this pipeline by tp.recipe(name, ...), and the recipe is written"
+        raise ValueError(f"{value.__qualname__} is part of a recipe: {way}")
 
 
 def _arrow(kind: pa.DataType) -> str:
@@ -322,8 +328,7 @@ def name_of(value: Any) -> str:
         found = functools.reduce(getattr, path.split("."), sys.modules[module])
     except (AttributeError, KeyError):
         found = None
-    if module.split(".")[0] == "trainpipes_recipes":
-        raise ValueError(f"{path} is a recipe's own: make this pipeline by tp.recipe(name, ...)")
+    _refuse_parts_of_recipes(value)
     if module == "__main__" or (found is not value and found != value):
         raise ValueError(
             f"a config cannot import {module}:{path}: define it at the top of a module, and the config names "

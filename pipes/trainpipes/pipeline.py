@@ -632,8 +632,9 @@ class Pipeline(IterableDataset[Any]):
         return describe(self._session)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """This pipeline as YAML, stage by stage, for ``trainpipes.load``: what that gives is equal to this
-        one, takes its states, and gives the same batches. See docs/config.md.
+        """This pipeline as YAML for ``trainpipes.load``, whose pipeline is equal to this one, takes its states,
+        and gives the same batches. One of ``recipe(...)`` is written as the recipe, its options, and the
+        stages after it; any other one stage by stage. See docs/config.md.
 
         Options left at their defaults are left out, and so are ``storage_options``. Functions are written as
         ``package.module:function``. Where this pipeline stands is not part of it.
@@ -643,7 +644,7 @@ class Pipeline(IterableDataset[Any]):
 
         Raises:
             ConfigError: an option has no form in a config: rows in memory, a lambda, a function of the
-                program itself, most objects, a secret; names the stage, the option, and the way out.
+                program itself, an object, a secret; names the stage, the option, and the way out.
             MissingExtraError: PyYAML is not installed.
 
         >>> import trainpipes as tp
