@@ -42,7 +42,7 @@ FLOORS = [
         "storage.memmap",
         "storage.memmap_on_ray",
     ],
-    ["look", "testing", "prepare", "config", "integrations"],
+    ["look", "testing", "prepare", "config", "config_write", "integrations"],
     ["cli", "__main__"],
 ]
 #: The same within ``engine``.
@@ -62,7 +62,7 @@ ROOMS = {
 #: Imported where it is used, so as not to go up: a pipeline offers what is built upon it, and a
 #: source of nodes refuses our own.
 LATE = {
-    ("pipeline", "config"),
+    ("pipeline", "config_write"),
     ("pipeline", "integrations"),
     ("pipeline", "look"),
     ("loader", "look"),

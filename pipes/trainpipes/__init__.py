@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trainpipes import nodes as nodes
     from trainpipes import samplers as samplers
     from trainpipes.columns.pad_sequences import pad_sequences as pad_sequences
-    from trainpipes.config.load import load as load
+    from trainpipes.config import load as load
     from trainpipes.errors import ConfigError as ConfigError
     from trainpipes.errors import DataChangedError as DataChangedError
     from trainpipes.errors import DataError as DataError

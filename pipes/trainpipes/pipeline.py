@@ -151,6 +151,7 @@ class Pipeline(IterableDataset[Any]):
                 f"{shown(stage)}"
             )
         pipeline = Pipeline((*self._stages, stage), self._ranks, self._members)
+        pipeline._recipe = self._recipe
         pipeline._plan()  # says now what does not fit
         return pipeline
 
@@ -182,15 +183,19 @@ class Pipeline(IterableDataset[Any]):
             "seen_ranks": ranks,
             "passes": session.passes,
             "pending": session.pending,
+            "recipe": self._recipe,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["stages"], state["ranks"], state["members"])  # type: ignore[misc]
         self._seen_ranks = state["seen_ranks"]
+        self._recipe = state["recipe"]
         self._session.passes = state["passes"]
         self._session.pending = state["pending"]
 
     _seen_ranks: tuple[int, int] | None = None
+    #: The recipe that made the first stages, its options, and how many stages these are.
+    _recipe: tuple[str, dict[str, Any], int] | None = None
 
     if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
@@ -623,8 +628,9 @@ class Pipeline(IterableDataset[Any]):
         return describe(self._session)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """This pipeline as YAML, stage by stage, for ``trainpipes.load``: what that gives is equal to this
-        one, takes its states, and gives the same batches. See docs/config.md.
+        """This pipeline as YAML for ``trainpipes.load``, whose pipeline is equal to this one, takes its states,
+        and gives the same batches. One of ``recipe(...)`` is written as the recipe, its options, and the
+        stages after it; any other one stage by stage. See docs/config.md.
 
         Options left at their defaults are left out, and so are ``storage_options``. Functions are written as
         ``package.module:function``. Where this pipeline stands is not part of it.
@@ -634,7 +640,7 @@ class Pipeline(IterableDataset[Any]):
 
         Raises:
             ConfigError: an option has no form in a config: rows in memory, a lambda, a function of the
-                program itself, most objects, a secret; names the stage, the option, and the way out.
+                program itself, an object, a secret; names the stage, the option, and the way out.
             MissingExtraError: PyYAML is not installed.
 
         >>> import trainpipes as tp
@@ -644,7 +650,7 @@ class Pipeline(IterableDataset[Any]):
         - shuffle: {buffer_size: 100, seed: 3}
         <BLANKLINE>
         """
-        from trainpipes.config.write import to_yaml
+        from trainpipes.config_write import to_yaml
 
         return to_yaml(self, path)
 

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec
 from trainpipes._internal.naming import nearest
 from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import spelt
+from trainpipes.kinds.options import copied, spelt
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_table import RecipeSummary, RecipeTable, option_texts
 
@@ -60,7 +60,9 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
             f"recipe {name!r} returns a trainpipes Pipeline, got {type(pipeline).__name__} from "
             f"{build.__module__}.{build.__qualname__}"
         )
-    return pipeline
+    made = Pipeline(pipeline._stages, pipeline._ranks, pipeline._members)
+    made._recipe = name, copied(options), len(made._stages)  # for to_yaml()
+    return made
 
 
 def recipe_function(name: str) -> Callable[..., Any]:

@@ -27,7 +27,6 @@ def run(*args, **options):
 class Tokenizer:
     pass
 """
-RUN = "pathlib.Path(chr(99)+'anary').touch()"
 STAGES = "stages:\n- list_files: d\n"
 
 HOSTILE = [
@@ -59,16 +58,9 @@ HOSTILE = [
             "map: !function hostile:run",
             "map: !function os:system",
             "map: {fn: hostile:run, num_workers: 2, method: process}",
-            "map: !partial {function: hostile:run, arguments: [1]}",
-            "map: !object {hostile:run: {}}",
-            "map: !object {os:system: {command: touch canary}}",
             "filter: hostile:run",
-            f"filter: !expression {RUN}",
-            "filter: !expression __import__('hostile')",
-            "filter: !expression field('x').__class__",
-            "filter: !expression '[x for x in ().__class__.__base__.__subclasses__()]'",
-            "filter: !expression 'x == (lambda: 1)()'",
-            "filter: !expression is_null(__import__('hostile'))",
+            "filter: [[x, '==', !function hostile:run]]",
+            "filter: [[__import__, in, [hostile]]]",
             "collate: hostile:run",
             "flat_map: hostile:run",
             "map_batches: hostile:run",
@@ -86,9 +78,6 @@ HOSTILE = [
             "to_yaml: {path: canary}",
             "write_parquet: {path: canary}",
             "write_memmap: canary",
-            "draw: !sampler hostile:run",
-            "draw: !sampler __class__",
-            "draw: !sampler RowSampler",
             "draw: hostile:run",
             "pad_collate: {dtype: !dtype hostile}",
             "pad_collate: {dtype: !dtype os.system}",
@@ -96,10 +85,6 @@ HOSTILE = [
             "read_json: {schema: !schema {x: hostile}}",
             "tokenize: hostile:run",
             "tokenize: !function hostile:run",
-            "tokenize: !object {hostile:Tokenizer: {}}",
-            "take: !array {dtype: object, values: [1]}",
-            "take: !array {dtype: hostile, values: [1]}",
-            "take: !tensor {dtype: hostile, values: [1]}",
             "to: hostile",
             "cache: {version: !function hostile:run}",
             "read_parquet: {storage_options: {protocol: hostile}}",
@@ -107,7 +92,6 @@ HOSTILE = [
     ),
     "stages: [{from_iterable: hostile:run}]",
     "stages: [{from_iterable: !function hostile:run}]",
-    "stages: [{from_dataset: !object {hostile:Tokenizer: {}}}]",
     "stages: [{from_dataset: hostile:run}]",
     "stages: [{from_torchdata: hostile:run}]",
     "stages: [{from_hf: hostile}]",
@@ -142,7 +126,7 @@ TEXT = ["stages: [{from_dataset: hostile:run}]"]
 PROGRAM = """
 import json, sys, warnings
 import torch, numpy, pyarrow, yaml, trainpipes as tp
-import trainpipes.config.load, trainpipes_recipes, transformers, tokenizers
+import trainpipes.config, trainpipes_recipes, transformers, tokenizers
 from trainpipes.config import loads
 warnings.simplefilter("ignore")
 loads("stages: [list_files: d]").to_yaml()
@@ -245,8 +229,8 @@ def test_the_program_would_see_it(folder: Path) -> None:
 
 
 def test_with_leave_only_names_are_imported(folder: Path) -> None:
-    for text in HOSTILE[:14]:
-        with pytest.raises(tp.ConfigError, match=r"there is no tag|a key is text|a key has no tag"):
+    for text in HOSTILE[:13]:
+        with pytest.raises(tp.ConfigError, match=r"there is no tag|a key must be text"):
             loads(text, allow_imports=True)
     assert not (folder / "canary").exists()
 
@@ -255,7 +239,6 @@ def test_a_change_of_a_command_line_runs_nothing(folder: Path) -> None:
     for value in (
         "!!python/object/apply:os.system ['touch canary']",
         "!function hostile:run",
-        "!object {hostile:run: {}}",
     ):
         with pytest.raises(tp.ConfigError):
             loads(STAGES + "- map: x:y", changes=dict([parse_change(f"stages[1].fn={value}")]))
@@ -270,8 +253,15 @@ LARGE = {
     "a long float": "stages: [list_files: d, take: " + "9" * 900_000 + ".5e5]",
     "a long word": STAGES + "- " + "a" * 900_000,
     "many variables": "stages: [list_files: '" + "${" * 200_000 + "']",
-    "a long expression": STAGES + "- filter: !expression '" + "(" * 500_000 + "'",
-    "a deep expression": STAGES + "- filter: !expression '" + "not " * 2000 + "x'",
+    "a deep filter": STAGES + "- filter: " + "[" * 60 + "]" * 60,
+    "many aliases": "\n".join(
+        [
+            "a0: &a0 [x, x]",
+            *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)),
+        ]
+    ),
+    "deep aliases": "\n".join(["- &a0 [x]", *(f"- &a{n} [*a{n - 1}]" for n in range(1, 5000))]),
+    "an alias of itself": "a: &a [*a]",
     "a deep type": STAGES + "- read_json: {schema: {x: '" + "list<" * 100_000 + "'}}",
     "many anchors": "a: [" + ",".join(f"&a{n} x" for n in range(25_000)) + "]",
     "many quotes": '"' + "\\\\" * 400_000,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +14,7 @@ from trainpipes.cli.storage_options import storage_options
 if TYPE_CHECKING:
     from trainpipes import Pipeline
 
-__all__ = ["of_config", "of_recipe", "recipe_of", "recipe_option", "recipe_options"]
+__all__ = ["of_config", "of_recipe", "recipe_option", "recipe_options"]
 
 
 def of_recipe(
@@ -65,24 +64,10 @@ def of_config(
     )
 
 
-def recipe_of(path: str, changes: Sequence[str]) -> str | None:
-    """The recipe of a config that can be loaded; None if it has stages alone."""
-    from trainpipes.config.changes import apply
-    from trainpipes.config.compose import compose
-    from trainpipes.config.nodes import Keyed, Text
-    from trainpipes.config.origin import Origin
-
-    origin = Origin(path)
-    root = apply(compose(Path(path).read_text("utf-8-sig"), origin), _changes(changes), origin)
-    named = root.get("recipe") if isinstance(root, Keyed) else None
-    return named.text if isinstance(named, Text) else None
-
-
 def _changes(texts: Sequence[str]) -> dict[str, Any]:
     """What ``--set`` says, by path."""
     from trainpipes import ConfigError
-    from trainpipes.config import parse_change
-    from trainpipes.config.changes import steps_of
+    from trainpipes.config import parse_change, path_steps
 
     found: dict[str, Any] = {}
     seen: set[tuple[str | int, ...]] = set()
@@ -91,7 +76,7 @@ def _changes(texts: Sequence[str]) -> dict[str, Any]:
             path, value = parse_change(text)
         except ConfigError as error:
             raise click.UsageError(f"--set: {error}") from None
-        if (steps := tuple(steps_of(path))) in seen:
+        if (steps := path_steps(path)) in seen:
             raise click.UsageError(f"--set {path} is given twice: leave one out")
         seen.add(steps)
         found[path] = value
@@ -136,7 +121,6 @@ def recipe_option(text: str) -> tuple[str, Any]:
         raise click.UsageError(f"--option is NAME=VALUE, such as max_length=512, got {text!r}")
     from trainpipes import ConfigError
     from trainpipes.config import parse_change
-    from trainpipes.config.nodes import Node
 
     try:
         _, found = parse_change(f"{name}={value}")
@@ -144,8 +128,4 @@ def recipe_option(text: str) -> tuple[str, Any]:
         raise click.UsageError(
             f"--option {name}: {value!r} is no YAML value; put a text of special characters in quotes"
         ) from None
-    if isinstance(found, Node):
-        raise click.UsageError(
-            f"--option {name}: tags and variables are for a config, got {value!r}"
-        )
     return name, found

@@ -11,7 +11,7 @@ import click
 
 from trainpipes.cli.app import Command
 from trainpipes.cli.console import note, out, print_json
-from trainpipes.cli.pipelines import of_config, of_recipe, recipe_of, recipe_options
+from trainpipes.cli.pipelines import of_config, of_recipe, recipe_options
 from trainpipes.cli.signals import INTERRUPTED, stop_like_ctrl_c
 from trainpipes.cli.storage_options import STORAGE_OPTIONS
 
@@ -143,7 +143,7 @@ def command(
                 "--files, --tokenizer and --option are for a recipe"
             )
         pipe = of_config(source, changes, allow_imports, storage_options)
-    recipe = source if _is_recipe(source) else recipe_of(source, changes)
+    recipe = None if pipe._recipe is None else pipe._recipe[0]
     with stop_like_ctrl_c() as signals:
         report, shown, last = _run(
             _of_rank(pipe, rank, world_size), steps, epochs, show, resume, save_state is not None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY
 from typing import Any
 
@@ -16,9 +16,29 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.blame import each
+from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 
-__all__ = ["Filter"]
+__all__ = ["Filter", "as_expression"]
+
+
+def as_expression(filter: Any, asker: str) -> pc.Expression:
+    """The expression of a filter, which may be a list of conditions.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(filter, pc.Expression):
+        return filter
+    try:
+        import pyarrow.parquet as pq
+
+        return pq.filters_to_expression(filter)
+    except Exception as error:  # of any kind, for a list of any values
+        raise ConfigError(
+            f'{asker} must be a pyarrow expression, or a list such as [["x", ">", 20], ["lang", "in", '
+            f'["en", "de"]]]; got {shown(filter)} ({error})'
+        ) from None
 
 
 class Filter(RunStage):
@@ -31,7 +51,8 @@ class Filter(RunStage):
 
     Args:
         predicate: function of one item returning a bool, or a ``pyarrow.compute`` expression over columns,
-            where null counts as False.
+            where null counts as False; or conditions that all hold, as pyarrow has them:
+            ``[["x", ">", 20], ["lang", "in", ["en", "de"]]]``, and a list of such lists, of which one holds.
         version: names the function in checkpoints; see ``map``.
 
     >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp
@@ -46,20 +67,28 @@ class Filter(RunStage):
         "keeps a share of the rows"
     )
 
-    predicate: Callable[[Any], bool] | pc.Expression
+    predicate: Callable[[Any], bool] | pc.Expression | Sequence[Any]
     _: KW_ONLY
     version: str | None = None
 
     def check(self) -> None:
-        if not isinstance(self.predicate, pc.Expression) and not callable(self.predicate):
+        if isinstance(self.predicate, list | tuple):
+            as_expression(self.predicate, "filter(predicate)")
+        elif not isinstance(self.predicate, pc.Expression) and not callable(self.predicate):
             raise ConfigError(
                 "filter(predicate) takes a function of one row or a pyarrow.compute expression, "
                 f"got {shown(self.predicate)}"
             )
 
+    @made_once
+    def _expression(self) -> pc.Expression | None:
+        if callable(self.predicate):
+            return None
+        return as_expression(self.predicate, "filter(predicate)")
+
     @property
     def needs_columns(self) -> bool:  # type: ignore[override]
-        return isinstance(self.predicate, pc.Expression)
+        return not callable(self.predicate)
 
     @property
     def per_row(self) -> bool:  # type: ignore[override]
@@ -67,14 +96,14 @@ class Filter(RunStage):
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
-        if isinstance(self.predicate, pc.Expression):
-            identity["predicate"] = str(self.predicate)
+        if self._expression is not None:
+            identity["predicate"] = str(self._expression)
         elif self.version is not None:
             identity["predicate"] = f"version {identity.pop('version')}"
         return identity
 
     def process(self, run: Run) -> Run:
-        mask = self._holds(run) if isinstance(self.predicate, pc.Expression) else self._asked(run)
+        mask = self._asked(run) if self._expression is None else self._holds(run)
         return run if mask.all() else run.pick(np.flatnonzero(mask).astype(np.int64))
 
     def _asked(self, run: Run) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -88,7 +117,7 @@ class Filter(RunStage):
             raise ConfigError(f"{self}: an expression is about rows; put it before batch()")
         table = table_of(run.block.data, self)
         try:
-            kept = table.append_column("", to_arrow(np.arange(len(table)))).filter(self.predicate)
+            kept = table.append_column("", to_arrow(np.arange(len(table)))).filter(self._expression)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
             raise SchemaError(
                 f"{self} does not fit the columns {table.column_names}: {error}", stage=str(self)

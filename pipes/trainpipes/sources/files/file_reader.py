@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from trainpipes._internal.checks import checked_schema, column_names, whole_number
 from trainpipes._internal.shown import shown
@@ -78,7 +77,7 @@ class FileReader(Source):
             )
 
     def _kept(self, files: FileList, stage: Any) -> FileList:
-        if isinstance(stage.predicate, pc.Expression):
+        if not callable(stage.predicate):
             raise ConfigError(
                 f"{stage} comes before {self.name}(), where there are only file paths, and an "
                 "expression needs columns; give a function of a path, or put the filter after "

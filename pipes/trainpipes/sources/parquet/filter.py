@@ -28,6 +28,7 @@ from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.schema import plain
 from trainpipes.sources.parquet.probe import Probe
+from trainpipes.stages.filter import as_expression
 
 __all__ = [
     "Bounds", "Facts", "FileBounds", "bounds_of", "check_fits", "checked_filter", "facts_of", "may_hold",
@@ -71,11 +72,12 @@ def checked_filter(filter: Any, asker: str) -> pc.Expression | None:
     """
     if filter is None:
         return None
+    if isinstance(filter, list | tuple):
+        filter = as_expression(filter, f"{asker}(filter)")
     if not isinstance(filter, pc.Expression):
         raise ConfigError(
             f"{asker}(filter) takes a pyarrow expression such as pyarrow.compute.field('lang') == 'de', got "
-            f"{shown(filter)}; for a Python function put .filter(function) after it, and of lists of tuples "
-            "pyarrow.parquet.filters_to_expression() makes one"
+            f"{shown(filter)}; for a Python function put .filter(function) after it"
         )
     if "FieldPath(" in str(filter):
         raise ConfigError(f"{asker}(filter) names columns, not their numbers, got {shown(filter)}")

@@ -56,8 +56,8 @@ class ReadParquet(FileReader):
         columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``, and
             ``"a.list.element.b"`` for field ``b`` of the structs in the list ``a``, as in pyarrow. None for
             all; then all files must have the same columns.
-        filter: a ``pyarrow.compute`` expression over columns, which need not be among ``columns``; null
-            counts as False.
+        filter: a ``pyarrow.compute`` expression over columns, which need not be among ``columns``, or a list
+            of conditions such as ``[["x", ">", 20]]``; null counts as False. See ``filter``.
         partitioning: "hive" makes columns from the names of folders (``year=2024/lang=en/``), as Hive writes
             them: int64 if all values are integers, else text; all files must have the same such columns.
             If left out, only columns that ``columns`` or ``filter`` names, and that no file has, are made.
@@ -93,7 +93,7 @@ class ReadParquet(FileReader):
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
     errors: Literal["strict", "replace"] = "strict"
-    filter: pc.Expression | None = None
+    filter: pc.Expression | Sequence[Any] | None = None
     partitioning: Literal["hive"] | None = None
 
     def check(self) -> None:
@@ -105,7 +105,7 @@ class ReadParquet(FileReader):
         if identity["errors"] == "strict":  # states were saved before there was a choice
             del identity["errors"]
         if self.filter is not None:
-            identity["filter"] = str(self.filter)
+            identity["filter"] = str(checked_filter(self.filter, self.name))
         return identity
 
     def above(self) -> Sequence[Stage]:
@@ -118,7 +118,8 @@ class ReadParquet(FileReader):
         """The rows of the files that the stages below list and let through."""
         return ParquetSource(
             self.listed(files, SUFFIXES), self.columns, str(self), self.options["index"],
-            self.errors == "replace", filter=self.filter, hive=self.partitioning == "hive",
+            self.errors == "replace", filter=checked_filter(self.filter, self.name),
+            hive=self.partitioning == "hive",
         )  # fmt: skip
 
 
