@@ -81,15 +81,13 @@ def _of_files(found: Found) -> Iterator[Finding]:
     for file in found.files:
         if file.schema is not None and len(file.lengths):
             schemas.setdefault(file.schema, file.name)
-    if len(schemas) > 1:
-        several = [(name, schema) for schema, name in schemas.items()]
-        try:
+    try:
+        if schemas:
+            several = [(name, schema) for schema, name in schemas.items()]
             one_schema(several, None, f"{found.reader}()")
-        except SchemaError as error:
-            cure = (
-                f".{found.reader}(columns=[...]) with columns that all files have, or convert files"
-            )
-            yield Finding("mixed_schemas", str(error), cure)
+    except SchemaError as error:
+        cure = f".{found.reader}(columns=[...]) with columns that all files have, or convert files"
+        yield Finding("mixed_schemas", str(error), cure)
 
 
 def _of_blocks(found: Found, rows: int) -> Iterator[Finding]:
