@@ -507,6 +507,8 @@ def test_columns_of_one_length_are_left_out(tmp_path: Path) -> None:
     rows = {"id": ["0001", "0002"], "vector": [[0.0] * 8] * 2, "text": ["a", "bc"]}
     path = parquet(tmp_path / "a.parquet", rows)
     assert [one.columns for one in inspect_files(path).lengths] == [["text"]]
+    found = inspect_files(path, max_length=5)
+    assert [one.columns for one in found.lengths] == [["vector"], ["text"]]
 
 
 def test_text_that_is_not_utf8_is_counted_and_not_shown(tmp_path: Path) -> None:

@@ -68,4 +68,4 @@ def command(
     if not found.readable:
         raise click.ClickException("there are no rows in these files")
     if strict and found.findings:
-        raise click.ClickException(f"--strict: {len(found.findings):,} warnings")
+        raise click.ClickException(f"--strict: there are warnings ({len(found.findings):,})")

@@ -91,7 +91,7 @@ def inspect_files(
     total = round(int(found.lengths.sum()) * found.scale)
     columns = _columns(found, tables)
     need_columns([one.name for one in columns], asked, "inspect_files(column)")
-    measured = [asked] if asked else _measured_columns(tables)
+    measured = [asked] if asked else _measured_columns(tables, max_length)
     lengths = [one for names in measured if (one := _lengths(tables, names, engine, max_length))]
     return Inspection(
         reader=found.reader,
@@ -215,7 +215,7 @@ def _value(scalar: pa.Scalar) -> str:
     return "null" if value is None else cut(str(value), MOST_SHOWN)
 
 
-def _measured_columns(tables: Sequence[pa.Table]) -> list[list[str]]:
+def _measured_columns(tables: Sequence[pa.Table], max_length: int | None) -> list[list[str]]:
     """Columns of texts, bytes or lists of numbers, those with most bytes; without those of one length."""
     total: dict[str, int] = {}
     for name in dict.fromkeys(name for table in tables for name in table.column_names):
@@ -223,7 +223,8 @@ def _measured_columns(tables: Sequence[pa.Table]) -> list[list[str]]:
         if measured is None or name in NAMES:
             continue
         lengths, _ = measured
-        if len(lengths) == 1 or len(np.unique(lengths)) > 1:
+        too_long = max_length is not None and lengths.max() > max_length
+        if len(lengths) == 1 or len(np.unique(lengths)) > 1 or too_long:
             total[name] = int(lengths.sum())
     largest = sorted(total, key=lambda name: -total[name])[:MOST_COLUMNS]
     return [[name] for name in total if name in largest and total[name]]

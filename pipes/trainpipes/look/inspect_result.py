@@ -166,14 +166,16 @@ class Inspection:
         from rich.text import Text
 
         for heads, rows in self._tables():
-            table = Table(*heads, box=None, pad_edge=False, show_header=bool(heads))
+            table = Table(box=None, pad_edge=False, show_header=bool(heads))
+            for n in range(len(rows[0])):
+                table.add_column(heads[n] if heads else "", overflow="fold")
             for row in rows:
                 table.add_row(*map(Text, row))
             yield table
             yield ""
         for line in self._lines():
-            is_cure = line.startswith("  ->")  # which is copied, so that it is not wrapped
-            yield Text(line, no_wrap=is_cure, overflow="ignore" if is_cure else None)
+            copied = line.startswith(("  ->", "cannot be read"))  # a command or a path
+            yield Text(line, no_wrap=copied, overflow="ignore" if copied else "fold")
 
     def _plain_lines(self) -> Iterator[str]:
         for heads, rows in self._tables():
@@ -188,10 +190,7 @@ class Inspection:
             ([], self._summary()),
             (["column", "type", "nulls", "empty", "size"], self._columns()),
             ([f"row {n + 1}" for n in range(len(self.shown))], self._shown()),
-            (
-                ["length of", "in", "mean", "50 %", "90 %", "95 %", "99 %", "longest"],
-                self._lengths(),
-            ),
+            (["length of", "in", "mean", "50 / 90 / 95 / 99 %", "longest"], self._lengths()),
         ):
             if rows:
                 padding = [""] * (len(rows[0]) - len(heads)) if heads else []
@@ -240,7 +239,7 @@ class Inspection:
                 " + ".join(one.columns),
                 one.unit,
                 f"{one.mean:,.1f}",
-                *(f"{value:,}" for value in one.percentiles.values()),
+                " / ".join(f"{value:,}" for value in one.percentiles.values()),
                 f"{one.most:,}",
             ]
             for one in self.lengths
