@@ -20,7 +20,14 @@ from trainpipes.columns.utf8 import has_text, is_utf8, replaced
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.look.inspect_findings import findings_of
-from trainpipes.look.inspect_reading import NAMES, Found, find_files, read_sample
+from trainpipes.look.inspect_reading import (
+    NAMES,
+    Found,
+    Sample,
+    find_files,
+    plain_array,
+    read_sample,
+)
 from trainpipes.look.inspect_result import Column, Inspection, Lengths, RowGroups
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
@@ -86,27 +93,29 @@ def inspect_files(
     engine = None if tokenizer is None else load(tokenizer)
     given = [files] if isinstance(files, str | os.PathLike) else files
     found = find_files([os.fspath(url) for url in given], storage_options)
-    tables = read_sample(found, sample, small=engine is not None)
-    sampled = sum(map(len, tables))
+    looked = read_sample(found, sample, small=engine is not None)
+    places = np.linspace(0, looked.rows - 1, min(rows, looked.rows)).astype(int).tolist()
     total = round(int(found.lengths.sum()) * found.scale)
-    columns = _columns(found, tables)
+    columns = _columns(found, looked)
     need_columns([one.name for one in columns], asked, "inspect_files(column)")
-    measured = [asked] if asked else _measured_columns(tables, max_length)
-    lengths = [one for names in measured if (one := _lengths(tables, names, engine, max_length))]
+    measured = [asked] if asked else _measured_columns(looked, max_length)
+    lengths = [one for names in measured if (one := _lengths(looked, names, engine, max_length))]
     return Inspection(
         reader=found.reader,
         files=found.count - len(found.unreadable),
         bytes=found.bytes,
         rows=total,
         rows_counted=found.scale == 1,
-        memory_bytes=round(sum(table.nbytes for table in tables) / max(1, sampled) * total),
+        memory_bytes=round(
+            sum(table.nbytes for table in looked.tables) / max(1, looked.rows) * total
+        ),
         codecs=dict(found.codecs.most_common()),
         row_groups=_row_groups(found),
         columns=columns,
-        sampled_rows=sampled,
-        shown=[_row(tables, n) for n in np.linspace(0, sampled - 1, min(rows, sampled)).tolist()],
+        sampled_rows=looked.rows,
+        shown=[_row(looked, place) for place in places],
         lengths=lengths,
-        findings=findings_of(found, tables, total, columns, lengths, asked, max_length),
+        findings=findings_of(found, looked, total, columns, lengths, asked, max_length),
         unreadable=found.unreadable,
     )
 
@@ -119,7 +128,7 @@ def _row_groups(found: Found) -> RowGroups | None:
     return RowGroups(len(rows), int(rows.min()), int(np.median(rows)), int(rows.max()), most)
 
 
-def _columns(found: Found, tables: Sequence[pa.Table]) -> list[Column]:
+def _columns(found: Found, sample: Sample) -> list[Column]:
     """All columns: nulls by footers where they say so, else by the sample."""
     types: dict[str, dict[str, None]] = {}
     rows: Counter[str] = Counter()
@@ -129,7 +138,7 @@ def _columns(found: Found, tables: Sequence[pa.Table]) -> list[Column]:
             rows[one.name] += int(file.lengths.sum())
     told = []
     for name, kinds in types.items():
-        chunks = list(_chunks(tables, name))
+        chunks = sample.columns.get(name, [])
         seen, null = sum(map(len, chunks)), sum(chunk.null_count for chunk in chunks)
         counts = [
             _counts(chunk) for chunk in chunks if _is_text(chunk.type) or _is_list(chunk.type)
@@ -152,28 +161,6 @@ def _columns(found: Found, tables: Sequence[pa.Table]) -> list[Column]:
     return told
 
 
-def _chunks(tables: Sequence[pa.Table], name: str) -> Iterator[pa.Array]:
-    """A column's rows, without dictionaries, views, or types of Python packages."""
-    for table in tables:
-        if name in table.column_names:
-            yield from map(_plain, table.column(name).chunks)
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    types = pa.types
-    while True:
-        if isinstance(array.type, pa.BaseExtensionType):
-            array = array.storage
-        elif types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        elif types.is_string_view(array.type):
-            array = array.cast(pa.large_string())
-        elif types.is_binary_view(array.type):
-            array = array.cast(pa.large_binary())
-        else:
-            return array
-
-
 def _is_text(kind: pa.DataType) -> bool:
     """Whether values are texts or bytes."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
@@ -192,10 +179,9 @@ def _counts(array: pa.Array) -> IntArray:
     return found
 
 
-def _row(tables: Sequence[pa.Table], place: float) -> dict[str, str]:
+def _row(sample: Sample, row: int) -> dict[str, str]:
     """A row of the sample, each value in short."""
-    row = int(place)
-    for table in tables:
+    for table in sample.tables:
         if row < len(table):
             break
         row -= len(table)
@@ -215,11 +201,11 @@ def _value(scalar: pa.Scalar) -> str:
     return "null" if value is None else cut(str(value), MOST_SHOWN)
 
 
-def _measured_columns(tables: Sequence[pa.Table], max_length: int | None) -> list[list[str]]:
+def _measured_columns(sample: Sample, max_length: int | None) -> list[list[str]]:
     """Columns of texts, bytes or lists of numbers, those with most bytes; without those of one length."""
     total: dict[str, int] = {}
-    for name in dict.fromkeys(name for table in tables for name in table.column_names):
-        measured = _measured(_chunks(tables, name), None)
+    for name, chunks in sample.columns.items():
+        measured = _measured(chunks, None)
         if measured is None or name in NAMES:
             continue
         lengths, _ = measured
@@ -231,23 +217,23 @@ def _measured_columns(tables: Sequence[pa.Table], max_length: int | None) -> lis
 
 
 def _lengths(
-    tables: Sequence[pa.Table], names: list[str], engine: Engine | None, max_length: int | None
+    sample: Sample, names: list[str], engine: Engine | None, max_length: int | None
 ) -> Lengths | None:
     """How long rows are in these columns together; None if there are no such rows.
 
     Raises:
         SchemaError: a column's values have no length.
     """
-    tables = [table for table in tables if set(names) <= set(table.column_names)]
-    lengths, units = np.zeros(sum(map(len, tables)), dtype=np.int64), set()
+    sample = sample.having(names)
+    lengths, units = np.zeros(sample.rows, dtype=np.int64), set()
     if not len(lengths):
         return None
     for name in names:
-        measured = _measured(_chunks(tables, name), engine)
+        measured = _measured(sample.columns[name], engine)
         if measured is None:
             raise SchemaError(
                 f"inspect_files(column) must be a column of text, bytes or lists of numbers, got {name!r} of "
-                f"{tables[0].schema.field(name).type}; choose another"
+                f"{sample.tables[0].schema.field(name).type}; choose another"
             )
         lengths += measured[0]
         units.add(measured[1])
@@ -291,7 +277,7 @@ def _measured(chunks: Iterable[pa.Array], engine: Engine | None) -> tuple[IntArr
 
 def _texts(array: pa.Array, rows: IntArray) -> Iterator[tuple[pa.Array, IntArray]]:
     """Texts in an array, without nulls, whatever lists and structs they are in; and the row of each."""
-    array = _plain(array)
+    array = plain_array(array)
     kind = array.type
     if pa.types.is_struct(kind):
         for child in array.flatten():

@@ -14,7 +14,7 @@ from trainpipes._internal.shown import cut
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.content_hash import row_hashes
 from trainpipes.errors import SchemaError
-from trainpipes.look.inspect_reading import NAMES, Found
+from trainpipes.look.inspect_reading import NAMES, Found, Sample
 from trainpipes.look.inspect_result import Column, Finding, Lengths, percent
 from trainpipes.sources.files.schema import one_schema
 
@@ -44,7 +44,7 @@ CLUSTERED = 0.5
 
 def findings_of(
     found: Found,
-    tables: Sequence[pa.Table],
+    sample: Sample,
     rows: int,
     columns: Sequence[Column],
     lengths: Sequence[Lengths],
@@ -55,7 +55,7 @@ def findings_of(
 
     Args:
         found: the files.
-        tables: a sample of their rows.
+        sample: of their rows.
         rows: of all files, about.
         columns: of all files.
         lengths: of rows in the sample.
@@ -67,8 +67,8 @@ def findings_of(
         *_of_blocks(found, rows),
         *_of_columns(columns),
         *_of_lengths(lengths, max_length),
-        *_of_order(found, tables, rows),
-        *_of_equal_rows(found, tables, asked),
+        *_of_order(found, sample, rows),
+        *_of_equal_rows(found, sample, asked),
     ]
 
 
@@ -149,13 +149,13 @@ def _of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[
         yield Finding("too_long", text, cure)
 
 
-def _of_order(found: Found, tables: Sequence[pa.Table], rows: int) -> Iterator[Finding]:
+def _of_order(found: Found, sample: Sample, rows: int) -> Iterator[Finding]:
     """Columns whose equal values stand together, as in files that are sorted by a label."""
     if rows <= BUFFER_ROWS:  # a shuffle mixes all of them
         return
     told = set()
-    for name in dict.fromkeys(name for table in tables for name in table.column_names):
-        alike, usual = _alike(tables, name)
+    for name, chunks in sample.columns.items():
+        alike, usual = _alike(chunks)
         # A class and its number are one label.
         if usual == 1 or (alike - usual) / (1 - usual) < CLUSTERED or (alike, usual) in told:
             continue
@@ -171,13 +171,10 @@ def _of_order(found: Found, tables: Sequence[pa.Table], rows: int) -> Iterator[F
         )
 
 
-def _alike(tables: Sequence[pa.Table], name: str) -> tuple[float, float]:
+def _alike(chunks: Sequence[pa.Array]) -> tuple[float, float]:
     """The chance that two rows near each other have the same value in a column, and that any two have; (0, 0)
     if its values are no labels."""
-    size = max(LEAST_PIECE, min(MOST_PIECE, sum(map(len, tables)) // (4 * LEAST_PIECES)))
-    chunks = [
-        chunk for one in tables if name in one.column_names for chunk in one.column(name).chunks
-    ]
+    size = max(LEAST_PIECE, min(MOST_PIECE, sum(map(len, chunks)) // (4 * LEAST_PIECES)))
     pieces = [chunk.slice(at, size) for chunk in chunks for at in range(0, len(chunk), size)]
     pieces = [piece for piece in pieces if len(piece) >= LEAST_PIECE]
     kinds = {piece.type for piece in pieces}
@@ -200,11 +197,9 @@ def _same(counts: Sequence[np.ndarray]) -> float:
     return same / max(1, sum(int(own.sum()) * (int(own.sum()) - 1) for own in counts))
 
 
-def _of_equal_rows(
-    found: Found, tables: Sequence[pa.Table], asked: Sequence[str]
-) -> Iterator[Finding]:
+def _of_equal_rows(found: Found, sample: Sample, asked: Sequence[str]) -> Iterator[Finding]:
     hashes = [np.empty(0, dtype=np.uint64)]
-    for table in tables:
+    for table in sample.tables:
         names = table.column_names
         own = table.select(
             [name for name in names if (name in asked if asked else name not in NAMES)]

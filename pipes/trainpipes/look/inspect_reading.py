@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
@@ -39,7 +39,7 @@ from trainpipes.sources.parquet.index import footer_of
 from trainpipes.sources.parquet.probe import Probe
 from trainpipes.sources.remote.retry import Requests, Stopped
 
-__all__ = ["NAMES", "Found", "find_files", "read_sample"]
+__all__ = ["NAMES", "Found", "Sample", "find_files", "plain_array", "read_sample"]
 
 #: Formats without a header: a file is read once to count its rows.
 SCANNED: dict[str, dict[str, Any]] = {
@@ -146,6 +146,50 @@ class Found:
     def block_bytes(self) -> npt.NDArray[np.float64]:
         """Bytes of all blocks before compression, float64 ``[blocks]``."""
         return np.concatenate([np.empty(0), *(file.block_bytes for file in self.files)])
+
+
+@dataclass
+class Sample:
+    """Rows of all files.
+
+    Args:
+        tables: pieces of consecutive rows, in the order of the files.
+    """
+
+    tables: list[pa.Table] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.tables))
+
+    @cached_property
+    def columns(self) -> dict[str, list[pa.Array]]:
+        """The rows of each column, without dictionaries, views, or types of Python packages."""
+        found: dict[str, list[pa.Array]] = {}
+        for table in self.tables:
+            for name, column in zip(table.column_names, table.columns, strict=True):
+                found.setdefault(name, []).extend(map(plain_array, column.chunks))
+        return found
+
+    def having(self, names: Sequence[str]) -> Sample:
+        """The rows that have all of these columns."""
+        return Sample([table for table in self.tables if set(names) <= set(table.column_names)])
+
+
+def plain_array(array: pa.Array) -> pa.Array:
+    """An array without dictionaries, views, or types of Python packages."""
+    types = pa.types
+    while True:
+        if isinstance(array.type, pa.BaseExtensionType):
+            array = array.storage
+        elif types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        elif types.is_string_view(array.type):
+            array = array.cast(pa.large_string())
+        elif types.is_binary_view(array.type):
+            array = array.cast(pa.large_binary())
+        else:
+            return array
 
 
 def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
@@ -329,7 +373,7 @@ def _add_facts(found: Found, lock: Lock, files: int, size: int, file: int, metad
                     own.nulls += chunk.statistics.null_count
 
 
-def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
+def read_sample(found: Found, rows: int, small: bool) -> Sample:
     """About ``rows`` rows of all files, in pieces of consecutive rows. Files that cannot be decoded are added
     to ``found.unreadable``.
 
@@ -347,7 +391,7 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
         rows = min(rows, max(1, int(most * total / size)))
     if found.remote and found.reader == "read_images":
         rows = min(rows, REMOTE_IMAGES)
-    tables: list[pa.Table] = []
+    sample = Sample()
     places = _places(found.files, rows, REMOTE_PIECES if found.remote else LOCAL_PIECES)
     for file, wanted in counted(
         places.items(), "reading some rows of files", len(places), "files", 1
@@ -358,10 +402,10 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
                 reader = reader or one.open().reader()
                 table = table_of(reader.read(block, start, stop), "inspect_files()")
                 one.schema = one.schema or table.schema
-                tables.append(table)
+                sample.tables.append(table)
                 most -= table.nbytes
                 if most < 0:
-                    return tables
+                    return sample
         except (UnreachableError, MemoryError, MissingExtraError):
             raise
         except Exception as error:
@@ -370,7 +414,7 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
         finally:
             if reader is not None:
                 reader.close()
-    return tables
+    return sample
 
 
 def _places(

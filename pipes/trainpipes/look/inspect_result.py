@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,8 +16,8 @@ __all__ = ["Column", "Finding", "Inspection", "Lengths", "RowGroups", "percent"]
 
 #: Columns, and unreadable files, that are printed; ``to_dict`` has them all.
 MOST_COLUMNS, MOST_UNREADABLE = 40, 20
-#: Characters of a line in a notebook.
-NOTEBOOK_WIDTH = 120
+#: Characters of a line where there is no terminal.
+WIDTH = 100
 
 Rows = list[list[str]]
 
@@ -147,7 +148,8 @@ class Inspection:
             return "\n".join(self._plain_lines())
         from rich.console import Console
 
-        console = Console(color_system=None)
+        width = shutil.get_terminal_size((WIDTH, 0)).columns
+        console = Console(color_system=None, width=width)
         with console.capture() as printed:
             console.print(self, crop=False)
         return "\n".join(map(str.rstrip, printed.get().splitlines()))
@@ -157,7 +159,7 @@ class Inspection:
             return None
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), record=True, width=NOTEBOOK_WIDTH)
+        console = Console(file=io.StringIO(), record=True, width=WIDTH)
         console.print(self, crop=False)
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
