@@ -474,6 +474,8 @@ MAPS = [[("key", ["a", "bc"])], None, [], [("k", None), ("kk", ["d"])]] * 3
         (pa.array([[0.5, 2.5], None], pa.list_(pa.float32(), 2)), "items", [2, 0]),
         (pa.array(["a", None, "bcd"]).dictionary_encode(), "bytes", [1, 0, 3]),
         (pa.array(["a", None, "bcd"], pa.string_view()), "bytes", [1, 0, 3]),
+        (pa.array([["a"], ["b", "cd"]], pa.list_(pa.string_view())), "bytes", [1, 3]),
+        (pa.array(["{}", None, "[1]"], pa.json_()), "bytes", [2, 0, 3]),
         (pa.array(MESSAGES), "bytes", [5, 0, 0] * 5),
         (pa.array(MESSAGES).slice(1, 7), "bytes", [0, 0, 5, 0, 0, 5, 0]),
         (

@@ -164,7 +164,7 @@ class Sample:
 
     @cached_property
     def columns(self) -> dict[str, list[pa.Array]]:
-        """The rows of each column, without dictionaries, views, or types of Python packages."""
+        """The rows of each column, without views and types of Python packages."""
         found: dict[str, list[pa.Array]] = {}
         for table in self.tables:
             for name, column in zip(table.column_names, table.columns, strict=True):
@@ -177,19 +177,11 @@ class Sample:
 
 
 def plain_array(array: pa.Array) -> pa.Array:
-    """An array without dictionaries, views, or types of Python packages."""
-    types = pa.types
-    while True:
-        if isinstance(array.type, pa.BaseExtensionType):
-            array = array.storage
-        elif types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        elif types.is_string_view(array.type):
-            array = array.cast(pa.large_string())
-        elif types.is_binary_view(array.type):
-            array = array.cast(pa.large_binary())
-        else:
-            return array
+    """An array without views and types of Python packages. Readers decode dictionaries."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    kind = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    return array.cast(kind[array.type]) if array.type in kind else array
 
 
 def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
