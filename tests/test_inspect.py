@@ -24,8 +24,7 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import serving
-from trainpipes.look import inspect_files
-from trainpipes.look.inspect_result import Inspection
+from trainpipes.look import Inspection, inspect_files
 
 DRAW = np.random.default_rng(0)
 
