@@ -298,7 +298,7 @@ def test_a_sample_is_spread_over_all_files_and_row_groups(tmp_path: Path) -> Non
 def test_no_row_is_sampled_twice(
     rows: int, sample: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.look.inspect_reading.DEPTH_BYTES", 1000)
+    monkeypatch.setattr("trainpipes.look.inspect_sample.DEPTH_BYTES", 1000)
     for n in range(2):
         own = {"n": np.arange(n * rows, (n + 1) * rows)}
         parquet(tmp_path / f"{n}.parquet", own, row_group_size=600 if n else 10**6)
@@ -316,7 +316,7 @@ def test_of_a_huge_row_group_and_of_wide_rows_only_a_part_is_read(
     size = path.stat().st_size
     assert size > 95_000_000
     assert bytes_read(lambda: inspect_files(path)) < size * 2 / 3
-    monkeypatch.setattr("trainpipes.look.inspect_reading.LOCAL_BYTES", 400_000)
+    monkeypatch.setattr("trainpipes.look.inspect_sample.LOCAL_BYTES", 400_000)
     assert 50 <= inspect_files(path).sampled_rows <= 100
 
 
@@ -497,9 +497,10 @@ def test_several_columns_count_as_one_row(tmp_path: Path) -> None:
     rows = {"prompt": ["ab", None, "c"], "response": ["d", "ef", ""]}
     path = parquet(tmp_path / "a.parquet", rows)
     parquet(tmp_path / "b.parquet", {"other": ["x" * 99]})
+    parquet(tmp_path / "c.parquet", {"prompt": pa.nulls(1), "response": ["abc"]})
     found = inspect_files(tmp_path, tokenizer="bytes", column=["prompt", "response"])
     (one,) = found.lengths
-    assert (one.columns, one.rows, one.most, one.mean) == (["prompt", "response"], 3, 3, 2)
+    assert (one.columns, one.rows, one.most, one.mean) == (["prompt", "response"], 4, 3, 2.25)
     assert "prompt + response" in str(found)
     assert [one.columns for one in inspect_files(path).lengths] == [["prompt"], ["response"]]
 

@@ -20,15 +20,9 @@ from trainpipes.columns.utf8 import has_text, is_utf8, replaced
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.look.inspect_findings import findings_of
-from trainpipes.look.inspect_reading import (
-    NAMES,
-    Found,
-    Sample,
-    find_files,
-    plain_array,
-    read_sample,
-)
+from trainpipes.look.inspect_reading import ColumnFacts, Found, find_files
 from trainpipes.look.inspect_result import Column, Inspection, Lengths, RowGroups
+from trainpipes.look.inspect_sample import NAMES, Sample, plain_array, read_sample
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 
@@ -106,9 +100,7 @@ def inspect_files(
         bytes=found.bytes,
         rows=total,
         rows_counted=found.scale == 1,
-        memory_bytes=round(
-            sum(table.nbytes for table in looked.tables) / max(1, looked.rows) * total
-        ),
+        memory_bytes=round(looked.bytes / max(1, looked.rows) * total),
         codecs=dict(found.codecs.most_common()),
         row_groups=_row_groups(found),
         columns=columns,
@@ -139,25 +131,15 @@ def _columns(found: Found, sample: Sample) -> list[Column]:
     told = []
     for name, kinds in types.items():
         chunks = sample.columns.get(name, [])
-        seen, null = sum(map(len, chunks)), sum(chunk.null_count for chunk in chunks)
-        counts = [
-            _counts(chunk) for chunk in chunks if _is_text(chunk.type) or _is_list(chunk.type)
-        ]
-        facts = found.columns.get(name)
-        nulls = null / seen if seen else None
-        if facts and facts.counted:
+        seen = sum(map(len, chunks))
+        nulls = sum(chunk.null_count for chunk in chunks) / seen if seen else None
+        sized = [chunk for chunk in chunks if _is_text(chunk.type) or _is_list(chunk.type)]
+        empty = sum(int((_counts(chunk) == 0).sum()) - chunk.null_count for chunk in sized)
+        facts = found.columns.get(name, ColumnFacts())
+        if facts.counted:
             nulls = facts.nulls / facts.counted
-        told.append(
-            Column(
-                name=name,
-                type=" or ".join(kinds),
-                nulls=nulls,
-                empty=(sum(int((own == 0).sum()) for own in counts) - null) / seen
-                if counts
-                else None,
-                bytes=round(facts.bytes / facts.rows * rows[name]) if facts else None,
-            )
-        )
+        size = round(facts.bytes / facts.rows * rows[name]) if facts.rows else None
+        told.append(Column(name, " or ".join(kinds), nulls, empty / seen if sized else None, size))
     return told
 
 
@@ -258,20 +240,17 @@ def _measured(chunks: Iterable[pa.Array], engine: Engine | None) -> tuple[IntArr
     which of these. None if rows have no length."""
     found, unit = [np.empty(0, dtype=np.int64)], "items"
     for chunk in chunks:
-        kind = chunk.type
-        if _is_list(kind) and is_number(kind.value_type):
-            found.append(_counts(chunk))
-        elif _is_text(kind) and not has_text(kind):
-            found.append(_counts(chunk))
-            unit = "bytes"
-        elif has_text(kind):
+        kind, own = chunk.type, np.zeros(len(chunk), dtype=np.int64)
+        if has_text(kind):
             unit = "bytes" if engine is None else "tokens"
-            own = np.zeros(len(chunk), dtype=np.int64)
             for texts, rows in _texts(chunk, np.arange(len(chunk))):
                 own += np.bincount(rows, _sizes(texts, engine), len(chunk)).astype(np.int64)
-            found.append(own)
-        else:
+        elif _is_text(kind) or (_is_list(kind) and is_number(kind.value_type)):
+            own = _counts(chunk)
+            unit = "bytes" if _is_text(kind) else unit
+        elif not pa.types.is_null(kind):
             return None
+        found.append(own)
     return np.concatenate(found), unit
 
 

@@ -14,8 +14,9 @@ from trainpipes._internal.shown import cut
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.content_hash import row_hashes
 from trainpipes.errors import SchemaError
-from trainpipes.look.inspect_reading import NAMES, Found, Sample
+from trainpipes.look.inspect_reading import Found
 from trainpipes.look.inspect_result import Column, Finding, Lengths, percent
+from trainpipes.look.inspect_sample import NAMES, Sample
 from trainpipes.sources.files.schema import one_schema
 
 __all__ = ["findings_of"]

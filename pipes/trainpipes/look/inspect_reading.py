@@ -1,4 +1,4 @@
-"""The files of ``inspect_files``: what their footers or headers say, and a sample of their rows."""
+"""The files of ``inspect_files``: which reader is for them, and what their footers or headers say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes._internal.progress import counted
 from trainpipes._internal.secret_text import hidden
 from trainpipes._internal.shown import cut
-from trainpipes.columns.columns import table_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import (
     ConfigError,
@@ -39,7 +37,7 @@ from trainpipes.sources.parquet.index import footer_of
 from trainpipes.sources.parquet.probe import Probe
 from trainpipes.sources.remote.retry import Requests, Stopped
 
-__all__ = ["NAMES", "Found", "Sample", "find_files", "plain_array", "read_sample"]
+__all__ = ["ColumnFacts", "DataFile", "Found", "find_files", "reason_of"]
 
 #: Formats without a header: a file is read once to count its rows.
 SCANNED: dict[str, dict[str, Any]] = {
@@ -53,24 +51,12 @@ SCANNED: dict[str, dict[str, Any]] = {
 SCANNED_BYTES, SCANNED_FILES = 256 << 20, 64
 #: Column chunks of Parquet that are looked at, 25 us each; of more, some row groups of each file are.
 MOST_CHUNKS = 40_000
-#: Pieces of consecutive rows that a sample has: of files on this machine, and of others, which cost requests.
-LOCAL_PIECES, REMOTE_PIECES = 64, 16
-#: Rows of such a piece at least, so that their order can be seen.
-PIECE_ROWS = 16
-#: Bytes of a sample: of files on this machine, and of others.
-LOCAL_BYTES, REMOTE_BYTES = 256 << 20, 32 << 20
-#: How far into a row group a piece may begin: all before it is decoded, too.
-DEPTH_BYTES = 16 << 20
-#: Images of a sample, where each is a request.
-REMOTE_IMAGES = 64
-#: Columns of names, of the samples of archives and of images: their lengths say nothing, and all differ.
-NAMES = ("__key__", "path")
 #: Files of ``save_to_disk`` that describe the data beside them.
 ABOUT = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 
 @dataclass
-class _File:
+class DataFile:
     """A file that can be read, or several that are read as one.
 
     Args:
@@ -130,7 +116,7 @@ class Found:
     remote: bool = False
     count: int = 1
     bytes: int = 0
-    files: list[_File] = field(default_factory=list)
+    files: list[DataFile] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
     scale: float = 1.0
@@ -146,42 +132,6 @@ class Found:
     def block_bytes(self) -> npt.NDArray[np.float64]:
         """Bytes of all blocks before compression, float64 ``[blocks]``."""
         return np.concatenate([np.empty(0), *(file.block_bytes for file in self.files)])
-
-
-@dataclass
-class Sample:
-    """Rows of all files.
-
-    Args:
-        tables: pieces of consecutive rows, in the order of the files.
-    """
-
-    tables: list[pa.Table] = field(default_factory=list)
-
-    @property
-    def rows(self) -> int:
-        return sum(map(len, self.tables))
-
-    @cached_property
-    def columns(self) -> dict[str, list[pa.Array]]:
-        """The rows of each column, without views and types of Python packages."""
-        found: dict[str, list[pa.Array]] = {}
-        for table in self.tables:
-            for name, column in zip(table.column_names, table.columns, strict=True):
-                found.setdefault(name, []).extend(map(plain_array, column.chunks))
-        return found
-
-    def having(self, names: Sequence[str]) -> Sample:
-        """The rows that have all of these columns."""
-        return Sample([table for table in self.tables if set(names) <= set(table.column_names)])
-
-
-def plain_array(array: pa.Array) -> pa.Array:
-    """An array without views and types of Python packages. Readers decode dictionaries."""
-    if isinstance(array.type, pa.BaseExtensionType):
-        array = array.storage
-    kind = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    return array.cast(kind[array.type]) if array.type in kind else array
 
 
 def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
@@ -262,7 +212,7 @@ def _look_at_each(found: Found, files: FileList) -> None:
     """Footers of Parquet files; files of other formats are opened as a pipeline opens them."""
     lock = Lock()
 
-    def look(file: int, requests: Requests) -> _File | str:
+    def look(file: int, requests: Requests) -> DataFile | str:
         one, name = files.pick(np.array([file], dtype=np.int64)), hidden(files.names[file])
         try:
             if found.reader != "read_parquet":
@@ -270,7 +220,7 @@ def _look_at_each(found: Found, files: FileList) -> None:
                 return _file(name, max(0, int(files.sizes[file])), source)
             keep = partial(_add_facts, found, lock, len(files), max(0, int(files.sizes[file])))
             footer = footer_of(files, file, None, False, requests, keep)
-            return _File(
+            return DataFile(
                 name,
                 footer.size,
                 np.array(footer.rows, dtype=np.int64),
@@ -281,7 +231,7 @@ def _look_at_each(found: Found, files: FileList) -> None:
         except (UnreachableError, Stopped, MemoryError, MissingExtraError):
             raise
         except Exception as error:
-            return _why(name, error)
+            return reason_of(name, error)
 
     wanted = _wanted_files(found, files)
     looked = each_file(
@@ -292,6 +242,7 @@ def _look_at_each(found: Found, files: FileList) -> None:
             found.unreadable[hidden(files.names[number])] = one
         else:
             found.files.append(one)
+    found.bytes = found.bytes or sum(file.size for file in found.files)
     if len(wanted) < len(files):
         found.scale = found.bytes / max(1, sum(file.size for file in found.files))
 
@@ -317,14 +268,14 @@ def _opened(reader: str, files: FileList, **options: Any) -> RowSource:
     return source
 
 
-def _file(name: str, size: int, source: RowSource) -> _File:
+def _file(name: str, size: int, source: RowSource) -> DataFile:
     lengths, sizes = source.lengths, source.block_bytes
     if sizes is None:
         sizes = lengths * np.float64(source.row_bytes or size / max(1, lengths.sum()))
-    return _File(name, size, lengths, sizes, source.schema, lambda: source)
+    return DataFile(name, size, lengths, sizes, source.schema, lambda: source)
 
 
-def _why(name: str, error: Exception) -> str:
+def reason_of(name: str, error: Exception) -> str:
     """What an error says of one file, without the lines of a message about many."""
     if not isinstance(error, TrainpipesError):
         return hidden(reason(error))
@@ -363,79 +314,3 @@ def _add_facts(found: Found, lock: Lock, files: int, size: int, file: int, metad
                 elif chunk.is_stats_set and chunk.statistics.has_null_count:
                     own.counted += group.num_rows
                     own.nulls += chunk.statistics.null_count
-
-
-def read_sample(found: Found, rows: int, small: bool) -> Sample:
-    """About ``rows`` rows of all files, in pieces of consecutive rows. Files that cannot be decoded are added
-    to ``found.unreadable``.
-
-    Args:
-        found: the files.
-        rows: how many, at most.
-        small: whether work on them takes long, so that they should be few bytes.
-
-    Raises:
-        UnreachableError: a server does not answer, or denies access.
-    """
-    most = REMOTE_BYTES if found.remote or small else LOCAL_BYTES
-    total = int(found.lengths.sum())
-    if size := float(found.block_bytes.sum()):
-        rows = min(rows, max(1, int(most * total / size)))
-    if found.remote and found.reader == "read_images":
-        rows = min(rows, REMOTE_IMAGES)
-    sample = Sample()
-    places = _places(found.files, rows, REMOTE_PIECES if found.remote else LOCAL_PIECES)
-    for file, wanted in counted(
-        places.items(), "reading some rows of files", len(places), "files", 1
-    ):
-        one, reader = found.files[file], None
-        try:
-            for block, start, stop in wanted:
-                reader = reader or one.open().reader()
-                table = table_of(reader.read(block, start, stop), "inspect_files()")
-                one.schema = one.schema or table.schema
-                sample.tables.append(table)
-                most -= table.nbytes
-                if most < 0:
-                    return sample
-        except (UnreachableError, MemoryError, MissingExtraError):
-            raise
-        except Exception as error:
-            name = hidden(getattr(error, "path", None) or one.name)
-            found.unreadable[name] = _why(name, error)
-        finally:
-            if reader is not None:
-                reader.close()
-    return sample
-
-
-def _places(
-    files: Sequence[_File], rows: int, pieces: int
-) -> dict[int, list[tuple[int, int, int]]]:
-    """Which rows to read, by file, as block, start and stop: all, or pieces at even distances."""
-    blocks = [(n, block) for n, file in enumerate(files) for block in range(len(file.lengths))]
-    lengths = np.concatenate([np.empty(0, np.int64), *(file.lengths for file in files)])
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    found: dict[int, list[tuple[int, int, int]]] = {}
-    if total <= rows:
-        for number in np.flatnonzero(lengths).tolist():
-            file, block = blocks[number]
-            found.setdefault(file, []).append((block, 0, int(lengths[number])))
-        return found
-    pieces = max(1, min(pieces, rows // PIECE_ROWS))
-    each = rows // pieces
-    edges = np.linspace(0, total, pieces + 1)[:-1].astype(np.int64)
-    owners = np.searchsorted(ends, edges, side="right")
-    for number in np.unique(owners).tolist():
-        file, block = blocks[number]
-        length = int(lengths[number])
-        starts = edges[owners == number] - (ends[number] - length)
-        row_bytes = float(files[file].block_bytes[block]) / length
-        # Only the beginning of a large row group is read: its pieces are spread over that.
-        reach = max((len(starts) + 1) * each, int(DEPTH_BYTES / max(1.0, row_bytes)))
-        if reach < length:
-            starts = starts * reach // length
-        for start in starts.tolist():
-            found.setdefault(file, []).append((block, start, min(length, start + each)))
-    return found
