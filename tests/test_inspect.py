@@ -15,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -94,6 +95,15 @@ def test_of_many_column_chunks_some_are_looked_at(
     assert found.columns[0].bytes == pytest.approx(total, rel=0.01)
 
 
+def test_a_nested_column_is_as_large_as_its_parts(tmp_path: Path) -> None:
+    rows = {"s": [{"a": n, "b": f"{n}"} for n in range(100)], "id": range(100)}
+    path = parquet(tmp_path / "a.parquet", rows, row_group_size=50)
+    groups = [pq.read_metadata(path).row_group(n) for n in range(2)]
+    sizes = [sum(one.column(n).total_compressed_size for one in groups) for n in range(3)]
+    found = inspect_files(path)
+    assert [one.bytes for one in found.columns] == [sizes[0] + sizes[1], sizes[2]]
+
+
 def test_it_prints_as_tables_as_plain_lines_and_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,8 +162,8 @@ def numpy(folder: Path) -> None:
 
 def tar(folder: Path) -> None:
     with tarfile.open(folder / "a.tar", "w") as archive:
-        for n in range(3):
-            member = tarfile.TarInfo(f"{n}.txt")
+        for name in ("0.txt", "0.cls", "1.txt", "2.txt"):
+            member = tarfile.TarInfo(name)
             member.size = 2
             archive.addfile(member, io.BytesIO(b"hi"))
 
@@ -186,7 +196,7 @@ FORMATS = {
     arrow: ("read_arrow", ["x"]),
     saved: ("read_arrow", ["x"]),
     numpy: ("read_numpy", ["array"]),
-    tar: ("read_webdataset", ["__key__", "txt"]),
+    tar: ("read_webdataset", ["__key__", "txt", "cls"]),
     images: ("read_images", ["path", "bytes", "class", "label"]),
     loose_images: ("read_images", ["path", "bytes"]),
     memmap: ("from_memmap", ["x", "y"]),
@@ -282,6 +292,20 @@ def test_of_much_text_some_whole_files_are_read(
     assert "about 4" in str(found[0])
 
 
+def test_less_of_compressed_text_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainpipes.look.inspect_reading.SCANNED_BYTES", 8000)
+    line = b'{"text": "some words"}\n'
+    for n in range(4):
+        (tmp_path / f"{n}.jsonl").write_bytes(line * 50)
+    assert inspect_files(tmp_path).rows_counted
+    for n in range(4):
+        (tmp_path / f"{n}.jsonl").unlink()
+        content = b"".join(b'{"text": "%d"}\n' % one for one in DRAW.integers(0, 1 << 60, 100))
+        (tmp_path / f"{n}.jsonl.gz").write_bytes(gzip.compress(content))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 8000
+    assert not inspect_files(tmp_path).rows_counted
+
+
 def test_a_sample_is_spread_over_all_files_and_row_groups(tmp_path: Path) -> None:
     for n in range(4):
         rows = {"n": range(25_000 * n, 25_000 * (n + 1))}
@@ -318,6 +342,17 @@ def test_of_a_huge_row_group_and_of_wide_rows_only_a_part_is_read(
     assert bytes_read(lambda: inspect_files(path)) < size * 2 / 3
     monkeypatch.setattr("trainpipes.look.inspect_sample.LOCAL_BYTES", 400_000)
     assert 50 <= inspect_files(path).sampled_rows <= 100
+    rows = {"text": ["x" * 4000, "y" * 4000] * 10_000}  # a footer says less than they are
+    assert inspect_files(parquet(path, rows, use_dictionary=True)).sampled_rows < 1000
+
+
+def test_of_images_elsewhere_few_are_fetched() -> None:
+    files = fsspec.filesystem("memory")
+    for n in range(100):
+        files.pipe(f"/pictures/{'ab'[n % 2]}/{n}.png", b"a")
+    found = inspect_files("memory://pictures")
+    files.rm("/pictures", recursive=True)
+    assert (found.rows, found.sampled_rows, found.readable) == (100, 64, True)
 
 
 def test_files_on_a_server_cost_a_request_for_each_footer_and_few_for_the_sample(
@@ -410,6 +445,7 @@ def test_damaged_files_of_every_format_are_named(
     found = inspect_files(tmp_path / name)
     assert list(found.unreadable) == [str(tmp_path / name)]
     assert reason in found.unreadable[str(tmp_path / name)]
+    assert str(tmp_path) not in found.unreadable[str(tmp_path / name)]
     assert not found.readable
     str(found)
 

@@ -309,8 +309,6 @@ def _add_facts(found: Found, lock: Lock, files: int, size: int, file: int, metad
                 flat = leaf.path == name and not leaf.max_repetition_level
                 if not flat or chunk.physical_type != leaf.physical_type:
                     continue
-                if leaf.max_definition_level == 0:  # it cannot have nulls
-                    own.counted += group.num_rows
-                elif chunk.is_stats_set and chunk.statistics.has_null_count:
+                if chunk.is_stats_set and chunk.statistics.has_null_count:
                     own.counted += group.num_rows
                     own.nulls += chunk.statistics.null_count
