@@ -25,6 +25,7 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import serving
+from tokenizer_fixtures import bracketed
 from trainpipes.look import Inspection, inspect_files
 
 DRAW = np.random.default_rng(0)
@@ -59,7 +60,7 @@ def bytes_read(call: Callable[[], Any]) -> int:
 
 def test_footers_say_rows_row_groups_sizes_columns_and_nulls(tmp_path: Path) -> None:
     for n in range(3):
-        rows = {"text": [f"a text {k}" if k % 4 else None for k in range(1000)], "n": range(1000)}
+        rows = {"text": [f"a text {k}" if k % 7 else None for k in range(1000)], "n": range(1000)}
         parquet(tmp_path / f"{n}.parquet", rows, row_group_size=300, compression="zstd")
     found = inspect_files(tmp_path, sample=100)
     assert (found.reader, found.files, found.rows) == ("read_parquet", 3, 3000)
@@ -69,7 +70,7 @@ def test_footers_say_rows_row_groups_sizes_columns_and_nulls(tmp_path: Path) -> 
     assert groups is not None
     assert (groups.count, groups.least, groups.median, groups.most) == (12, 100, 300, 300)
     text, n = found.columns
-    assert (text.name, text.type, text.nulls, text.empty) == ("text", "string", 0.25, 0)
+    assert (text.name, text.type, text.nulls, text.empty) == ("text", "string", 0.143, 0)
     assert (n.name, n.type, n.nulls, n.empty) == ("n", "int64", 0, None)
     assert text.bytes
     assert n.bytes
@@ -353,6 +354,7 @@ def test_of_images_elsewhere_few_are_fetched() -> None:
     found = inspect_files("memory://pictures")
     files.rm("/pictures", recursive=True)
     assert (found.rows, found.sampled_rows, found.readable) == (100, 64, True)
+    assert found.lengths == [], "names have none"
 
 
 def test_files_on_a_server_cost_a_request_for_each_footer_and_few_for_the_sample(
@@ -486,11 +488,12 @@ def test_names_and_texts_cannot_harm_a_terminal_or_a_page(tmp_path: Path) -> Non
 # How long rows are
 
 
-def test_tokens_are_those_that_tokenize_makes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokenizer", ["bytes", bracketed()], ids=["bytes", "with special tokens"])
+def test_tokens_are_those_that_tokenize_makes(tokenizer: Any, tmp_path: Path) -> None:
     texts = ["é" * int(n) for n in DRAW.integers(0, 3000, 500)]
     path = parquet(tmp_path / "a.parquet", {"text": texts})
-    (found,) = inspect_files(path, tokenizer="bytes").lengths
-    made = [len(row["input_ids"]) for row in tp.read_parquet(path).tokenize("bytes")]
+    (found,) = inspect_files(path, tokenizer=tokenizer).lengths
+    made = [len(row["input_ids"]) for row in tp.read_parquet(path).tokenize(tokenizer)]
     assert (found.unit, found.rows, found.most) == ("tokens", 500, max(made))
     assert found.mean == pytest.approx(np.mean(made))
     assert found.percentiles["50"] == np.percentile(made, 50, method="higher")
