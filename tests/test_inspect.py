@@ -118,6 +118,10 @@ def test_it_prints_as_tables_as_plain_lines_and_as_json(
     assert "<b>" not in html
     assert "&lt;b&gt;" in html
     printed = str(found)
+    monkeypatch.setenv("COLUMNS", "30")
+    narrow = str(found).splitlines()
+    assert f"  -> {found.findings[0].cure}" in narrow, "commands are copied"
+    assert max(len(line) for line in narrow if "->" not in line) <= 30
     without = importlib.util.find_spec
     monkeypatch.setattr(
         "trainpipes.look.inspect_result.find_spec",
@@ -355,6 +359,7 @@ def test_of_images_elsewhere_few_are_fetched() -> None:
     files.rm("/pictures", recursive=True)
     assert (found.rows, found.sampled_rows, found.readable) == (100, 64, True)
     assert found.lengths == [], "names have none"
+    assert "62 of 64 rows" in said(found, "duplicates"), "names do not tell rows apart"
 
 
 def test_files_on_a_server_cost_a_request_for_each_footer_and_few_for_the_sample(
@@ -621,6 +626,8 @@ def test_compressed_text_that_can_only_be_read_from_its_start_is_told(
     (tmp_path / "a.jsonl.gz").write_bytes(b"".join(gzip.compress(part, 1) for part in parts))
     found = inspect_files(tmp_path / "a.jsonl.gz")
     assert ("large_blocks" in kinds(found)) == (members == 1)
+    np.save(tmp_path / "a.npy", np.arange(3 << 20))  # of which each row can be read by itself
+    assert kinds(inspect_files(tmp_path / "a.npy")) == []
 
 
 @pytest.mark.parametrize("files", [1, 8])
@@ -634,6 +641,20 @@ def test_rows_sorted_by_a_label_are_told(files: int, tmp_path: Path) -> None:
     assert kinds(found).count("clustered") == 1, "a class and its number are one label"
     assert "the same 'label'" in said(found, "clustered")
     assert "--shuffle" in said(found, "clustered")
+
+
+@pytest.mark.parametrize(("mixed", "expected"), [(0.1, True), (0.5, False)])
+def test_rows_are_told_to_be_sorted_if_most_are(
+    mixed: float, expected: bool, tmp_path: Path
+) -> None:
+    labels = np.repeat(range(4), 25_000)
+    labels = np.where(DRAW.random(100_000) < mixed, DRAW.permutation(labels), labels)
+    days = np.arange(100_000) // 20  # too many values to be labels
+    rows = {"label": labels, "day": days, "id": DRAW.permutation(100_000)}
+    path = parquet(tmp_path / "a.parquet", rows, row_group_size=20_000)
+    assert kinds(inspect_files(path)) == ["clustered"] * expected
+    few = pa.table(rows).slice(20_000, 20_000)  # which a shuffle mixes all
+    assert kinds(inspect_files(parquet(path, few))) == []
 
 
 @pytest.mark.parametrize("labels", [2, 10, 100])
