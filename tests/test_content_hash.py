@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpipes.columns.content_hash import row_hashes
-from trainpipes.look.inspection import duplicates
-from trainpipes.look.inspection.duplicates import repeats_of
 
 VALUES: dict[str, tuple[Any, Any]] = {
     "text": (pa.string(), st.text(max_size=3)),
@@ -60,31 +55,3 @@ def test_rows_are_equal_if_and_only_if_their_hashes_are(kind: str, data: st.Data
 def test_columns_are_told_apart() -> None:
     found = row_hashes(pa.table({"a": ["x", "y", None], "b": ["y", "x", None]}))
     assert len(set(found.tolist())) == 3
-
-
-def test_all_rows_are_counted_in_bounded_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(duplicates, "HELD", 1000)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    draw = np.random.default_rng(0)
-    numbers = draw.integers(0, 30_000, 20_000)
-    tables = (pa.table({"n": numbers[at : at + 700]}) for at in range(0, 20_000, 700))
-    assert repeats_of(tables) == (20_000, 20_000 - len(np.unique(numbers)))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_temporary_files_are_removed_when_it_is_stopped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(duplicates, "HELD", 10)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    def tables() -> Any:
-        yield pa.table({"n": range(100)})
-        assert list(tmp_path.iterdir())
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        repeats_of(tables())
-    assert list(tmp_path.iterdir()) == []

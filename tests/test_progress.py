@@ -21,7 +21,7 @@ import pytest
 import trainpipes as tp
 from trainpipes._internal import progress
 from trainpipes._internal.progress import Progress, counted
-from trainpipes.look.inspection import inspect_files
+from trainpipes.look import inspect_files
 from trainpipes.look.shuffle_quality import shuffle_quality
 from trainpipes.prepare import repack, tokenize
 

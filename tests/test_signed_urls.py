@@ -25,7 +25,7 @@ import pytest
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
 from trainpipes._internal.clean_errors import clean
-from trainpipes.look.inspection import inspect_files
+from trainpipes.look import inspect_files
 from trainpipes.prepare import repack
 from trainpipes.sources.remote import retry
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,7 +34,7 @@ def test_the_command_tells_what_is_in_a_folder_with_a_space(tmp_path: Path) -> N
     done = command(folder, "--tokenizer", "bytes", env={**os.environ, "COLUMNS": "40"})
     assert done.returncode == 0
     assert done.stderr == ""
-    assert "tokens of 'text' in all rows" in done.stdout
+    assert ["text", "tokens"] in [line.split()[:2] for line in done.stdout.splitlines()]
     assert ".filter(pc.field('text').is_valid())" in done.stdout
     assert max(len(x) for x in done.stdout.splitlines() if not x.startswith("  ->")) <= 40
 
@@ -52,13 +50,12 @@ def test_json_is_one_value_and_nothing_else(
     assert printed.err == ""
 
 
-def test_strict_makes_a_warning_an_exit_code_and_a_note_none(
+def test_strict_makes_a_warning_an_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path / "a" / "a.parquet", text=["one", "two"])
     assert run(["inspect", str(path.parent), "--strict"]) == 0
-    (path.parent / "README").write_text("a note")
-    assert run(["inspect", str(path.parent), "--strict"]) == 0
+    assert run(["inspect", str(path.parent), "--strict", "--max-length", "2"]) == 1
     nulls = written(tmp_path / "b" / "a.parquet", text=["one", None])
     assert run(["inspect", str(nulls)]) == 0
     assert run(["inspect", str(nulls), "--strict"]) == 1
@@ -73,7 +70,7 @@ def test_what_cannot_be_read_is_an_exit_code(
     assert run(["inspect", str(tmp_path)]) == 1
     printed = capsys.readouterr()
     assert "cut short" in printed.out
-    assert "rows        1" in printed.out
+    assert ["rows", "1,"] in [line.split()[:2] for line in printed.out.splitlines()]
     empty = written(tmp_path / "c.parquet", text=pa.array([], pa.string()))
     assert run(["inspect", str(empty)]) == 1
     capsys.readouterr()
@@ -118,34 +115,12 @@ def test_several_columns_are_told_as_one(
 ) -> None:
     path = written(tmp_path / "a.parquet", prompt=["a", "b"], response=["cd", "ef"])
     assert run(["inspect", str(path), "--column", "prompt", "--column", "response"]) == 0
-    assert "bytes of 'prompt' + 'response'" in capsys.readouterr().out
+    assert "prompt + response" in capsys.readouterr().out
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", "--help"]) == 0
     assert "trainpipes inspect data" in capsys.readouterr().out
-
-
-def test_ctrl_c_stops_it_with_its_exit_code(tmp_path: Path) -> None:
-    rows = pa.table({"n": range(2_000_000)})
-    pq.write_table(rows, tmp_path / "0.parquet", row_group_size=100_000)
-    for n in range(1, 40):
-        os.link(tmp_path / "0.parquet", tmp_path / f"{n}.parquet")
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    started = subprocess.Popen(
-        [sys.executable, "-m", "trainpipes", "inspect", str(tmp_path), "--duplicates"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    )  # fmt: skip
-    while started.poll() is None and not list(temporary.iterdir()):
-        time.sleep(0.05)
-    started.send_signal(signal.SIGINT)
-    out, err = started.communicate(timeout=60)
-    assert started.returncode == 130, err
-    assert out == ""
-    assert "Traceback" not in err
-    assert list(temporary.iterdir()) == []
 
 
 def test_what_makes_it_fail_is_said_on_stderr(
@@ -162,4 +137,4 @@ def test_what_makes_it_fail_is_said_on_stderr(
     assert found.err.startswith("error: cannot be read: ")
     assert found.err.rstrip().endswith("bad.parquet")
     assert run(["inspect", str(tmp_path / "nulls.parquet"), "--strict"]) == 1
-    assert capsys.readouterr().err == "error: --strict: there is 1 warning\n"
+    assert capsys.readouterr().err == "error: --strict: there are warnings (1)\n"

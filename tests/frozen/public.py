@@ -36,7 +36,7 @@ MODULES = [
     "trainpipes.storage.cache",
     "trainpipes.prepare",
     "trainpipes.config",
-    "trainpipes.look.inspection",
+    "trainpipes.look",
     "trainpipes.look.checkpoint",
     "trainpipes.storage.memmap",
     "trainpipes_recipes",

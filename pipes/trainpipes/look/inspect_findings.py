@@ -1,0 +1,240 @@
+"""What to fix in data files before training."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes._internal.amount import amount
+from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.shown import cut
+from trainpipes.columns.arrays import to_numpy
+from trainpipes.columns.content_hash import row_hashes
+from trainpipes.errors import SchemaError
+from trainpipes.look.inspect_reading import Found
+from trainpipes.look.inspect_result import Column, Finding, Lengths, percent
+from trainpipes.look.inspect_sample import NAMES, Sample
+from trainpipes.sources.files.schema import one_schema
+
+__all__ = ["findings_of"]
+
+#: Rows that ``shuffle`` mixes at a time in README and recipes, and shards that ``sharding_filter`` makes.
+BUFFER_ROWS, NUM_SHARDS = 40_960, 24
+#: Rows of a row group above which a resume within it is slow: docs/performance.md. Bytes of a compressed
+#: block that is decoded as a whole.
+LARGE_ROWS, LARGE_BYTES = 100_000, 64 << 20
+#: Row groups of fewer rows and bytes cost a seek or a request each. Of few of them it does not matter.
+SMALL_ROWS, SMALL_BYTES, MANY = 1000, 1 << 20, 100
+#: Rows of a row group that are good for most data.
+GOOD_ROWS = 10_000
+#: Files or columns that a finding or a command names.
+NAMED = 5
+#: Formats of which every row can be read by itself.
+BY_ROW = ("read_images", "read_numpy", "from_memmap")
+#: Distinct values of a label at most, rows of each on average at least, and pieces of rows that are compared.
+MOST_LABELS, LABEL_ROWS, LEAST_PIECES = 1000, 4, 4
+#: Rows of a piece whose values are compared.
+LEAST_PIECE, MOST_PIECE = 8, 256
+#: From 0, where pieces have the values of all rows, to 1, where each has one value: rows in random order are
+#: below 0.05 (measured, 64 pieces of 150 rows of 2 to 100 labels), sorted ones above 0.8.
+CLUSTERED = 0.5
+
+
+def findings_of(
+    found: Found,
+    sample: Sample,
+    rows: int,
+    columns: Sequence[Column],
+    lengths: Sequence[Lengths],
+    asked: Sequence[str],
+    max_length: int | None,
+) -> list[Finding]:
+    """Everything to fix.
+
+    Args:
+        found: the files.
+        sample: of their rows.
+        rows: of all files, about.
+        columns: of all files.
+        lengths: of rows in the sample.
+        asked: columns that the user named, if any.
+        max_length: the length that rows should have at most.
+    """
+    return [
+        *_of_files(found),
+        *_of_blocks(found, rows),
+        *_of_columns(columns),
+        *_of_lengths(lengths, max_length),
+        *_of_order(found, sample, rows),
+        *_of_equal_rows(found, sample, asked),
+    ]
+
+
+def _of_files(found: Found) -> Iterator[Finding]:
+    if others := found.others:
+        named = " ".join(map(shlex.quote, others[:NAMED]))
+        text = f"{found.reader}() does not read files of other formats: {len(others):,} beside the data"
+        yield Finding("other_formats", text, f"trainpipes inspect {named}")
+    schemas: dict[pa.Schema, str] = {}
+    for file in found.files:
+        if file.schema is not None and len(file.lengths):
+            schemas.setdefault(file.schema, file.name)
+    try:
+        if schemas:
+            several = [(name, schema) for schema, name in schemas.items()]
+            one_schema(several, None, f"{found.reader}()")
+    except SchemaError as error:
+        cure = f".{found.reader}(columns=[...]) with columns that all files have, or convert files"
+        yield Finding("mixed_schemas", str(error), cure)
+
+
+def _of_blocks(found: Found, rows: int) -> Iterator[Finding]:
+    filled = found.lengths > 0
+    lengths, sizes = found.lengths[filled], found.block_bytes[filled]
+    if not len(lengths) or found.reader in BY_ROW:
+        return
+    cure = _repack(found, f"--row-group-size {GOOD_ROWS}")
+    if found.reader != "read_parquet":
+        if sizes.max() > LARGE_BYTES:
+            text = (
+                f"files can only be read from few places on, up to {amount(sizes.max())} apart: each shard, "
+                "and each resume, reads from the last such place"
+            )
+            yield Finding("large_blocks", text, _repack(found, ""))
+        return
+    shards = min(NUM_SHARDS, rows // BUFFER_ROWS)
+    if lengths.max() > LARGE_ROWS or len(lengths) < shards:
+        text = (
+            f"{len(lengths):,} row groups for {NUM_SHARDS} shards, of up to {lengths.max():,} rows "
+            f"({amount(sizes.max())}): .shuffle({BUFFER_ROWS}) mixes within {BUFFER_ROWS:,} consecutive rows "
+            "of one, and each is decoded again by every shard that shares it and by a resume"
+        )
+        yield Finding("large_row_groups", text, cure)
+    median, size = int(np.median(lengths)), float(np.median(sizes))
+    if len(lengths) >= MANY and median < SMALL_ROWS and size < SMALL_BYTES:
+        text = (
+            f"half of the {len(lengths):,} row groups have {median:,} rows or fewer, of {amount(size)}: each "
+            "costs a seek, or a request to a server"
+        )
+        yield Finding("small_row_groups", text, cure)
+
+
+def _of_columns(columns: Sequence[Column]) -> Iterator[Finding]:
+    nulls = {one.name: one.nulls for one in columns if one.nulls}
+    if nulls:
+        some = next((name for name, share in nulls.items() if share < 1), None)
+        cure = f".filter(pc.field({some!r}).is_valid()), or " if some is not None else ""
+        text = f"nulls in {_named(nulls)}"
+        yield Finding("nulls", text, f"{cure}leave the column out by columns=[...]")
+    empty = {one.name: one.empty for one in columns if one.empty and one.type.endswith("string")}
+    if empty:
+        text = f"empty texts in {_named(empty)}"
+        yield Finding("empty_texts", text, f'.filter(pc.field({next(iter(empty))!r}) != "")')
+
+
+def _of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[Finding]:
+    for one in lengths:
+        if not one.too_long:
+            continue
+        names = " + ".join(_quoted(name) for name in one.columns)
+        text = (
+            f"{percent(one.too_long)} of rows have more than {max_length:,} {one.unit} in {names}, up to "
+            f"{one.most:,}"
+        )
+        cure = f".tokenize(..., max_length={max_length}), which cuts them"
+        if one.unit == "items":
+            cure = f"a larger max_length than {max_length}, or shorter rows"
+        yield Finding("too_long", text, cure)
+
+
+def _of_order(found: Found, sample: Sample, rows: int) -> Iterator[Finding]:
+    """Columns whose equal values stand together, as in files that are sorted by a label."""
+    if rows <= BUFFER_ROWS:  # a shuffle mixes all of them
+        return
+    told = set()
+    for name, chunks in sample.columns.items():
+        alike, usual = _alike(chunks)
+        # A class and its number are one label.
+        if usual == 1 or (alike - usual) / (1 - usual) < CLUSTERED or (alike, usual) in told:
+            continue
+        told.add((alike, usual))
+        text = (
+            f"rows with the same {_quoted(name)} stand together ({percent(alike)} of neighbours are alike, "
+            f"{percent(usual)} of any two rows), and .shuffle({BUFFER_ROWS}) mixes rows that are near each "
+            "other"
+        )
+        cure = _repack(found, f"--shuffle --row-group-size {GOOD_ROWS}")
+        yield Finding(
+            "clustered", text, '.shuffle(scope="global")' if found.reader in BY_ROW else cure
+        )
+
+
+def _alike(chunks: Sequence[pa.Array]) -> tuple[float, float]:
+    """The chance that two rows near each other have the same value in a column, and that any two have; (0, 0)
+    if its values are no labels."""
+    size = max(LEAST_PIECE, min(MOST_PIECE, sum(map(len, chunks)) // (4 * LEAST_PIECES)))
+    pieces = [chunk.slice(at, size) for chunk in chunks for at in range(0, len(chunk), size)]
+    pieces = [piece for piece in pieces if len(piece) >= LEAST_PIECE]
+    kinds = {piece.type for piece in pieces}
+    types, kind = pa.types, next(iter(kinds), pa.null())
+    labels = types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)
+    if len(pieces) < LEAST_PIECES or len(kinds) > 1 or not (labels or types.is_boolean(kind)):
+        return 0.0, 0.0
+    joined = pa.concat_arrays(pieces).dictionary_encode(null_encoding="encode")
+    codes, distinct = to_numpy(joined.indices), len(joined.dictionary)
+    if not 1 < distinct <= min(MOST_LABELS, len(codes) / LABEL_ROWS):
+        return 0.0, 0.0
+    ends = np.cumsum([len(piece) for piece in pieces])
+    counts = [np.bincount(own) for own in np.split(codes, ends[:-1])]
+    return _same(counts), _same([np.bincount(codes)])
+
+
+def _same(counts: Sequence[np.ndarray]) -> float:
+    """The chance that two rows of one piece have the same value, by how often each value is in each piece."""
+    same = sum(int((own * (own - 1)).sum()) for own in counts)
+    return same / max(1, sum(int(own.sum()) * (int(own.sum()) - 1) for own in counts))
+
+
+def _of_equal_rows(found: Found, sample: Sample, asked: Sequence[str]) -> Iterator[Finding]:
+    hashes = [np.empty(0, dtype=np.uint64)]
+    for table in sample.tables:
+        names = table.column_names
+        own = table.select(
+            [name for name in names if (name in asked if asked else name not in NAMES)]
+        )
+        if own.num_columns:
+            null = np.logical_and.reduce([to_numpy(column.is_null()) for column in own.columns])
+            hashes.append(row_hashes(own)[~null])
+    every = np.concatenate(hashes)
+    equal = len(every) - len(np.unique(every))
+    if not equal:
+        return
+    same = f" in {' + '.join(map(_quoted, asked))}" if asked else ""
+    text = (
+        f"{equal:,} of {len(every):,} rows that were looked at are equal to another one{same} "
+        f"({percent(equal / len(every))})"
+    )
+    by = f"-by {shlex.quote(','.join(asked))}" if asked else ""
+    cure = _repack(found, f"--drop-duplicates{by}")
+    yield Finding("duplicates", text, "remove copies" if found.reader in BY_ROW else cure)
+
+
+def _repack(found: Found, options: str) -> str:
+    """The command that writes the files anew."""
+    files = " ".join(shlex.quote(hidden(url)) for url in found.urls[:NAMED])
+    more = " …" if found.urls[NAMED:] else ""
+    return f"trainpipes repack {files}{more} OUT {options}".rstrip()
+
+
+def _named(shares: dict[str, float]) -> str:
+    """Columns and shares of their rows, the largest first."""
+    told = sorted(shares, key=lambda name: -shares[name])
+    said = ", ".join(f"{_quoted(name)} ({percent(shares[name])})" for name in told[:NAMED])
+    return said + (f" and {len(told) - NAMED:,} more columns" if told[NAMED:] else "")
+
+
+def _quoted(name: str) -> str:
+    return repr(cut(name, 60))

@@ -1,0 +1,761 @@
+"""``inspect_files``: what data files hold, and what to fix before training."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import importlib.util
+import io
+import json
+import os
+import shlex
+import tarfile
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from faulty_server import serving
+from tokenizer_fixtures import bracketed
+from trainpipes.look import Inspection, inspect_files
+
+DRAW = np.random.default_rng(0)
+
+
+def parquet(path: Path, columns: Any, **options: Any) -> Path:
+    """Write a table, or columns, as a Parquet file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    pq.write_table(table, path, **options)
+    return path
+
+
+def kinds(found: Inspection) -> list[str]:
+    return [one.kind for one in found.findings]
+
+
+def said(found: Inspection, kind: str) -> str:
+    """The text and the cure of the finding of a kind."""
+    one = next(one for one in found.findings if one.kind == kind)
+    return f"{one.text} -> {one.cure}"
+
+
+def bytes_read(call: Callable[[], Any]) -> int:
+    before = psutil.Process().io_counters().read_chars
+    call()
+    return psutil.Process().io_counters().read_chars - before
+
+
+# What there is
+
+
+def test_footers_say_rows_row_groups_sizes_columns_and_nulls(tmp_path: Path) -> None:
+    for n in range(3):
+        rows = {"text": [f"a text {k}" if k % 7 else None for k in range(1000)], "n": range(1000)}
+        parquet(tmp_path / f"{n}.parquet", rows, row_group_size=300, compression="zstd")
+    found = inspect_files(tmp_path, sample=100)
+    assert (found.reader, found.files, found.rows) == ("read_parquet", 3, 3000)
+    assert (found.rows_counted, found.readable) == (True, True)
+    assert found.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    groups = found.row_groups
+    assert groups is not None
+    assert (groups.count, groups.least, groups.median, groups.most) == (12, 100, 300, 300)
+    text, n = found.columns
+    assert (text.name, text.type, text.nulls, text.empty) == ("text", "string", 0.143, 0)
+    assert (n.name, n.type, n.nulls, n.empty) == ("n", "int64", 0, None)
+    assert text.bytes
+    assert n.bytes
+    assert text.bytes + n.bytes == found.codecs["zstd"] < found.bytes
+    exact = pa.concat_tables(map(pq.read_table, tmp_path.iterdir())).nbytes
+    assert found.memory_bytes == pytest.approx(exact, rel=0.2)
+
+
+def test_of_many_column_chunks_some_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainpipes.look.inspect_reading.MOST_CHUNKS", 40)
+    for n in range(10):
+        rows = {"n": [None, 1] * 500, "l": [[1], [2]] * 500}
+        parquet(tmp_path / f"{n}.parquet", rows, row_group_size=100)
+    found = inspect_files(tmp_path, sample=100)
+    total = sum(
+        pq.read_metadata(path).row_group(g).column(0).total_compressed_size
+        for path in tmp_path.iterdir()
+        for g in range(10)
+    )
+    assert (found.rows, found.columns[0].nulls, found.columns[1].nulls) == (10_000, 0.5, 0)
+    assert found.columns[0].bytes == pytest.approx(total, rel=0.01)
+
+
+def test_a_nested_column_is_as_large_as_its_parts(tmp_path: Path) -> None:
+    rows = {"s": [{"a": n, "b": f"{n}"} for n in range(100)], "id": range(100)}
+    path = parquet(tmp_path / "a.parquet", rows, row_group_size=50)
+    groups = [pq.read_metadata(path).row_group(n) for n in range(2)]
+    sizes = [sum(one.column(n).total_compressed_size for one in groups) for n in range(3)]
+    found = inspect_files(path)
+    assert [one.bytes for one in found.columns] == [sizes[0] + sizes[1], sizes[2]]
+
+
+def test_it_prints_as_tables_as_plain_lines_and_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet(tmp_path / "a.parquet", {"text": ["one", None], "<b>": [1, 2]})
+    found = inspect_files(tmp_path)
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert (told["rows"], told["columns"][1]["name"]) == (2, "<b>")
+    assert told["findings"][0]["kind"] == "nulls"
+    html = found._repr_html_()
+    assert html
+    assert "<b>" not in html
+    assert "&lt;b&gt;" in html
+    printed = str(found)
+    monkeypatch.setenv("COLUMNS", "30")
+    narrow = str(found).splitlines()
+    assert f"  -> {found.findings[0].cure}" in narrow, "commands are copied"
+    assert max(len(line) for line in narrow if "->" not in line) <= 30
+    without = importlib.util.find_spec
+    monkeypatch.setattr(
+        "trainpipes.look.inspect_result.find_spec",
+        lambda name: None if name == "rich" else without(name),
+    )
+    assert found._repr_html_() is None
+    for text in (printed, str(found)):
+        assert "warning: nulls in 'text' (50 %)" in text
+        assert "  -> .filter(pc.field('text').is_valid())" in text
+        cells = [line.split() for line in text.splitlines()]
+        assert ["text", "one", "null"] in cells
+        assert ["text", "string", "50", "%", "0", "%", f"{found.columns[0].bytes}", "B"] in cells
+
+
+def json_lines(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"x": 3}\n'))
+
+
+def csv(folder: Path) -> None:
+    (folder / "a.csv").write_bytes(b'\xef\xbb\xbfx,t\n1,a\n2,"b\nc"\n3,\n')
+
+
+def text(folder: Path) -> None:
+    (folder / "a.txt").write_text("one\ntwo\nthree\n")
+
+
+def arrow(folder: Path) -> None:
+    table = pa.table({"x": ["a", "b", "c"]})
+    with pa.ipc.new_file(str(folder / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+
+
+def saved(folder: Path) -> None:
+    arrow(folder)
+    (folder / "cache-1.arrow").write_bytes((folder / "a.arrow").read_bytes())
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+
+
+def numpy(folder: Path) -> None:
+    np.save(folder / "a.npy", np.zeros((3, 2)))
+
+
+def tar(folder: Path) -> None:
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for name in ("0.txt", "0.cls", "1.txt", "2.txt"):
+            member = tarfile.TarInfo(name)
+            member.size = 2
+            archive.addfile(member, io.BytesIO(b"hi"))
+
+
+def images(folder: Path) -> None:
+    for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+
+
+def loose_images(folder: Path) -> None:
+    for n in range(3):
+        (folder / f"{n}.png").write_bytes(b"a")
+
+
+def memmap(folder: Path) -> None:
+    folder.rmdir()
+    tp.write_memmap(folder, {"x": np.arange(3), "y": np.ones((3, 2))})
+
+
+def memmaps(folder: Path) -> None:
+    for n in range(3):
+        tp.write_memmap(folder / f"{n}", {"x": np.arange(1)})
+
+
+FORMATS = {
+    json_lines: ("read_json", ["x"]),
+    csv: ("read_csv", ["x", "t"]),
+    text: ("read_text", ["text"]),
+    arrow: ("read_arrow", ["x"]),
+    saved: ("read_arrow", ["x"]),
+    numpy: ("read_numpy", ["array"]),
+    tar: ("read_webdataset", ["__key__", "txt", "cls"]),
+    images: ("read_images", ["path", "bytes", "class", "label"]),
+    loose_images: ("read_images", ["path", "bytes"]),
+    memmap: ("from_memmap", ["x", "y"]),
+    memmaps: ("from_memmap", ["x"]),
+}
+
+
+@pytest.mark.parametrize("make", FORMATS, ids=lambda make: make.__name__)
+def test_every_format_is_looked_at(make: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "the data"
+    folder.mkdir()
+    make(folder)
+    found = inspect_files(folder)
+    reader, columns = FORMATS[make]
+    assert (found.reader, found.rows, found.rows_counted) == (reader, 3, True)
+    assert [column.name for column in found.columns] == columns
+    assert list(found.shown[0]) == columns
+    assert found.readable
+    assert "other_formats" not in kinds(found)
+    assert f"for {reader}()" in str(found)
+
+
+def test_every_type_of_column_is_told(tmp_path: Path) -> None:
+    day, now = datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3, 4)
+    columns = {
+        "struct": pa.array([{"a": 1, "b": {"c": "x"}}, None]),
+        "map": pa.array([[("k", "v")], None], pa.map_(pa.string(), pa.string())),
+        "decimal": pa.array([Decimal("1.50"), None]),
+        "date": pa.array([day, None]),
+        "timestamp": pa.array([now, None], pa.timestamp("ns", "UTC")),
+        "duration": pa.array([datetime.timedelta(days=1), None]),
+        "far": pa.array([2**60, None], pa.int64()).cast(pa.timestamp("ms")),
+        "binary": pa.array([b"\0\xff" * 100, None]),
+        "fixed": pa.array([b"ab", None], pa.binary(2)),
+        "dictionary": pa.array(["a", None]).dictionary_encode(),
+        "half": pa.array([np.float16(1), None], pa.float16()),
+        "lists": pa.array([[["a"], []], None]),
+        "array": pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)),
+        "null": pa.nulls(2),
+        "bool": pa.array([True, None]),
+        "view": pa.array(["a view", None], pa.string_view()),
+        "uuid": pa.array([b"a" * 16, None], pa.uuid()),
+        "large": pa.array([2**64 - 1, None], pa.uint64()),
+    }
+    parquet(tmp_path / "a.parquet", columns)
+    found = inspect_files(tmp_path, tokenizer="bytes", rows=2)
+    assert [column.name for column in found.columns] == list(columns)
+    assert {column.nulls for column in found.columns} == {0.5, 1.0}
+    first, second = found.shown
+    assert first["struct"] == "{'a': 1, 'b': {'c': 'x'}}"
+    assert (first["decimal"], first["date"], first["binary"]) == ("1.50", "2020-01-02", "<200 B>")
+    assert (first["view"], first["large"]) == ("a view", str(2**64 - 1))
+    assert set(second.values()) == {"null"}
+
+
+def test_no_rows_no_columns_and_one_row(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", pa.schema([("text", pa.string())]).empty_table())
+    found = inspect_files(path)
+    assert (found.rows, found.readable, found.shown) == (0, False, [])
+    assert [column.name for column in found.columns] == ["text"]
+    str(found)
+    found = inspect_files(parquet(path, pa.table({"x": [1, 2]}).select([])))
+    assert (found.columns, found.shown) == ([], [])
+    str(found)
+    found = inspect_files(parquet(path, {"text": ["a"]}), tokenizer="bytes", sample=1)
+    assert (found.rows, found.lengths[0].most, found.findings) == (1, 1, [])
+
+
+def test_thousands_of_columns_are_printed_in_part(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", {f"c{n}": [n, n + 1] for n in range(3000)})
+    found = inspect_files(tmp_path)
+    assert len(found.columns) == 3000
+    assert "2,960 more columns" in str(found)
+    assert len(str(found)) < 20_000
+
+
+# What is read
+
+
+@pytest.mark.parametrize("files", [6, 200])
+def test_of_much_text_some_whole_files_are_read(
+    files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainpipes.look.inspect_reading.SCANNED_BYTES", 1 << 19)
+    line = json.dumps({"text": "some words " * 20}) + "\n"
+    for n in range(files):
+        (tmp_path / f"{n}.jsonl").write_text(line * (40_000 // files * (1 + (n == 0))))
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    found: list[Inspection] = []
+    assert bytes_read(lambda: found.append(inspect_files(tmp_path))) < size / 2
+    assert not found[0].rows_counted
+    assert found[0].rows == pytest.approx(40_000, rel=0.2)
+    assert "about 4" in str(found[0])
+
+
+def test_less_of_compressed_text_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainpipes.look.inspect_reading.SCANNED_BYTES", 8000)
+    line = b'{"text": "some words"}\n'
+    for n in range(4):
+        (tmp_path / f"{n}.jsonl").write_bytes(line * 50)
+    assert inspect_files(tmp_path).rows_counted
+    for n in range(4):
+        (tmp_path / f"{n}.jsonl").unlink()
+        content = b"".join(b'{"text": "%d"}\n' % one for one in DRAW.integers(0, 1 << 60, 100))
+        (tmp_path / f"{n}.jsonl.gz").write_bytes(gzip.compress(content))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 8000
+    assert not inspect_files(tmp_path).rows_counted
+
+
+def test_a_sample_is_spread_over_all_files_and_row_groups(tmp_path: Path) -> None:
+    for n in range(4):
+        rows = {"n": range(25_000 * n, 25_000 * (n + 1))}
+        parquet(tmp_path / f"{n}.parquet", rows, row_group_size=5000)
+    found = inspect_files(tmp_path, sample=1000, rows=8)
+    assert 900 <= found.sampled_rows <= 1000
+    values = [int(row["n"]) for row in found.shown]
+    assert values == sorted(values)
+    assert {value // 12_500 for value in values} == set(range(8))
+    assert "a sample of" in str(found)
+
+
+@pytest.mark.parametrize(("rows", "sample"), [(1000, 1000), (1001, 1000), (997, 40), (50_000, 7)])
+def test_no_row_is_sampled_twice(
+    rows: int, sample: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainpipes.look.inspect_sample.DEPTH_BYTES", 1000)
+    for n in range(2):
+        own = {"n": np.arange(n * rows, (n + 1) * rows)}
+        parquet(tmp_path / f"{n}.parquet", own, row_group_size=600 if n else 10**6)
+    found = inspect_files(tmp_path, sample=sample, rows=sample)
+    values = [int(row["n"]) for row in found.shown]
+    assert 0 < len(values) <= sample
+    assert len(set(values)) == len(values)
+
+
+def test_of_a_huge_row_group_and_of_wide_rows_only_a_part_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"text": ["x" * 4000] * 25_000, "n": DRAW.integers(0, 1 << 40, 25_000)}
+    path = parquet(tmp_path / "a.parquet", rows, compression="none", use_dictionary=False)
+    size = path.stat().st_size
+    assert size > 95_000_000
+    assert bytes_read(lambda: inspect_files(path)) < size * 2 / 3
+    monkeypatch.setattr("trainpipes.look.inspect_sample.LOCAL_BYTES", 400_000)
+    assert 50 <= inspect_files(path).sampled_rows <= 100
+    rows = {"text": ["x" * 4000, "y" * 4000] * 10_000}  # a footer says less than they are
+    assert inspect_files(parquet(path, rows, use_dictionary=True)).sampled_rows < 1000
+
+
+def test_of_images_elsewhere_few_are_fetched() -> None:
+    files = fsspec.filesystem("memory")
+    for n in range(100):
+        files.pipe(f"/pictures/{'ab'[n % 2]}/{n}.png", b"a")
+    found = inspect_files("memory://pictures")
+    files.rm("/pictures", recursive=True)
+    assert (found.rows, found.sampled_rows, found.readable) == (100, 64, True)
+    assert found.lengths == [], "names have none"
+    assert "62 of 64 rows" in said(found, "duplicates"), "names do not tell rows apart"
+
+
+def test_files_on_a_server_cost_a_request_for_each_footer_and_few_for_the_sample(
+    tmp_path: Path,
+) -> None:
+    for n in range(40):
+        parquet(tmp_path / f"{n}.parquet", {"n": range(10_000)}, row_group_size=1000)
+    with serving(tmp_path) as server:
+        found = inspect_files([f"{server.url}/{n}.parquet" for n in range(40)])
+        asked = [one for one in server.asked if one.startswith("GET")]
+    assert (found.rows, found.readable) == (400_000, True)
+    assert len(asked) <= 40 + 16 * 8
+
+
+# What cannot be read
+
+
+def test_no_files_is_an_error_that_says_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(tp.MissingFilesError, match="it is empty"):
+        inspect_files(tmp_path)
+    with pytest.raises(tp.MissingFilesError, match="got none"):
+        inspect_files([])
+    (tmp_path / "a.bin").write_bytes(b"x")
+    with pytest.raises(tp.ConfigError, match=r"a\.bin.*known are \.parquet"):
+        inspect_files(tmp_path)
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", {"text": ["a"], "n": [1]})
+    with pytest.raises(tp.SchemaError, match="did you mean 'text'"):
+        inspect_files(tmp_path, column="txt")
+    with pytest.raises(tp.SchemaError, match="'n' of int64"):
+        inspect_files(tmp_path, column="n")
+    for option in ("rows", "sample", "max_length"):
+        with pytest.raises(tp.ConfigError, match=option):
+            inspect_files(tmp_path, **{option: -1})  # type: ignore[arg-type]
+
+
+def test_of_several_splits_one_is_to_be_named(tmp_path: Path) -> None:
+    for split in ("test", "train"):
+        (tmp_path / split).mkdir()
+        saved(tmp_path / split)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(tp.ConfigError, match="several splits, 'test', 'train'"):
+        inspect_files(tmp_path)
+    assert inspect_files(tmp_path / "test").rows == 3
+
+
+def damaged(content: bytes) -> bytes:
+    return content[:1000] + bytes(8000) + content[9000:]
+
+
+def test_damaged_files_are_named_and_the_others_told(tmp_path: Path) -> None:
+    rows = {"text": [f"row {n}" for n in range(10_000)]}
+    whole = parquet(tmp_path / "a.parquet", rows, compression="zstd").read_bytes()
+    (tmp_path / "b.parquet").write_bytes(whole[:-20])
+    (tmp_path / "c.parquet").write_bytes(b"")
+    (tmp_path / "d.parquet").write_bytes(b"this is something else")
+    (tmp_path / "e.parquet").write_bytes(b"PARE" + whole[4:-4] + b"PARE")
+    (tmp_path / "f.parquet").write_bytes(damaged(whole))
+    found = inspect_files(tmp_path)
+    assert (found.files, found.readable) == (1, False)
+    told = {Path(path).name: reason for path, reason in found.unreadable.items()}
+    assert "cut short" in told["b.parquet"]
+    assert "empty" in told["c.parquet"]
+    assert "not a Parquet file" in told["d.parquet"]
+    assert "encrypted" in told["e.parquet"]
+    assert "cannot be decoded" in told["f.parquet"]
+    assert str(found).count("cannot be read: ") == 5
+    assert found.shown[0] == {"text": "row 0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("b.jsonl", b'{"x": 1}\n{"x": \n', "line 2: "),
+        ("b.jsonl", b'{"x": "\xff"}\n', "not UTF-8"),
+        ("b.jsonl.gz", b"\x1f\x8bnothing", "gzip"),
+        ("b.csv", b"x,y\n1,2\n3\n", "line 3: Expected 2 columns, got 1"),
+        ("b.npy", b"junk" * 99, "neither .npy nor .npz"),
+        ("b.arrow", b"junk" * 99, "not an Arrow file"),
+        ("b.tar", b"junk" * 999, "not a tar archive"),
+        ("b.png", b"", "empty: 0 bytes"),
+    ],
+)
+def test_damaged_files_of_every_format_are_named(
+    name: str, content: bytes, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    found = inspect_files(tmp_path / name)
+    assert list(found.unreadable) == [str(tmp_path / name)]
+    assert reason in found.unreadable[str(tmp_path / name)]
+    assert str(tmp_path) not in found.unreadable[str(tmp_path / name)]
+    assert not found.readable
+    str(found)
+
+
+def test_rows_that_have_other_types_than_those_before_are_told(tmp_path: Path) -> None:
+    lines = [f'{{"x": {n}, "text": "{"word " * 200}"}}\n' for n in range(6000)]
+    (tmp_path / "a.jsonl").write_text("".join(lines) + '{"x": "no number", "text": ""}\n')
+    (reason,) = inspect_files(tmp_path).unreadable.values()
+    assert "line 6,001: column 'x' is string here" in reason
+
+
+def test_names_of_files_that_are_no_text_are_told(tmp_path: Path) -> None:
+    parquet(tmp_path / "x.parquet", {"x": [1]})
+    (tmp_path / "x.parquet").rename(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.parquet"))
+    parquet(tmp_path / "b.parquet", {"x": [1]})
+    found = inspect_files(tmp_path)
+    (reason,) = found.unreadable.values()
+    assert "not UTF-8" in reason
+    str(found).encode()
+    assert "\\udcff" in json.dumps(found.to_dict())
+
+
+ODD_NAMES = ("a\nb", "[red]x[/red]", "\x1b[31mz", "", "a.b", "\u202eabc", "<script>", "wide 日本")
+
+
+def test_names_and_texts_cannot_harm_a_terminal_or_a_page(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[2J\nb.parquet"
+    parquet(path, {name: [f"{name}!"] * 20 + [None] for name in ODD_NAMES})
+    (tmp_path / "bad\x1b.parquet").write_bytes(b"")
+    found = inspect_files(tmp_path)
+    assert all(c == "\n" or c.isprintable() for c in str(found))
+    assert "[red]x" in str(found)
+    assert "\\x1b[31mz" in str(found)
+    assert "<script>" not in (found._repr_html_() or "")
+    assert [column.name for column in found.columns] == list(ODD_NAMES)
+
+
+# How long rows are
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", bracketed()], ids=["bytes", "with special tokens"])
+def test_tokens_are_those_that_tokenize_makes(tokenizer: Any, tmp_path: Path) -> None:
+    texts = ["é" * int(n) for n in DRAW.integers(0, 3000, 500)]
+    path = parquet(tmp_path / "a.parquet", {"text": texts})
+    (found,) = inspect_files(path, tokenizer=tokenizer).lengths
+    made = [len(row["input_ids"]) for row in tp.read_parquet(path).tokenize(tokenizer)]
+    assert (found.unit, found.rows, found.most) == ("tokens", 500, max(made))
+    assert found.mean == pytest.approx(np.mean(made))
+    assert found.percentiles["50"] == np.percentile(made, 50, method="higher")
+
+
+MESSAGES = [[{"role": "u", "text": "abc"}, {"role": "a", "text": None}], None, []] * 5
+MAPS = [[("key", ["a", "bc"])], None, [], [("k", None), ("kk", ["d"])]] * 3
+
+
+@pytest.mark.parametrize(
+    ("column", "unit", "lengths"),
+    [
+        (pa.array(["é", "abc", None]), "bytes", [2, 3, 0]),
+        (pa.array([b"\xff", None, b""]), "bytes", [1, 0, 0]),
+        (pa.array([[1, 2], None, [], [3]]), "items", [2, 0, 0, 1]),
+        (pa.array([[0.5, 2.5], None], pa.list_(pa.float32(), 2)), "items", [2, 0]),
+        (pa.array(["a", None, "bcd"]).dictionary_encode(), "bytes", [1, 0, 3]),
+        (pa.array(["a", None, "bcd"], pa.string_view()), "bytes", [1, 0, 3]),
+        (pa.array([["a"], ["b", "cd"]], pa.list_(pa.string_view())), "bytes", [1, 3]),
+        (pa.array(["{}", None, "[1]"], pa.json_()), "bytes", [2, 0, 3]),
+        (pa.array(MESSAGES), "bytes", [5, 0, 0] * 5),
+        (pa.array(MESSAGES).slice(1, 7), "bytes", [0, 0, 5, 0, 0, 5, 0]),
+        (
+            pa.array(MAPS, pa.map_(pa.string(), pa.list_(pa.string()))).slice(1, 7),
+            "bytes",
+            [0, 0, 4, 6, 0, 0, 4],
+        ),
+    ],
+)
+def test_lengths_of_every_kind_of_column(
+    column: pa.Array, unit: str, lengths: list[int], tmp_path: Path
+) -> None:
+    path = parquet(tmp_path / "a.parquet", pa.table({"x": column}))
+    (found,) = inspect_files(path).lengths
+    assert (found.columns, found.unit, found.rows) == (["x"], unit, len(lengths))
+    assert (found.most, found.mean) == (max(lengths), pytest.approx(np.mean(lengths)))
+
+
+def test_several_columns_count_as_one_row(tmp_path: Path) -> None:
+    rows = {"prompt": ["ab", None, "c"], "response": ["d", "ef", ""]}
+    path = parquet(tmp_path / "a.parquet", rows)
+    parquet(tmp_path / "b.parquet", {"other": ["x" * 99]})
+    parquet(tmp_path / "c.parquet", {"prompt": pa.nulls(1), "response": ["abc"]})
+    found = inspect_files(tmp_path, tokenizer="bytes", column=["prompt", "response"])
+    (one,) = found.lengths
+    assert (one.columns, one.rows, one.most, one.mean) == (["prompt", "response"], 4, 3, 2.25)
+    assert "prompt + response" in str(found)
+    assert [one.columns for one in inspect_files(path).lengths] == [["prompt"], ["response"]]
+
+
+def test_columns_of_one_length_are_left_out(tmp_path: Path) -> None:
+    rows = {"id": ["0001", "0002"], "vector": [[0.0] * 8] * 2, "text": ["a", "bc"]}
+    path = parquet(tmp_path / "a.parquet", rows)
+    assert [one.columns for one in inspect_files(path).lengths] == [["text"]]
+    found = inspect_files(path, max_length=5)
+    assert [one.columns for one in found.lengths] == [["vector"], ["text"]]
+
+
+def test_text_that_is_not_utf8_is_counted_and_not_shown(tmp_path: Path) -> None:
+    good = pa.array([b"good", b"\xff\xfe" * 300, b"fine"])
+    bad = pa.Array.from_buffers(pa.string(), 3, good.buffers())
+    parquet(tmp_path / "a.parquet", {"text": bad})
+    found = inspect_files(tmp_path, tokenizer="bytes", rows=3)
+    assert [row["text"] for row in found.shown] == ["good", "<string>", "fine"]
+    assert found.lengths[0].rows == 3
+
+
+def test_a_huge_text_is_shown_in_short(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", {"text": ["begin " + "x" * 20_000_000 + " end", "short"]})
+    shown = inspect_files(tmp_path).shown[0]["text"]
+    assert (shown[:6], shown[-4:], len(shown) < 200) == ("begin ", " end", True)
+
+
+# What to fix
+
+
+def test_good_data_has_no_findings(tmp_path: Path) -> None:
+    for n in range(4):
+        texts = [f"row {k} of {n}" for k in range(20_000)]
+        rows = {"text": texts, "label": DRAW.integers(0, 10, 20_000)}
+        parquet(tmp_path / f"{n}.parquet", rows, row_group_size=5000)
+    assert inspect_files(tmp_path, max_length=100).findings == []
+
+
+def test_large_row_groups_are_told_with_the_command_that_cuts_them(tmp_path: Path) -> None:
+    folder = tmp_path / "my data"
+    path = parquet(folder / "a.parquet", {"n": np.arange(150_000)}, row_group_size=150_000)
+    told = said(inspect_files(folder), "large_row_groups")
+    assert "of up to 150,000 rows" in told
+    assert f"trainpipes repack {shlex.quote(str(folder))} OUT --row-group-size 10000" in told
+    parquet(path, {"n": np.arange(150_000)}, row_group_size=50_000)
+    assert kinds(inspect_files(folder)) == []
+
+
+def test_fewer_row_groups_than_shards_that_need_their_own_are_told(tmp_path: Path) -> None:
+    rows = {"n": np.arange(1_000_000)}
+    path = parquet(tmp_path / "a.parquet", rows, row_group_size=90_000)
+    assert "12 row groups for 24 shards" in said(inspect_files(path), "large_row_groups")
+    parquet(path, rows, row_group_size=20_000)
+    assert kinds(inspect_files(path)) == []
+
+
+def test_small_row_groups_are_told_where_there_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = parquet(tmp_path / "a.parquet", {"n": np.arange(20_000)}, row_group_size=100)
+    assert "200 row groups have 100 rows" in said(inspect_files(path), "small_row_groups")
+    parquet(path, {"n": range(1000)}, row_group_size=100)
+    assert kinds(inspect_files(path)) == []
+    monkeypatch.setattr("trainpipes.look.inspect_findings.MANY", 10)
+    for width in (4, 40_000):  # few wide rows are not small
+        rows = {"text": [str(n).zfill(width) for n in range(500)]}
+        parquet(path, rows, row_group_size=50, use_dictionary=False)
+        assert ("small_row_groups" in kinds(inspect_files(path))) == (width == 4)
+
+
+@pytest.mark.parametrize("members", [1, 40])
+def test_compressed_text_that_can_only_be_read_from_its_start_is_told(
+    members: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainpipes.look.inspect_findings.LARGE_BYTES", 16 << 20)
+    lines = [json.dumps({"text": DRAW.bytes(500).hex()}).encode() + b"\n"] * 1000
+    content = b"".join(lines)
+    parts = [content * 40] if members == 1 else [content] * 40
+    (tmp_path / "a.jsonl.gz").write_bytes(b"".join(gzip.compress(part, 1) for part in parts))
+    found = inspect_files(tmp_path / "a.jsonl.gz")
+    assert ("large_blocks" in kinds(found)) == (members == 1)
+    np.save(tmp_path / "a.npy", np.arange(3 << 20))  # of which each row can be read by itself
+    assert kinds(inspect_files(tmp_path / "a.npy")) == []
+
+
+@pytest.mark.parametrize("files", [1, 8])
+def test_rows_sorted_by_a_label_are_told(files: int, tmp_path: Path) -> None:
+    labels = np.repeat(["cat", "dog", "fox", "owl"], 50_000 // files)
+    numbers = np.repeat(range(4), 50_000 // files)
+    for n in range(files):
+        rows = {"id": np.arange(len(labels)), "label": labels, "number": numbers}
+        parquet(tmp_path / f"{n}.parquet", rows, row_group_size=10_000)
+    found = inspect_files(tmp_path)
+    assert kinds(found).count("clustered") == 1, "a class and its number are one label"
+    assert "the same 'label'" in said(found, "clustered")
+    assert "--shuffle" in said(found, "clustered")
+
+
+@pytest.mark.parametrize(("mixed", "expected"), [(0.1, True), (0.5, False)])
+def test_rows_are_told_to_be_sorted_if_most_are(
+    mixed: float, expected: bool, tmp_path: Path
+) -> None:
+    labels = np.repeat(range(4), 25_000)
+    labels = np.where(DRAW.random(100_000) < mixed, DRAW.permutation(labels), labels)
+    days = np.arange(100_000) // 20  # too many values to be labels
+    rows = {"label": labels, "day": days, "id": DRAW.permutation(100_000)}
+    path = parquet(tmp_path / "a.parquet", rows, row_group_size=20_000)
+    assert kinds(inspect_files(path)) == ["clustered"] * expected
+    few = pa.table(rows).slice(20_000, 20_000)  # which a shuffle mixes all
+    assert kinds(inspect_files(parquet(path, few))) == []
+
+
+@pytest.mark.parametrize("labels", [2, 10, 100])
+@pytest.mark.parametrize("skew", [False, True])
+def test_rows_in_random_order_are_not_told_to_be_sorted(
+    labels: int, skew: bool, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(labels)
+    column = draw.integers(0, labels, 100_000)
+    if skew:
+        column = np.where(draw.random(100_000) < 0.95, 0, column)
+    for n in range(4):
+        rows = {"id": np.arange(25_000) + n, "label": column[25_000 * n : 25_000 * (n + 1)]}
+        parquet(tmp_path / f"{n}.parquet", rows, row_group_size=5000)
+    assert "clustered" not in kinds(inspect_files(tmp_path))
+
+
+def test_nulls_are_told_with_a_filter_that_drops_them(tmp_path: Path) -> None:
+    rows = {"text": [f"text {n}" if n % 4 else None for n in range(100)], "no": pa.nulls(100)}
+    path = parquet(tmp_path / "a.parquet", rows)
+    told = said(inspect_files(path), "nulls")
+    assert "'no' (100 %), 'text' (25 %)" in told
+    assert ".filter(pc.field('text').is_valid())" in told
+    assert len(list(tp.read_parquet(path).filter(pc.field("text").is_valid()))) == 75
+
+
+def test_nulls_of_files_without_footers_are_told_of_the_sample(tmp_path: Path) -> None:
+    lines = [f'{{"a": {"null" if n % 2 else n}}}\n' for n in range(100)]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    assert "'a' (50 %)" in said(inspect_files(tmp_path), "nulls")
+
+
+def test_empty_texts_are_told_with_a_filter_that_drops_them(tmp_path: Path) -> None:
+    rows = {"text": ["", "b", None, "d"] * 5, "list": [[], [1]] * 10, "n": range(20)}
+    path = parquet(tmp_path / "a.parquet", rows)
+    found = inspect_files(path)
+    assert "'text' (25 %)" in said(found, "empty_texts")
+    assert "list" not in said(found, "empty_texts")
+    assert found.columns[1].empty == 0.5
+    assert ".filter(pc.field('text') != \"\")" in said(found, "empty_texts")
+    assert len(list(tp.read_parquet(path).filter(pc.field("text") != ""))) == 10
+
+
+def test_rows_longer_than_max_length_are_told(tmp_path: Path) -> None:
+    rows = {"text": ["a", "bbb", "ccccc", "d"], "ids": [[1], [1, 2, 3], [4], [5]]}
+    path = parquet(tmp_path / "a.parquet", rows)
+    found = inspect_files(path, tokenizer="bytes", column="text", max_length=3)
+    assert found.lengths[0].too_long == 0.25
+    told = said(found, "too_long")
+    assert "25 % of rows have more than 3 tokens in 'text', up to 5" in told
+    assert ".tokenize(..., max_length=3)" in told
+    assert kinds(inspect_files(path, max_length=5)) == []
+    assert "more than 2 items in 'ids'" in said(
+        inspect_files(path, column="ids", max_length=2), "too_long"
+    )
+
+
+def test_equal_rows_are_told(tmp_path: Path) -> None:
+    rows = {"text": [f"text {n % 80}" for n in range(100)], "list": [[n % 80] for n in range(100)]}
+    path = parquet(tmp_path / "a.parquet", rows)
+    told = said(inspect_files(path), "duplicates")
+    assert "20 of 100 rows that were looked at are equal to another one (20 %)" in told
+    assert "--drop-duplicates" in told
+    rows = {"id": range(13), "text": ["same"] * 4 + [str(n) for n in range(6)] + [None] * 3}
+    parquet(path, rows)
+    assert kinds(inspect_files(path)) == ["nulls"]
+    told = said(inspect_files(path, column="text"), "duplicates")
+    assert "3 of 10 rows that were looked at are equal to another one in 'text'" in told
+    assert "--drop-duplicates-by text" in told
+
+
+def test_files_with_other_columns_or_types_are_told(tmp_path: Path) -> None:
+    for n in range(3):
+        parquet(tmp_path / f"{n}.parquet", {"text": [f"{n}"], "n": [n]})
+    parquet(tmp_path / "3.parquet", {"text": ["3"], "n": pa.array([1], pa.int16())})
+    found = inspect_files(tmp_path)
+    assert kinds(found) == [], "such types are read as one"
+    assert found.columns[1].type == "int64 or int16"
+    parquet(tmp_path / "4.parquet", {"text": ["4"], "n": ["four"]})
+    told = said(inspect_files(tmp_path), "mixed_schemas")
+    assert "4.parquet" in told
+    assert "string" in told
+    parquet(tmp_path / "4.parquet", {"text": ["4"]})
+    told = said(inspect_files(tmp_path), "mixed_schemas")
+    assert "'n'" in told
+    assert "columns=[...]" in told
+
+
+def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    arrays = [pa.array([1]), pa.array([2]), pa.array(["x"])]
+    parquet(tmp_path / "a.parquet", pa.Table.from_arrays(arrays, ["a", "a", "b"]))
+    found = inspect_files(tmp_path)
+    assert "more than one column 'a'" in said(found, "mixed_schemas")
+    assert not found.readable
+
+
+def test_files_of_other_formats_are_told(tmp_path: Path) -> None:
+    parquet(tmp_path / "a.parquet", {"text": ["x"]})
+    (tmp_path / "b c.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "README").write_text("about")
+    found = inspect_files(tmp_path)
+    assert (found.reader, found.files) == ("read_parquet", 1)
+    assert f"trainpipes inspect '{tmp_path}/b c.jsonl'" in said(found, "other_formats")
+    assert kinds(found) == ["other_formats"]
