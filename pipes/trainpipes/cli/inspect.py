@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainpipes.cli.app import FAILED, Command
 from trainpipes.cli.console import error_line, out, print_json
-from trainpipes.cli.storage_options import STORAGE_OPTIONS
-from trainpipes.cli.storage_options import storage_options as given_options
+from trainpipes.cli.options import STORAGE_OPTIONS
+from trainpipes.cli.options import storage_options as given_options
 
 if TYPE_CHECKING:
     from trainpipes.look.inspection import Inspection
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("inspect", cls=Command)
+@click.command("inspect")
 @click.argument("files", nargs=-1, required=True)
 @click.option(
     "--tokenizer",
@@ -90,7 +89,7 @@ def command(
     why = _failed(found, strict)
     if why:
         error_line(why)
-    return FAILED if why else 0
+    return 1 if why else 0
 
 
 def _failed(found: Inspection, strict: bool) -> str:
