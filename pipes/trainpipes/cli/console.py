@@ -10,14 +10,15 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error_line", "note", "out", "print_json", "print_pairs", "printable", "warning_line"]
+__all__ = [
+    "error_line", "note", "out", "print_json", "print_pairs", "printable", "public_fields", "warning_line",
+]  # fmt: skip
 
 #: Columns where no terminal says how many it has.
 WIDTH = 100
@@ -39,7 +40,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(_finite(value), indent=2, ensure_ascii=not is_utf))  # noqa: T201
 
 
-def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
+def print_pairs(*pairs: tuple[str, str]) -> None:
     """Results, each with its name before it."""
     from rich.table import Table
     from rich.text import Text
@@ -50,6 +51,11 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     for name, text in pairs:
         table.add_row(Text(name, "bold"), printable(text))
     out().print(table)
+
+
+def public_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, without private ones."""
+    return {name: inner for name, inner in vars(value).items() if not name.startswith("_")}
 
 
 def note(text: str) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainpipes import Loader
 
-__all__ = ["DEFAULT_STEPS", "Counts", "Report", "measure"]
+__all__ = ["Counts", "Report", "measure"]
 
 #: Batches of a run for which nothing says how long it is.
 DEFAULT_STEPS = 100
@@ -51,28 +51,33 @@ class Counts:
         """Count one more item."""
         self.steps += 1
         self.rows += _rows(item) if is_batch else 1
-        if isinstance(item, Mapping):
-            self._add_tokens(item)
-        elif isinstance(item, list):
-            for row in item:
-                if isinstance(row, Mapping):
-                    self._add_tokens(row)
+        for values in item if isinstance(item, list) else [item]:
+            if isinstance(values, Mapping):
+                self._add_tokens(values)
 
     def _add_tokens(self, values: Mapping[str, Any]) -> None:
         for name, ids in values.items():
             prefix = name.removesuffix("input_ids").removesuffix("token_ids")
             if prefix == name or ids is None:
                 continue
-            size = math.prod(ids.shape) if hasattr(ids, "shape") else len(ids)
-            mask = next((values[prefix + end] for end in MASKS if prefix + end in values), None)
-            known = getattr(mask, "shape", None) == getattr(ids, "shape", ())
-            tokens = int((mask != 0).sum()) if known else size
+            shape = getattr(ids, "shape", None)
+            size = math.prod(shape) if shape else len(ids)
+            beside = {end: values.get(prefix + end) for end in (*MASKS, "labels")}
+            alike = {
+                end: v for end, v in beside.items() if shape and getattr(v, "shape", 0) == shape
+            }
+            mask = next((alike[end] for end in MASKS if end in alike), None)
+            tokens = size if mask is None else _count(mask, 0)
             self.tokens += tokens
-            self.cells += size if known else 0
             self.padding += size - tokens
-            labels = values.get(f"{prefix}labels")
-            if getattr(labels, "shape", None) == getattr(ids, "shape", ()):
-                self.targets = (self.targets or 0) + int((labels != -100).sum())
+            self.cells += 0 if mask is None else size
+            if "labels" in alike:
+                self.targets = (self.targets or 0) + _count(alike["labels"], -100)
+
+
+def _count(values: Any, none: int) -> int:
+    """How many of a tensor, or of an array, are something else."""
+    return int((values != none).sum())
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Report:
         counts: all that has come.
         first: the same at the first batch.
         warm: at the end of the warm-up.
-        step_seconds: that the loop took for itself after each batch.
+        step_seconds: that the loop slept after each batch.
         interrupted: whether Ctrl-C ended it.
     """
 
@@ -91,14 +96,13 @@ class Report:
     first: Counts
     warm: Counts
     step_seconds: float
-    interrupted: bool = False
+    interrupted: bool
 
     def rate(self, name: str) -> float | None:
-        """So many a second; None where the run was too short to say."""
+        """So many a second; None where the run was too short to say, or there are none."""
         seconds = self.counts.seconds - self.warm.seconds
-        if self.counts.steps == self.warm.steps or seconds <= 0:
-            return None
-        return float((getattr(self.counts, name) - getattr(self.warm, name)) / seconds)
+        count = getattr(self.counts, name) - getattr(self.warm, name)
+        return float(count / seconds) if seconds > 0 and getattr(self.counts, name) else None
 
     @property
     def wait_share(self) -> float | None:
@@ -114,32 +118,18 @@ class Report:
     @property
     def target_share(self) -> float | None:
         """Targets of the loss as part of the tokens; None where there are no labels."""
-        counts = self.counts
-        return None if counts.targets is None else counts.targets / max(1, counts.tokens)
+        targets = self.counts.targets
+        return None if targets is None else targets / max(1, self.counts.tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON types."""
-        return {
-            "steps": self.counts.steps, "rows": self.counts.rows, "tokens": self.counts.tokens,
-            "seconds": self.counts.seconds, "first_batch_seconds": self.first.seconds,
-            "warm_up_steps": self.warm.steps, "warm_up_seconds": self.warm.seconds,
-            "steps_per_second": self.rate("steps"), "rows_per_second": self.rate("rows"),
-            "tokens_per_second": self.rate("tokens") if self.counts.tokens else None,
-            "wait_share": self.wait_share, "padding_share": self.padding_share,
-            "target_share": self.target_share, "interrupted": self.interrupted,
-        }  # fmt: skip
-
-
-@dataclass
-class _Run:
-    """Counts that are kept for the first batches, one by one, since only the end says which were warm-up."""
-
-    counts: Counts = field(default_factory=Counts)
-    kept: list[Counts] = field(default_factory=list)
-
-    def report(self, step_seconds: float, interrupted: bool) -> Report:
-        warm = min(len(self.kept), max(1, self.counts.steps // 4))
-        return Report(self.counts, self.kept[0], self.kept[warm - 1], step_seconds, interrupted)
+        rates = {f"{name}_per_second": self.rate(name) for name in ("steps", "rows", "tokens")}
+        shares = {
+            name: getattr(self, name) for name in ("wait_share", "padding_share", "target_share")
+        }
+        start = {"first_batch_seconds": self.first.seconds, "warm_up_steps": self.warm.steps}
+        start["warm_up_seconds"] = self.warm.seconds
+        return {**vars(self.counts), **start, **rates, **shares, "interrupted": self.interrupted}
 
 
 def measure(
@@ -168,8 +158,10 @@ def measure(
         steps, epochs = DEFAULT_STEPS, 1
     stages = loader.pipeline.stages
     is_batch = any(s.role == "batch" or getattr(s, "makes_batches", False) for s in stages)
-    run, interrupted = _Run(), False
-    counts = run.counts
+    counts, interrupted = Counts(), False
+    begun: list[
+        Counts
+    ] = []  # after each of the first batches: only the end says which were warm-up
     started, waited = perf_counter(), loader.wait_seconds
     with Progress("running", steps, "batches") as progress:
         try:
@@ -177,26 +169,26 @@ def measure(
                 counts.seconds = perf_counter() - started
                 counts.waited = loader.wait_seconds - waited
                 counts.add(item, is_batch)
-                if len(run.kept) < MOST_WARM_UP:
-                    run.kept.append(replace(counts))
                 progress.advance()
-                if counts.steps == steps:
-                    break
-                if seconds is not None and counts.seconds - run.kept[0].seconds >= seconds:
+                if len(begun) < MOST_WARM_UP:
+                    begun.append(replace(counts))
+                over = seconds is not None and counts.seconds - begun[0].seconds >= seconds
+                if over or counts.steps == steps:
                     break
                 if step_seconds:
                     time.sleep(step_seconds)
         except KeyboardInterrupt:
-            if not counts.steps:
+            if not begun:
                 raise
             interrupted = True
-    return run.report(step_seconds, interrupted)
+    warm = begun[min(len(begun), max(1, counts.steps // 4)) - 1]
+    return Report(counts, begun[0], warm, step_seconds, interrupted)
 
 
 def _items(loader: Loader, epochs: int | None) -> Iterator[Any]:
     from trainpipes import DataError
 
-    for _ in count() if epochs is None else range(epochs):
+    for _ in itertools.count() if epochs is None else range(epochs):
         item = None
         for item in loader:
             yield item
@@ -212,6 +204,6 @@ def _rows(batch: Any) -> int:
         batch = tuple(batch.values())
     if not isinstance(batch, tuple):
         return len(batch) if hasattr(batch, "__len__") else 1
-    sized = [one for one in batch if hasattr(one, "__len__") and getattr(one, "ndim", 2)]
-    first = next((one for one in sized if getattr(one, "ndim", 1) > 1), sized[0] if sized else ())
-    return _rows(first) if isinstance(first, Mapping) else len(first) if sized else 1
+    inner = [one for one in batch if hasattr(one, "__len__") and not isinstance(one, str)]
+    wide = [one for one in inner if getattr(one, "ndim", 2) > 1]
+    return _rows((wide or inner or [0])[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,22 @@ from typing import Any
 
 import click
 
-__all__ = ["AS_JSON", "CODECS", "STORAGE_OPTIONS", "engine_options", "storage_options"]
+__all__ = [
+    "AS_JSON", "CODECS", "COUNT", "OVERWRITE", "STORAGE_OPTIONS", "VERIFY", "engine_options", "option",
+    "storage_options",
+]  # fmt: skip
 
+option = functools.partial(click.option, show_default=True)
+
+#: A whole number of 1 or more.
+COUNT = click.IntRange(1)
 CODECS = click.Choice(("zstd", "snappy", "gzip", "brotli", "lz4", "none"))
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-STORAGE_OPTIONS = click.option(
+AS_JSON = option("--json", "as_json", is_flag=True, help="Print JSON.")
+VERIFY = option("--verify", is_flag=True, help="Read each file back and compare it.")
+OVERWRITE = option(
+    "--overwrite", is_flag=True, help="Remove earlier output in OUT, and begin anew."
+)
+STORAGE_OPTIONS = option(
     "--storage-options",
     metavar="JSON",
     help="Options of the file system, such as credentials: JSON, or @FILE with JSON.",
@@ -30,13 +42,11 @@ def storage_options(given: str | None) -> dict[str, Any] | None:
         return None
     try:
         text = Path(given[1:]).read_text("utf-8") if given.startswith("@") else given
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(
-            f"--storage-options: {given[1:]} cannot be read ({type(error).__name__}): give the path of a "
-            "file with JSON"
-        ) from None
-    try:
         found = json.loads(text)
+    except OSError as error:
+        raise click.UsageError(
+            f"--storage-options: {given[1:]} cannot be read ({error.strerror})"
+        ) from None
     except ValueError:
         found = None
     if not isinstance(found, dict):
@@ -53,16 +63,12 @@ def engine_options(local: str) -> Callable[[Any], Any]:
     Args:
         local: the engine of this machine, which is the default.
     """
-    engine = click.option(
-        "--engine", type=click.Choice((local, "ray")), default=local, show_default=True,
-        help=f"What does the work: {local} on this machine, or tasks on a Ray cluster.",
-    )  # fmt: skip
-    address = click.option(
-        "--address",
-        help="Address of the Ray cluster. [default: RAY_ADDRESS, or a cluster started here]",
+    engines = click.Choice((local, "ray"))
+    engine = option("--engine", type=engines, default=local, help="What does the work.")
+    address = option(
+        "--address", help="The Ray cluster; RAY_ADDRESS, or one started here, if left out."
     )
-    shared = click.option(
-        "--shared-filesystem", is_flag=True,
-        help="Every node of the Ray cluster sees the same files at the same paths, as with NFS.",
-    )  # fmt: skip
+    shared = option(
+        "--shared-filesystem", is_flag=True, help="All nodes see the same files, as with NFS."
+    )
     return lambda command: engine(address(shared(command)))

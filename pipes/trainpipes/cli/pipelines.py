@@ -7,16 +7,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.options import STORAGE_OPTIONS, storage_options
+from trainpipes.cli.options import STORAGE_OPTIONS, option, storage_options
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
 
-__all__ = ["PipelineOptions", "one_pipeline", "takes_pipeline"]
+__all__ = ["PipelineOptions", "recipe_names", "recipe_or_config", "takes_pipeline"]
 
 #: Rows in a batch of files that are run without a recipe.
 BATCH_SIZE = 64
@@ -34,11 +35,11 @@ class PipelineOptions:
         storage_options: of ``--storage-options``, as JSON.
     """
 
-    tokenizer: str | None
-    options: tuple[str, ...]
-    changes: tuple[str, ...]
-    allow_imports: bool
-    storage_options: str | None
+    tokenizer: str | None = None
+    options: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    allow_imports: bool = False
+    storage_options: str | None = None
 
     def recipe_options(self, files: Sequence[str] = ()) -> dict[str, Any]:
         """The options of a recipe, by name.
@@ -46,13 +47,12 @@ class PipelineOptions:
         Raises:
             click.UsageError: one is of a config, is given twice, or has no value.
         """
-        if self.changes or self.allow_imports:
-            raise click.UsageError(
-                "--set and --allow-imports are for a config; a recipe takes --option NAME=VALUE"
-            )
+        self._refuse("a recipe takes --option NAME=VALUE", "changes", "allow_imports")
         given = [_named(text, "option") for text in self.options]
-        given += [] if self.tokenizer is None else [("tokenizer", self.tokenizer)]
-        given += [("files", list(files) if len(files) > 1 else files[0])] if files else []
+        if self.tokenizer is not None:
+            given.append(("tokenizer", self.tokenizer))
+        if files:
+            given.append(("files", list(files) if len(files) > 1 else files[0]))
         if self.storage_options is not None:
             given.append(("storage_options", storage_options(self.storage_options)))
         return _once(given, "option")
@@ -63,13 +63,11 @@ class PipelineOptions:
 
         return recipe(name, **self.recipe_options(files))
 
-    def config(self, path: str) -> Pipeline:
+    def config(self, path: str, files: Sequence[str] = ()) -> Pipeline:
         """The pipeline of a YAML file."""
-        if self.options or self.tokenizer is not None:
-            raise click.UsageError(
-                "--tokenizer and --option are for a recipe; a config takes --set PATH=VALUE, such as "
-                "--set options.tokenizer=bytes"
-            )
+        self._refuse("a config takes --set PATH=VALUE", "tokenizer", "options")
+        if files:
+            raise click.UsageError(f"{path} names its files itself: change them by --set")
         from trainpipes.config import load
 
         if self.allow_imports:  # as ``python -m`` has it
@@ -81,13 +79,16 @@ class PipelineOptions:
             changes=_once([_named(text, "set") for text in self.changes], "set"),
         )
 
+    def named(self, recipe: str | None, config: str | None, files: Sequence[str]) -> Pipeline:
+        """The pipeline of ``--recipe`` or ``--config``."""
+        if (recipe is None) == (config is None):
+            raise click.UsageError("give the pipeline as either --recipe NAME or --config FILE")
+        return self.config(config, files) if config is not None else self.recipe(str(recipe), files)
+
     def files(self, files: Sequence[str]) -> Pipeline:
         """The rows of files of one format, in their order, in batches."""
-        if self.options or self.tokenizer is not None or self.changes or self.allow_imports:
-            raise click.UsageError(
-                "files alone are read and cut into batches: --tokenizer, --option, --set and "
-                "--allow-imports are for a recipe or a config"
-            )
+        of_others = ("tokenizer", "options", "changes", "allow_imports")
+        self._refuse("files alone are read and cut into batches", *of_others)
         from trainpipes import list_files
         from trainpipes.sources.files.formats import ends_of_names, reader_by_name
 
@@ -97,57 +98,52 @@ class PipelineOptions:
         rows: Pipeline = getattr(listed, reader_by_name(first))()
         return rows.batch(BATCH_SIZE)
 
+    def _refuse(self, rule: str, *names: str) -> None:
+        """Raise if one of these is given."""
+        for name in names:
+            if getattr(self, name) not in (None, (), False):
+                flag = {"changes": "set", "options": "option"}.get(name, name).replace("_", "-")
+                raise click.UsageError(f"{rule}, got --{flag}")
+
 
 def takes_pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that name a pipeline, together, as ``given``."""
 
     @functools.wraps(command)
-    def taking(
-        *,
-        tokenizer: str | None,
-        options: tuple[str, ...],
-        changes: tuple[str, ...],
-        allow_imports: bool,
-        storage_options: str | None,
-        **others: Any,
-    ) -> Any:
-        given = PipelineOptions(tokenizer, options, changes, allow_imports, storage_options)
-        return command(given=given, **others)
+    def taking(**options: Any) -> Any:
+        own = {name: options.pop(name) for name in PipelineOptions.__dataclass_fields__}
+        return command(given=PipelineOptions(**own), **options)
 
-    for option in (
+    several = functools.partial(option, multiple=True)
+    for added in (
         STORAGE_OPTIONS,
-        click.option(
-            "--allow-imports", is_flag=True, help="Import the functions that the config names."
-        ),
-        click.option(
-            "--set", "changes", multiple=True, metavar="PATH=VALUE",
-            help="Change a value of the config, such as options.batch_size=16. Repeatable.",
-        ),
-        click.option(
-            "--option", "options", multiple=True, metavar="NAME=VALUE",
-            help="Option of the recipe, such as batch_size=16. Repeatable.",
-        ),
-        click.option("--tokenizer", help="Tokenizer for the recipe: a path, or bytes."),
-    ):  # fmt: skip
-        taking = option(taking)
+        option("--allow-imports", is_flag=True, help="Import functions that the config names."),
+        several("--set", "changes", metavar="PATH=VALUE", help="Of the config: options.seed=1."),
+        several("--option", "options", metavar="NAME=VALUE", help="Of the recipe: batch_size=16."),
+        option("--tokenizer", help="Of the recipe: a path, or bytes."),
+    ):
+        taking = added(taking)
     return taking
 
 
-def one_pipeline(
-    recipe: str | None, config: str | None, given: PipelineOptions, files: Sequence[str]
-) -> Pipeline:
-    """The pipeline of ``--recipe`` or ``--config``."""
-    if (recipe is None) == (config is None):
-        raise click.UsageError("give the pipeline as either --recipe NAME or --config FILE")
-    if recipe is not None:
-        return given.recipe(recipe, files)
-    if files:
-        raise click.UsageError("a config names its files itself: change them by --set")
-    return given.config(str(config))
+def recipe_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Names of recipes, for a shell that completes one."""
+    points = entry_points(group="trainpipes.recipes")
+    return sorted({point.name for point in points if point.name.startswith(incomplete)})
+
+
+def recipe_or_config(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--recipe`` and ``--config``."""
+    recipe = option("--recipe", shell_complete=recipe_names, help="The pipeline, by its name.")
+    config = option("--config", type=click.Path(), help="The pipeline, as a YAML file.")
+    return recipe(config(command))
 
 
 def _named(text: str, flag: str) -> tuple[str, Any]:
     """The name and the value of NAME=VALUE, the value as in YAML."""
+    if "=" not in text:
+        example = "batch_size=16" if flag == "option" else "options.batch_size=16"
+        raise click.UsageError(f"--{flag} must be NAME=VALUE, such as {example}, got {text!r}")
     from trainpipes import ConfigError
     from trainpipes.config import parse_change
 
@@ -158,9 +154,7 @@ def _named(text: str, flag: str) -> tuple[str, Any]:
     if flag == "set":
         return name, value
     if type(value).__module__ != "builtins":
-        raise click.UsageError(
-            f"--option {name}: tags and variables are for a config, got {text!r}"
-        )
+        raise click.UsageError(f"--option {name}: tags and variables are for a config")
     return name.replace("-", "_"), value
 
 

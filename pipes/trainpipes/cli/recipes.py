@@ -1,9 +1,8 @@
-"""``trainpipes recipes``: the prebuilt pipelines that are installed, their options, and copies of their files."""
+"""``trainpipes recipes``: prebuilt pipelines, their options, and copies of their files."""
 
 from __future__ import annotations
 
 import shutil
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +10,12 @@ import click
 
 from trainpipes.cli.console import note, out, print_json, print_pairs
 from trainpipes.cli.options import AS_JSON
+from trainpipes.cli.pipelines import recipe_names
 
 if TYPE_CHECKING:
     from trainpipes.recipe_table import RecipeSummary
 
-__all__ = ["command", "recipe_names"]
-
-
-def recipe_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Names of recipes, for a shell that completes one."""
-    points = entry_points(group="trainpipes.recipes")
-    return sorted({point.name for point in points if point.name.startswith(incomplete)})
+__all__ = ["command"]
 
 
 @click.group("recipes", invoke_without_command=True)
@@ -72,7 +66,7 @@ def show(name: str, as_json: bool) -> None:
         return
     from rich.table import Table
 
-    print_pairs([("recipe", f"{name}: {found.summary}"), ("file", file)])
+    print_pairs(("recipe", f"{name}: {found.summary}"), ("file", file))
     table = Table("option", "default", "what it is", box=None, padding=(0, 2, 0, 0))
     for option, told in _options(found).items():
         default = "needed" if told["needed"] else told["default"]

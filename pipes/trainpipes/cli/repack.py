@@ -5,16 +5,13 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from trainpipes.cli.console import note, out, print_json, print_pairs
-from trainpipes.cli.options import AS_JSON, CODECS, STORAGE_OPTIONS, engine_options
-from trainpipes.cli.options import storage_options as parsed
-
-if TYPE_CHECKING:
-    from trainpipes.prepare import Repacked
+from trainpipes.cli import options as o
+from trainpipes.cli.console import note, out, print_json, print_pairs, public_fields
+from trainpipes.cli.options import option
 
 __all__ = ["command"]
 
@@ -30,59 +27,41 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
 
 
 def _names(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str] | None:
-    """Names of columns, written as a line of CSV."""
+    """Names of columns, written as lines of CSV."""
     names = [name for line in csv.reader(given, skipinitialspace=True) for name in line]
     if "" in names:
         raise click.BadParameter(f"must be names with commas between them, as a,b, got {given}")
     return names or None
 
 
+columns: Any = {"multiple": True, "metavar": "COLUMNS", "callback": _names}
+
+
 @click.command("repack")
 @click.argument("files", metavar="IN...", nargs=-1, required=True)
 @click.argument("folder", metavar="OUT")
-@click.option("--shuffle", is_flag=True, help="Put all rows into a random order.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random order.")
-@click.option(
-    "--sort", multiple=True, metavar="COLUMNS", callback=_names,
-    help="Sort by these columns, such as a,b. Repeatable. Quote a name that has a comma, as in CSV.",
-)  # fmt: skip
-@click.option("--descending", is_flag=True, help="Sort the largest first.")
-@click.option("--drop-duplicates", is_flag=True, help="Keep only the first of equal rows.")
-@click.option(
-    "--drop-duplicates-by", multiple=True, metavar="COLUMNS", callback=_names,
-    help="Keep only the first of rows that are equal in these columns; written as for --sort.",
-)  # fmt: skip
-@click.option(
-    "--columns", multiple=True, metavar="COLUMNS", callback=_names,
-    help="Keep only these columns; written as for --sort.",
-)  # fmt: skip
-@click.option(
-    "--row-group-size", type=click.IntRange(1), metavar="ROWS",
-    help="Rows in a row group. [default: 8 MiB of rows, 16,384 at most]",
-)  # fmt: skip
-@click.option("--rows-per-file", type=click.IntRange(1), metavar="ROWS", help="Rows in a file.")
-@click.option(
-    "--num-files", type=click.IntRange(1), metavar="N",
-    help="How many files to write. [default: one for each 512 MiB of rows in memory]",
-)  # fmt: skip
-@click.option("--compression", type=CODECS, default="zstd", show_default=True)
-@click.option("--compression-level", type=int, help="Level for zstd, gzip or brotli.")
-@click.option(
-    "--memory", callback=_size, default="512M", show_default=True, metavar="SIZE",
-    help="Memory for rows that are being worked on.",
-)  # fmt: skip
-@click.option(
-    "--temporary-folder", metavar="FOLDER",
-    help="Where to put temporary files. [default: OUT; where that is a URL, the system's]",
-)  # fmt: skip
-@click.option(
-    "--threads", type=click.IntRange(1), help="Threads to use. [default: one a core, 4 at most]"
+@option("--shuffle", is_flag=True, help="Put all rows into a random order.")
+@option("--seed", type=int, default=0, help="Seed of the random order.")
+@option("--sort", **columns, help="Sort by these: a,b. Quote a name with a comma, as in CSV.")
+@option("--descending", is_flag=True, help="Sort the largest first.")
+@option("--drop-duplicates", is_flag=True, help="Keep only the first of equal rows.")
+@option("--drop-duplicates-by", **columns, help="The same of rows that are equal in these.")
+@option("--columns", **columns, help="Keep only these.")
+@option("--row-group-size", type=o.COUNT, help="Rows in a row group; 8 MiB of them if left out.")
+@option("--rows-per-file", type=o.COUNT, help="Rows in a file; 512 MiB of them if left out.")
+@option("--num-files", type=o.COUNT, help="How many files to write, instead.")
+@option("--compression", type=o.CODECS, default="zstd", help="Of the Parquet files.")
+@option("--compression-level", type=int, help="Level for zstd, gzip or brotli.")
+@option("--memory", callback=_size, default="512M", help="Memory for rows that are worked on.")
+@option(
+    "--temporary-folder", help="For temporary files; OUT, or of a URL the system's, if left out."
 )
-@engine_options("threads")
-@click.option("--verify", is_flag=True, help="Read each file back and compare it.")
-@click.option("--overwrite", is_flag=True, help="Remove earlier output in OUT, and begin anew.")
-@STORAGE_OPTIONS
-@AS_JSON
+@option("--threads", type=o.COUNT, help="Threads to use; one a core, 4 at most, if left out.")
+@o.engine_options("threads")
+@o.VERIFY
+@o.OVERWRITE
+@o.STORAGE_OPTIONS
+@o.AS_JSON
 def command(
     files: tuple[str, ...],
     folder: str,
@@ -94,7 +73,7 @@ def command(
     as_json: bool,
     **others: object,
 ) -> None:
-    """Rewrite data files for training: as Parquet, in a random order, sorted, or without duplicates.
+    """Rewrite data files for training: as Parquet, shuffled, sorted, without duplicates.
 
     IN are files, folders, globs or URLs of one format: Parquet, JSON lines, CSV, Arrow, text, NumPy, tar; OUT
     is a new folder, or its URL. Each row is written once. The same command goes on where it was stopped.
@@ -105,7 +84,8 @@ def command(
       trainpipes repack data once --drop-duplicates-by text --memory 4G
       trainpipes repack data s3://bucket/packed --shuffle
     """
-    storage = parsed(storage_options)
+    storage = o.storage_options(storage_options)
+    from trainpipes._internal.amount import amount
     from trainpipes.prepare import repack
 
     try:
@@ -118,36 +98,18 @@ def command(
     except KeyboardInterrupt:
         note("the same command goes on where this one was stopped; --overwrite begins anew")
         raise
-    _say(done, as_json)
-
-
-def _say(done: Repacked, as_json: bool) -> None:
-    made = len(done.files) - done.kept
     if as_json:
-        print_json(
-            {
-                "folder": done.folder, "files": list(done.files), "files_made": made, "rows": done.rows,
-                "rows_in": done.rows_in, "duplicates": done.duplicates,
-                "row_groups": done.row_groups, "bytes_in": done.bytes_in,
-                "bytes_out": done.bytes_out, "seconds": round(done.seconds, 3),
-            }
-        )  # fmt: skip
+        print_json(public_fields(done))
         return
-    from trainpipes._internal.amount import amount
-
-    read = "" if done.bytes_in is None else f", read {amount(done.bytes_in)}"
     there = f", {done.kept:,} of them there already" if done.kept else ""
     dropped = f" of {done.rows_in:,}; {done.duplicates:,} were there before"
-    groups = f"{done.row_groups:,} row group{'s' * (done.row_groups > 1)}"
-    size = (
-        f"{len(done.files):,} file{'s' * (len(done.files) > 1)}, {groups}, {amount(done.bytes_out)}"
+    read = "" if done.bytes_in is None else f", of {amount(done.bytes_in)}"
+    print_pairs(
+        ("files", f"{len(done.files):,}{there}"),
+        ("rows", f"{done.rows:,}{dropped if done.duplicates else ''}"),
+        ("row groups", f"{done.row_groups:,}"),
+        ("size", f"{amount(done.bytes_out)}{read}"),
+        ("took", f"{done.seconds:,.1f} s"),
     )
-    lines = [("rows", f"{done.rows:,}{dropped if done.duplicates else ''}")]
-    if made:
-        lines.insert(0, ("wrote", f"{size}{read}{there}"))
-        lines.append(("took", f"{done.seconds:,.1f} s"))
-    else:
-        lines.insert(0, ("there", f"{size}, all written before"))
-    print_pairs(lines)
     note("look at it:")
     out().print(f"trainpipes inspect {shlex.quote(done.folder)}", soft_wrap=True)

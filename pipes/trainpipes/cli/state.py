@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpipes.cli.console import error_line, out, print_json, print_pairs, printable
-from trainpipes.cli.options import AS_JSON
-from trainpipes.cli.pipelines import PipelineOptions, one_pipeline, takes_pipeline
-from trainpipes.cli.recipes import recipe_names
+from trainpipes.cli.options import AS_JSON, COUNT, option
+from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pipeline
 
 if TYPE_CHECKING:
     from trainpipes.look.checkpoint import Fit, FoundState, StateSummary
@@ -20,95 +19,81 @@ __all__ = ["command"]
 
 @click.command("state")
 @click.argument("checkpoint", type=click.Path())
-@click.option("--config", type=click.Path(), help="A pipeline, as YAML, that is to load it.")
-@click.option("--recipe", shell_complete=recipe_names, help="A recipe that is to load it.")
-@click.option("--files", multiple=True, help="Files for the recipe. Repeatable.")
+@recipe_or_config
+@option("--files", multiple=True, help="Files for the recipe: path, folder, glob or URL.")
 @takes_pipeline
-@click.option(
-    "--world-size", type=click.IntRange(1), default=1, show_default=True, help="Ranks of the run."
-)
-@click.option(
-    "--allow-changes", multiple=True, metavar="NAME",
-    help="A change that is wanted, such as batch_size. Repeatable.",
-)  # fmt: skip
-@click.option("--keys", help="Only states whose place in the checkpoint has this text.")
+@option("--world-size", type=COUNT, default=1, help="Ranks of the run that is to load it.")
+@option("--allow-changes", multiple=True, help="What may differ, such as batch_size.")
+@option("--keys", default="", help="Only states whose place in the checkpoint has this text.")
 @AS_JSON
 def command(
     checkpoint: str,
-    config: str | None,
     recipe: str | None,
+    config: str | None,
     files: tuple[str, ...],
     given: PipelineOptions,
     world_size: int,
     allow_changes: tuple[str, ...],
-    keys: str | None,
+    keys: str,
     as_json: bool,
 ) -> int:
-    """Say where a checkpoint stands in the data; with a pipeline, whether that can load it.
+    """Say where a checkpoint stands in the data, and whether a pipeline can load it.
 
     CHECKPOINT is a file of torch.save or of JSON, a folder of torch.distributed.checkpoint, or a checkpoint
-    of a trainer. No code that a file names is run, and weights are not read. With --recipe or --config, the
-    exit code is 0 if the state loads, and 1 if not; of the data, only what a state records is read.
+    of a trainer. No code that a file names is run, and weights are not read. With --recipe or --config the
+    exit code is 0 if that pipeline loads it, and 1 if not.
 
     \b
     Examples:
       trainpipes state checkpoint.pt
       trainpipes state checkpoint.pt --recipe sft --files chat.parquet --tokenizer bytes
     """
-    wanted = recipe is not None or config is not None
-    if not wanted and (files or given != PipelineOptions(None, (), (), False, None)):
-        raise click.UsageError("name the pipeline of these options by --recipe or --config")
     from trainpipes.look.checkpoint import fits, read_states
 
     found = read_states(checkpoint)
-    chosen = [one for one in found if keys is None or keys in one.where]
+    chosen = [one for one in found if keys in one.where]
     if not chosen:
-        places = "; ".join(one.where for one in found[:8])
-        raise click.ClickException(
-            f"--keys {keys}: no state is at such a place; there are {places}"
-        )
-    if not wanted:
-        return _show(chosen, checkpoint, as_json)
-    pipe = one_pipeline(recipe, config, given, files)
+        there = "; ".join(one.where for one in found[:8])
+        raise click.ClickException(f"--keys {keys}: no state is at such a place; there are {there}")
+    if recipe is None and config is None and not files and given == PipelineOptions():
+        return _show(chosen, as_json)
+    pipe = given.named(recipe, config, files)
     tried = fits(chosen, pipe, world_size=world_size, allow_changes=allow_changes)
-    return _say_fits(tried, world_size, as_json)
+    return _show_fits(tried, world_size, as_json)
 
 
-def _show(found: Sequence[FoundState], checkpoint: str, as_json: bool) -> int:
+def _show(found: Sequence[FoundState], as_json: bool) -> int:
+    """Say what states hold; the exit code is 1 if none can be read."""
     from trainpipes.errors import StateError
     from trainpipes.look.checkpoint import summarize
 
-    told: list[StateSummary | str] = []
+    told: list[dict[str, Any]] = []
     for one in found:
         try:
-            told.append(summarize(one))
+            summary = summarize(one)
+            told.append({"problem": None, **summary.to_dict()})
+            pairs = _lines(one, summary)
         except StateError as error:
-            told.append(str(error))
-    if as_json:
-        print_json([_as_json(one, said) for one, said in zip(found, told, strict=True)])
-    else:
-        for one, said in zip(found, told, strict=True):
+            told.append({"problem": str(error)})
+            pairs = [("problem", str(error))]
+        if not as_json:
             out().print(printable(one.where), style="bold", soft_wrap=True)
-            print_pairs([("problem", said)] if isinstance(said, str) else _lines(one, said))
-    problems = [said for said in told if isinstance(said, str)]
-    if len(problems) < len(told):
+            print_pairs(*pairs)
+    if as_json:
+        places = [
+            {"path": one.path, "keys": one.keys, "kept_by": one.kept_by or None} for one in found
+        ]
+        print_json([{**place, **one} for place, one in zip(places, told, strict=True)])
+    if any(one["problem"] is None for one in told):
         return 0
-    alone = len(told) == 1
-    error_line(
-        f"{found[0].where}: {problems[0]}" if alone else f"{checkpoint}: no state can be read"
-    )
+    error_line(f"{found[0].where}: {told[0]['problem']}")
     return 1
 
 
-def _say_fits(tried: Sequence[Fit], world_size: int, as_json: bool) -> int:
+def _show_fits(tried: Sequence[Fit], world_size: int, as_json: bool) -> int:
+    """Say which states load; the exit code is 1 if one does not."""
     if as_json:
-        print_json(
-            [
-                {"where": one.where, "fits": not one.problem, "problem": one.problem or None,
-                 "share": one.share}
-                for one in tried
-            ]
-        )  # fmt: skip
+        print_json([{"fits": not one.problem, **vars(one)} for one in tried])
     for one in tried:
         where = " and ".join(one.where if len(one.where) < 4 else (*one.where[:3], "others"))
         if one.problem:
@@ -121,45 +106,32 @@ def _say_fits(tried: Sequence[Fit], world_size: int, as_json: bool) -> int:
 
 
 def _lines(found: FoundState, summary: StateSummary) -> list[tuple[str, str]]:
-    is_datasets = found.kept_by == "datasets"
-    done = (
-        f"row {summary.batches:,}"
-        if is_datasets
-        else f"{summary.batches:,} batches of all ranks done"
-    )
-    lines = [("position", f"epoch {summary.epoch}, {done}")]
+    done = f"{summary.batches:,} batches of all ranks done"
+    loads = _ranks(summary.world_sizes)
     saved = f"{found.kept_by} with {summary.workers} workers" if summary.workers else found.kept_by
+    if found.kept_by == "datasets":
+        done, loads = f"row {summary.batches:,}", "as many ranks and workers as have saved it"
     if summary.rank is not None:
-        own = summary.rank_batches
-        had = "" if own is None else f", which has had {own:,} of them"
-        saved = "; ".join(filter(None, ["rank {} of {}".format(*summary.rank) + had, saved]))
-    if saved:
-        lines.append(("saved by", saved))
-    data = [f"{count:,} {what}{'s' * (count != 1)}" for count, what in
-            ((summary.files, "file"), (summary.rows, "row")) if count is not None]  # fmt: skip
-    return [
-        *lines,
+        rank, world = summary.rank
+        loads = f"{world} ranks, each with its own; {loads} with the states of all merged"
+        saved = f"rank {rank} of {world}{'; ' * bool(saved)}{saved}"
+        if summary.rank_batches is not None:
+            done += f", {summary.rank_batches:,} of them by this one"
+    data = {"files": summary.files, "rows": summary.rows}
+    counted = [f"{count:,} {what}" for what, count in data.items() if count is not None]
+    lines = [
+        ("position", f"epoch {summary.epoch}, {done}"),
+        ("saved by", saved),
         ("pipeline", " > ".join(summary.stages)),
-        ("data", ", ".join(data) or "not counted"),
-        (
-            "loads on",
-            "as many ranks and workers as have saved it" if is_datasets else _ranks(summary),
-        ),
+        ("data", ", ".join(counted) or "not counted"),
+        ("loads on", loads),
         ("format", str(summary.format)),
     ]
+    return [line for line in lines if line[1]]
 
 
-def _ranks(summary: StateSummary) -> str:
-    """Which numbers of ranks may load a state."""
-    sizes = [str(size) for size in summary.world_sizes]
-    if len(sizes) > 13:
-        sizes = [*sizes[:11], "…", sizes[-1]]
-    several = f"{', '.join(sizes[:-1])} or {sizes[-1]} ranks" if sizes[1:] else "1 rank"
-    if summary.rank is None:
-        return several
-    return f"{summary.rank[1]} ranks, each with its own; {several} with the states of all merged"
-
-
-def _as_json(found: FoundState, said: StateSummary | str) -> dict[str, Any]:
-    told = {"problem": said} if isinstance(said, str) else {"problem": None, **said.to_dict()}
-    return {"path": found.path, "keys": found.keys, "kept_by": found.kept_by or None, **told}
+def _ranks(sizes: Sequence[int]) -> str:
+    shown = [str(size) for size in sizes]
+    if len(shown) > 13:
+        shown = [*shown[:11], "…", shown[-1]]
+    return f"{', '.join(shown[:-1])} or {shown[-1]} ranks" if shown[1:] else "1 rank"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.console import note, out, print_json, print_pairs
-from trainpipes.cli.options import AS_JSON, CODECS, engine_options, storage_options
-from trainpipes.cli.pipelines import PipelineOptions, one_pipeline, takes_pipeline
-from trainpipes.cli.recipes import recipe_names
+from trainpipes.cli import options as o
+from trainpipes.cli.console import note, out, print_json, print_pairs, public_fields
+from trainpipes.cli.options import option
+from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pipeline
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
@@ -19,40 +19,22 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+FORMATS = click.Choice(("parquet", "bin"))
+
 
 @click.command("tokenize")
 @click.argument("paths", metavar="[IN]... OUT", nargs=-1, required=True)
-@click.option(
-    "--recipe", shell_complete=recipe_names, help="The recipe that will train on the token ids."
-)
-@click.option(
-    "--config", type=click.Path(), help="A pipeline, as YAML, instead of IN and a recipe."
-)
+@recipe_or_config
 @takes_pipeline
-@click.option(
-    "--format", type=click.Choice(("parquet", "bin")), default="parquet", show_default=True,
-    help="parquet: rows with all their columns. bin: token ids alone, as in nanoGPT's train.bin.",
-)  # fmt: skip
-@click.option(
-    "--dtype", help="Type of the ids in bin files. [default: uint16 where the vocabulary fits]"
-)
-@click.option(
-    "--compression", type=CODECS, default="zstd", show_default=True,
-    help="Compression of Parquet files.",
-)  # fmt: skip
-@click.option(
-    "--bytes-per-file", type=click.IntRange(1), default=256 << 20, metavar="BYTES",
-    help="Split input files that are larger than this. [default: 256 MiB]",
-)  # fmt: skip
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    help="Processes to use. [default: one a core, fewer for little work]",
-)
-@engine_options("processes")
-@click.option("--verify", is_flag=True, help="Read each file back and compare it.")
-@click.option("--overwrite", is_flag=True, help="Remove earlier output in OUT, and begin anew.")
-@AS_JSON
+@option("--format", type=FORMATS, default="parquet", help="bin: ids alone, as nanoGPT's train.bin.")
+@option("--dtype", help="Of ids in bin files; uint16, where the vocabulary fits, if left out.")
+@option("--compression", type=o.CODECS, default="zstd", help="Of the Parquet files.")
+@option("--bytes-per-file", type=o.COUNT, default=256 << 20, help="Split input files above this.")
+@option("--processes", type=o.COUNT, help="Processes to use; one a core if left out.")
+@o.engine_options("processes")
+@o.VERIFY
+@o.OVERWRITE
+@o.AS_JSON
 def command(
     paths: tuple[str, ...],
     recipe: str | None,
@@ -74,10 +56,9 @@ def command(
       trainpipes tokenize chat.parquet chat --recipe sft --tokenizer bytes --option max_length=512
     """
     *files, folder = paths
-    if recipe is not None and not files:
-        raise click.UsageError(f"give files and a folder to write to: IN... OUT, got {folder}")
-    pipe = one_pipeline(recipe, config, given, files)
-    storage = storage_options(given.storage_options) if "://" in folder else None
+    pipe = given.named(recipe, config, files)
+    storage = o.storage_options(given.storage_options) if "://" in folder else None
+    from trainpipes._internal.amount import amount
     from trainpipes.prepare import tokenize
 
     started = time.monotonic()
@@ -85,63 +66,42 @@ def command(
         pipe, folder, compression=None if compression == "none" else compression,
         storage_options=storage, **others,
     )  # fmt: skip
+    seconds = time.monotonic() - started
     options = {} if recipe is None else given.recipe_options()
-    options.pop("storage_options", None)
-    train = _train(done, folder, recipe, options, storage)
-    _say(done, train, time.monotonic() - started, as_json)
-
-
-def _say(done: Tokenized, train: str, seconds: float, as_json: bool) -> None:
-    made = len(done.files) - done.kept
+    train = _train(done, folder, recipe, {**options, "storage_options": storage})
     if as_json:
-        print_json(
-            {
-                "folder": done.folder, "files": list(done.files), "files_made": made, "rows": done.rows,
-                "rows_read": done.read, "tokens": done.tokens, "bytes": done.bytes,
-                "format": done.format, "dtype": done.dtype, "columns": done.columns,
-                "seconds": round(seconds, 3), "train": train,
-            }
-        )  # fmt: skip
+        print_json({**public_fields(done), "seconds": seconds, "train": train})
         return
-    from trainpipes._internal.amount import amount
-
-    size = f"{len(done.files):,} file{'s' * (len(done.files) > 1)}, {amount(done.bytes)}"
     there = f", {done.kept:,} of them there already" if done.kept else ""
     left_out = f" of {done.read:,}; the pipeline leaves the others out"
-    lines = [
-        ("wrote", f"{size}{there}") if made else ("there", f"{size}, all written before"),
+    print_pairs(
+        ("files", f"{len(done.files):,}{there}"),
         ("rows", f"{done.rows:,}{left_out if done.read > done.rows else ''}"),
         ("tokens", f"{done.tokens:,}, {done.tokens / max(1, done.rows):,.1f} a row"),
-    ]
-    if done.dtype is not None:
-        lines.append(("ids", done.dtype))
-    if made:
-        lines.append(("took", f"{seconds:,.1f} s"))
-    print_pairs(lines)
+        ("size", f"{amount(done.bytes)}{f' of {done.dtype}' if done.dtype else ''}"),
+        ("took", f"{seconds:,.1f} s"),
+    )
     note("train with:")
     out().print(train, soft_wrap=True)
 
 
-def _train(
-    done: Tokenized,
-    folder: str,
-    recipe: str | None,
-    given: Mapping[str, Any],
-    storage: dict[str, Any] | None,
-) -> str:
+def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str, Any]) -> str:
     """Python that trains on the files, and gives the batches that would have been made on the way."""
     if done.format == "bin":
         shared = ("max_length", "batch_size", "epochs", "seed", "num_shards")
         options = {name: given[name] for name in shared if name in given}
         return _call("tokens", f"{folder.rstrip('/')}/*.bin", {"dtype": done.dtype, **options})
     if recipe is not None:
-        options = {name: value for name, value in given.items() if name != "cache"}
+        options = {k: v for k, v in given.items() if k != "cache" and v is not None}
         # Options that name columns of texts have nothing to name there.
-        named = {k for k, v in options.items() if isinstance(v, str) and v not in done.columns}
-        for left_out in (set(), named - {"tokenizer"}):
-            tried = {name: value for name, value in options.items() if name not in left_out}
-            there = tried if storage is None else {**tried, "storage_options": storage}
-            if _gives(recipe, done, there):
+        there = {
+            name: value
+            for name, value in options.items()
+            if name == "tokenizer" or not isinstance(value, str) or value in done.columns
+        }
+        for tried in (options, there):
+            if _gives(recipe, done, tried):
+                tried.pop("storage_options", None)  # which may hold a secret
                 return _call(recipe, folder, tried)
     first, *rest = repr(done.pipeline).splitlines()
     return "\n".join([f"tp.{first}", *rest])
