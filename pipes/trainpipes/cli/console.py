@@ -1,8 +1,7 @@
-"""What the command prints: results to stdout, all else to stderr.
+"""What the command prints: results to stdout; notes, warnings and errors to stderr.
 
-Colours and progress only on a terminal. ``NO_COLOR`` takes the colours away, ``FORCE_COLOR`` gives them to a
-pipe, too. Text of files and errors is printed as it is, never as markup, and what would move the cursor or
-change the terminal is spelt out.
+Rich decides on colours: ``NO_COLOR`` takes them away, ``FORCE_COLOR`` gives them to a pipe. Text of files and
+errors is never markup, and control characters in it are spelt out.
 """
 
 from __future__ import annotations
@@ -12,48 +11,51 @@ import math
 import os
 import sys
 from contextlib import suppress
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "err", "error_line", "forget_consoles", "note", "out", "print_json", "printable",
-    "spell_out_what_cannot_be_encoded", "warning_line",
+    "error_line", "note", "out", "print_json", "print_pairs", "printable", "public_fields", "warning_line",
 ]  # fmt: skip
 
 #: Columns where no terminal says how many it has.
 WIDTH = 100
-#: Characters that move the cursor or are not there to be seen; lines and tabs stay.
+#: Control characters but for line breaks and tabs, and those that turn the direction of text.
 _CONTROL = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
 } | {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
-@cache
 def out() -> Console:
     """The console of results."""
     return _console(stderr=False)
 
 
-@cache
-def err() -> Console:
-    """The console of notes, warnings and errors."""
-    return _console(stderr=True)
-
-
-def forget_consoles() -> None:
-    """Look at the environment and the terminal again when something is printed next."""
-    out.cache_clear()
-    err.cache_clear()
-
-
 def print_json(value: Any) -> None:
     """A result for a script: one JSON value; NaN and infinity, which JSON lacks, as null."""
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
-    ascii_only = not encoding.startswith("utf")
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=ascii_only))  # noqa: T201
+    is_utf = encoding.startswith("utf")
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=not is_utf))  # noqa: T201
+
+
+def print_pairs(*pairs: tuple[str, str]) -> None:
+    """Results, each with its name before it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in pairs:
+        table.add_row(Text(name, "bold"), printable(text))
+    out().print(table)
+
+
+def public_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, without private ones."""
+    return {name: inner for name, inner in vars(value).items() if not name.startswith("_")}
 
 
 def note(text: str) -> None:
@@ -63,16 +65,16 @@ def note(text: str) -> None:
 
 def warning_line(text: str) -> None:
     """A warning, in one line, to stderr."""
-    _line("warning", "yellow", " ".join(text.split()))
+    _labelled("warning", "yellow", " ".join(text.split()))
 
 
 def error_line(text: str) -> None:
     """What went wrong, to stderr."""
-    _line("error", "bold red", text)
+    _labelled("error", "bold red", text)
 
 
 def printable(text: str) -> str:
-    r"""A text of a file, for a terminal: control characters as they are written in Python.
+    r"""A text for a terminal, its control characters as they are written in Python.
 
     >>> printable("red \x1b[31m")
     'red \\x1b[31m'
@@ -80,47 +82,24 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL)
 
 
-def spell_out_what_cannot_be_encoded() -> None:
-    """Let no character make printing fail: what a stream's encoding lacks is written as an escape."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-
-
 def _console(stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    terminal = stream is not None and stream.isatty()
-    columns = os.environ.get("COLUMNS", "")
-    return Console(
-        stderr=stderr,
-        color_system=_colours(terminal),
-        force_terminal=terminal,  # else FORCE_COLOR would draw progress into files
-        width=None if terminal or (columns.isdecimal() and int(columns)) else WIDTH,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
+    known = stream.isatty() or os.environ.get("COLUMNS")
+    width = None if known else WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
-def _colours(terminal: bool) -> Any:
-    if os.environ.get("NO_COLOR"):
-        return None
-    if os.environ.get("FORCE_COLOR", "0") not in ("", "0") and not terminal:
-        return "256"
-    return "auto"
-
-
-def _line(kind: str, style: str, text: str) -> None:
+def _labelled(label: str, style: str, text: str) -> None:
     from rich.text import Text
 
-    _to_stderr(Text.assemble((f"{kind}:", style), f" {printable(text)}"))
+    _to_stderr(Text.assemble((f"{label}:", style), f" {printable(text)}"))
 
 
 def _to_stderr(text: Any) -> None:
     with suppress(OSError, ValueError):  # nobody reads it
-        err().print(text, soft_wrap=True)
+        _console(stderr=True).print(text, soft_wrap=True)
 
 
 def _finite(value: Any) -> Any:

@@ -7,14 +7,13 @@ from typing import Any
 
 import click
 
-from trainpipes.cli.app import Command
-from trainpipes.cli.storage_options import STORAGE_OPTIONS
-from trainpipes.cli.storage_options import storage_options as given_options
+from trainpipes.cli.options import STORAGE_OPTIONS
+from trainpipes.cli.options import storage_options as given_options
 
 __all__ = ["command"]
 
 
-@click.command("inspect", cls=Command)
+@click.command("inspect")
 @click.argument("files", nargs=-1, required=True)
 @click.option(
     "--tokenizer",

@@ -1,131 +1,166 @@
-"""A pipeline as a command line says it: a config with changes, or a recipe with its options."""
+"""A pipeline as a command line names it: a recipe with options, a config with changes, or files."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.storage_options import storage_options
+from trainpipes.cli.options import STORAGE_OPTIONS, option, storage_options
 
 if TYPE_CHECKING:
     from trainpipes import Pipeline
 
-__all__ = ["of_config", "of_recipe", "recipe_option", "recipe_options"]
+__all__ = ["PipelineOptions", "recipe_names", "recipe_or_config", "takes_pipeline"]
+
+#: Rows in a batch of files that are run without a recipe.
+BATCH_SIZE = 64
 
 
-def of_recipe(
-    name: str, files: Sequence[str], given: Mapping[str, Any], storage: str | None
-) -> Pipeline:
-    """The pipeline of a recipe.
-
-    Args:
-        name: of the recipe.
-        files: of ``--files``; none leaves it to the recipe to say that they are missing.
-        given: its other options.
-        storage: of ``--storage-options``.
-    """
-    from trainpipes import recipe
-
-    options = dict(given)
-    if files:
-        _once("files", given)
-        options["files"] = list(files) if len(files) > 1 else files[0]
-    if storage is not None:
-        _once("storage_options", given)
-        options["storage_options"] = storage_options(storage)
-    return recipe(name, **options)
-
-
-def of_config(
-    path: str, changes: Sequence[str], allow_imports: bool, storage: str | None
-) -> Pipeline:
-    """The pipeline of a config.
+@dataclass(frozen=True)
+class PipelineOptions:
+    """What the options say of a pipeline.
 
     Args:
-        path: of the YAML file.
-        changes: of ``--set``.
-        allow_imports: whether the functions that it names are imported.
-        storage: of ``--storage-options``.
+        tokenizer: of ``--tokenizer``.
+        options: of ``--option``, each NAME=VALUE.
+        changes: of ``--set``, each PATH=VALUE.
+        allow_imports: whether functions that a config names are imported.
+        storage_options: of ``--storage-options``, as JSON.
     """
-    from trainpipes.config import load
 
-    given = _changes(changes)
-    if allow_imports:  # as ``python -m`` has it
-        sys.path.insert(0, os.getcwd())
-    return load(
-        path,
-        allow_imports=allow_imports,
-        storage_options=storage_options(storage),
-        changes=given,
-    )
+    tokenizer: str | None = None
+    options: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    allow_imports: bool = False
+    storage_options: str | None = None
 
+    def recipe_options(self, files: Sequence[str] = ()) -> dict[str, Any]:
+        """The options of a recipe, by name.
 
-def _changes(texts: Sequence[str]) -> dict[str, Any]:
-    """What ``--set`` says, by path."""
-    from trainpipes import ConfigError
-    from trainpipes.config import parse_change, path_steps
+        Raises:
+            click.UsageError: one is of a config, is given twice, or has no value.
+        """
+        self._refuse("a recipe takes --option NAME=VALUE", "changes", "allow_imports")
+        given = [_named(text, "option") for text in self.options]
+        if self.tokenizer is not None:
+            given.append(("tokenizer", self.tokenizer))
+        if files:
+            given.append(("files", list(files) if len(files) > 1 else files[0]))
+        if self.storage_options is not None:
+            given.append(("storage_options", storage_options(self.storage_options)))
+        return _once(given, "option")
 
-    found: dict[str, Any] = {}
-    seen: set[tuple[str | int, ...]] = set()
-    for text in texts:
-        try:
-            path, value = parse_change(text)
-        except ConfigError as error:
-            raise click.UsageError(f"--set: {error}") from None
-        if (steps := path_steps(path)) in seen:
-            raise click.UsageError(f"--set {path} is given twice: leave one out")
-        seen.add(steps)
-        found[path] = value
-    return found
+    def recipe(self, name: str, files: Sequence[str]) -> Pipeline:
+        """The pipeline of a recipe."""
+        from trainpipes import recipe
 
+        return recipe(name, **self.recipe_options(files))
 
-def recipe_options(texts: Sequence[str], tokenizer: str | None) -> dict[str, Any]:
-    """A recipe's options of ``--option`` and ``--tokenizer``, by name.
+    def config(self, path: str, files: Sequence[str] = ()) -> Pipeline:
+        """The pipeline of a YAML file."""
+        self._refuse("a config takes --set PATH=VALUE", "tokenizer", "options")
+        if files:
+            raise click.UsageError(f"{path} names its files itself: change them by --set")
+        from trainpipes.config import load
 
-    Raises:
-        click.UsageError: one is none, or is given twice.
-    """
-    found: dict[str, Any] = {}
-    for name, value in map(recipe_option, texts):
-        if name in found:
-            raise click.UsageError(f"--option {name} is given twice: leave one out")
-        found[name] = value
-    if tokenizer is not None:
-        _once("tokenizer", found)
-        found["tokenizer"] = tokenizer
-    return found
-
-
-def _once(name: str, given: Mapping[str, Any]) -> None:
-    """Raise if what an option of the command says is among those of ``--option``, too."""
-    if name in given:
-        flag = name.replace("_", "-")
-        raise click.UsageError(
-            f"{name} is given twice, by --{flag} and by --option {name}=...: leave one out"
+        if self.allow_imports:  # as ``python -m`` has it
+            sys.path.insert(0, os.getcwd())
+        return load(
+            path,
+            allow_imports=self.allow_imports,
+            storage_options=storage_options(self.storage_options),
+            changes=_once([_named(text, "set") for text in self.changes], "set"),
         )
 
+    def named(self, recipe: str | None, config: str | None, files: Sequence[str]) -> Pipeline:
+        """The pipeline of ``--recipe`` or ``--config``."""
+        if (recipe is None) == (config is None):
+            raise click.UsageError("give the pipeline as either --recipe NAME or --config FILE")
+        return self.config(config, files) if config is not None else self.recipe(str(recipe), files)
 
-def recipe_option(text: str) -> tuple[str, Any]:
-    """A recipe's option of ``--option NAME=VALUE``, its value as in YAML.
+    def files(self, files: Sequence[str]) -> Pipeline:
+        """The rows of files of one format, in their order, in batches."""
+        of_others = ("tokenizer", "options", "changes", "allow_imports")
+        self._refuse("files alone are read and cut into batches", *of_others)
+        from trainpipes import list_files
+        from trainpipes.sources.files.formats import ends_of_names, reader_by_name
 
-    Raises:
-        click.UsageError: it is none.
-    """
-    name, mark, value = text.partition("=")
-    name = name.strip().replace("-", "_")
-    if not mark or not name:
-        raise click.UsageError(f"--option is NAME=VALUE, such as max_length=512, got {text!r}")
+        storage = storage_options(self.storage_options)
+        listed = list_files(list(files), suffix=ends_of_names(), storage_options=storage)
+        first = next(iter(listed.distributed(rank=0, world_size=1)))
+        rows: Pipeline = getattr(listed, reader_by_name(first))()
+        return rows.batch(BATCH_SIZE)
+
+    def _refuse(self, rule: str, *names: str) -> None:
+        """Raise if one of these is given."""
+        for name in names:
+            if getattr(self, name) not in (None, (), False):
+                flag = {"changes": "set", "options": "option"}.get(name, name).replace("_", "-")
+                raise click.UsageError(f"{rule}, got --{flag}")
+
+
+def takes_pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that name a pipeline, together, as ``given``."""
+
+    @functools.wraps(command)
+    def taking(**options: Any) -> Any:
+        own = {name: options.pop(name) for name in PipelineOptions.__dataclass_fields__}
+        return command(given=PipelineOptions(**own), **options)
+
+    several = functools.partial(option, multiple=True)
+    for added in (
+        STORAGE_OPTIONS,
+        option("--allow-imports", is_flag=True, help="Import functions that the config names."),
+        several("--set", "changes", metavar="PATH=VALUE", help="Of the config: options.seed=1."),
+        several("--option", "options", metavar="NAME=VALUE", help="Of the recipe: batch_size=16."),
+        option("--tokenizer", help="Of the recipe: a path, or bytes."),
+    ):
+        taking = added(taking)
+    return taking
+
+
+def recipe_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Names of recipes, for a shell that completes one."""
+    points = entry_points(group="trainpipes.recipes")
+    return sorted({point.name for point in points if point.name.startswith(incomplete)})
+
+
+def recipe_or_config(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--recipe`` and ``--config``."""
+    recipe = option("--recipe", shell_complete=recipe_names, help="The pipeline, by its name.")
+    config = option("--config", type=click.Path(), help="The pipeline, as a YAML file.")
+    return recipe(config(command))
+
+
+def _named(text: str, flag: str) -> tuple[str, Any]:
+    """The name and the value of NAME=VALUE, the value as in YAML."""
+    if "=" not in text:
+        example = "batch_size=16" if flag == "option" else "options.batch_size=16"
+        raise click.UsageError(f"--{flag} must be NAME=VALUE, such as {example}, got {text!r}")
     from trainpipes import ConfigError
     from trainpipes.config import parse_change
 
     try:
-        _, found = parse_change(f"{name}={value}")
-    except ConfigError:
-        raise click.UsageError(
-            f"--option {name}: {value!r} is no YAML value; put a text of special characters in quotes"
-        ) from None
-    return name, found
+        name, value = parse_change(text)
+    except ConfigError as error:
+        raise click.UsageError(f"--{flag}: {error}") from None
+    if flag == "set":
+        return name, value
+    if type(value).__module__ != "builtins":
+        raise click.UsageError(f"--option {name}: tags and variables are for a config")
+    return name.replace("-", "_"), value
+
+
+def _once(given: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
+    names = [name for name, _ in given]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise click.UsageError(f"--{flag}: {twice[0]} is given twice: leave one out")
+    return dict(given)

@@ -1,39 +1,28 @@
-"""``trainpipes recipes``: the prebuilt pipelines that are installed, their files, and copies of these."""
+"""``trainpipes recipes``: prebuilt pipelines, their options, and copies of their files."""
 
 from __future__ import annotations
 
-import os
-import sys
-import textwrap
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.app import Command, Group
-from trainpipes.cli.console import note, out, print_json, printable
+from trainpipes.cli.console import note, out, print_json, print_pairs
+from trainpipes.cli.options import AS_JSON
+from trainpipes.cli.pipelines import recipe_names
 
 if TYPE_CHECKING:
     from trainpipes.recipe_table import RecipeSummary
 
-__all__ = ["command", "recipe_names"]
+__all__ = ["command"]
 
 
-def recipe_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Names of recipes, for a shell that completes one."""
-    from trainpipes.cli import installed
-
-    return [name for name in installed.recipe_names() if name.startswith(incomplete)]
-
-
-@click.group("recipes", cls=Group, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.group("recipes", invoke_without_command=True)
+@AS_JSON
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """List the prebuilt pipelines that are installed, with the columns and options of each.
-
-    What an option means, and which names of columns are found by themselves, is in the file of the recipe,
-    which `show` prints.
+    """List prebuilt pipelines, show one with its options, copy one.
 
     \b
     Examples:
@@ -48,87 +37,77 @@ def command(context: click.Context, as_json: bool) -> None:
     found = recipes()
     if as_json:
         print_json([_as_json(one) for one in found])
-    elif found:
-        _print_list(found)
-    else:
-        out().print(repr(found))
+        return
+    from rich.table import Table
+
+    table = Table("recipe", "what it makes", "needs", "columns", box=None, padding=(0, 2, 0, 0))
+    for one in found:
+        table.add_row(one.name, one.summary, ", ".join(one.needs), ", ".join(one.columns))
+    out().print(table)
+    note("trainpipes recipes show NAME tells the options of one")
 
 
-@command.command("show", cls=Command)
+@command.command("show")
 @click.argument("name", shell_complete=recipe_names)
 def show(name: str) -> None:
-    """Print the file of a recipe, in colours on a terminal.
+    """Show what a recipe is for, where its file is, and its options.
 
     \b
     Example:
-      trainpipes recipes show sft | less
+      trainpipes recipes show sft
     """
-    from trainpipes.cli.installed import recipe_file
+    from trainpipes import recipes
 
-    path = recipe_file(name).path
-    if out().color_system is None:
-        sys.stdout.buffer.write(path.read_bytes())
-        return
-    from rich.syntax import Syntax
+    file, _ = _file(name)  # first, since it says which names there are
+    (found,) = (one for one in recipes() if one.name == name)
+    from rich.table import Table
 
-    text = path.read_text(encoding="utf-8")
-    out().print(Syntax(printable(text), "python", theme="ansi_dark", background_color="default"))
+    print_pairs(("recipe", f"{name}: {found.summary}"), ("file", file))
+    table = Table("option", "default", "what it is", box=None, padding=(0, 2, 0, 0))
+    for name, told in _as_json(found)["options"].items():
+        default = "needed" if told["needed"] else told["default"]
+        table.add_row(name, default, told["text"])
+    out().print()
+    out().print(table)
 
 
-@command.command("copy", cls=Command)
+@command.command("copy")
 @click.argument("name", shell_complete=recipe_names)
 @click.argument("to", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 def copy(name: str, to: Path, force: bool) -> None:
     """Copy the file of a recipe to TO, a file or a folder, as the start of one of your own.
 
-    The copy can be imported at once, and gives the same batches as the recipe until you change it.
-
     \b
     Example:
       trainpipes recipes copy sft my_sft.py
     """
-    from trainpipes.cli.recipe_copy import write_copy
+    file, function = _file(name)
+    to = to / Path(file).name if to.is_dir() else to
+    if to.exists() and not force:
+        raise click.ClickException(
+            f"{to} is there already: choose another name, or pass --force to write over it"
+        )
+    shutil.copyfile(file, to)
+    note(f"{to} is yours to change; beside it, write: from {to.stem} import {function}")
 
-    to, function = write_copy(name, to, force)
-    shown = printable(os.fspath(to))
-    if to.suffix == ".py" and to.stem.isidentifier():
-        note(f"{shown} is yours to change; beside it, write: from {to.stem} import {function}")
-    else:
-        note(f"{shown} is yours to change; to import it, give it a name such as my_{function}.py")
+
+def _file(name: str) -> tuple[str, str]:
+    """The file that a recipe is in, and the name of its function."""
+    import inspect
+
+    from trainpipes.recipe_registry import recipe_function
+
+    function = inspect.unwrap(recipe_function(name))
+    return inspect.getfile(function), function.__name__
 
 
 def _as_json(one: RecipeSummary) -> dict[str, Any]:
     options = {}
     for text in one.options:
-        option, _, default = text.partition("=")
-        options[option.lstrip("*")] = {
-            "default": default or None,
-            "needed": option in one.needs,
-            "text": one.texts.get(option.lstrip("*"), ""),
-        }
+        name, _, default = text.partition("=")
+        told = one.texts.get(name.lstrip("*"), "")
+        options[name.lstrip("*")] = {
+            "default": default or None, "needed": name in one.needs, "text": told,
+        }  # fmt: skip
     return {"name": one.name, "summary": one.summary, "columns": one.columns, "options": options}
-
-
-def _print_list(found: tuple[RecipeSummary, ...]) -> None:
-    """A paragraph for each recipe, its name before it."""
-    from rich.text import Text
-
-    indent = max(len(one.name) for one in found) + 2
-    width = max(out().width - indent, 20)
-    for number, one in enumerate(found):
-        others = [
-            o for o in one.options if o not in one.needs and o.split("=")[0] not in one.columns
-        ]
-        told = [("", one.summary)]
-        for label, names in (("needs", one.needs), ("columns", one.columns), ("options", others)):
-            told += [(label, f"{label}: {', '.join(names)}")] if names else []
-        if number:
-            out().print()
-        before = Text(one.name.ljust(indent), "bold")
-        for label, text in told:
-            for line in textwrap.wrap(text, width, break_on_hyphens=False):
-                shown = Text(line)
-                shown.stylize("dim", 0, len(label) and len(label) + 1)
-                out().print(Text.assemble(before, shown), soft_wrap=True)
-                before, label = Text(" " * indent), ""

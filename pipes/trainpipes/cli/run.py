@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -9,322 +10,181 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.app import Command
-from trainpipes.cli.console import note, out, print_json
-from trainpipes.cli.pipelines import of_config, of_recipe, recipe_options
-from trainpipes.cli.signals import INTERRUPTED, stop_like_ctrl_c
-from trainpipes.cli.storage_options import STORAGE_OPTIONS
+from trainpipes.cli.console import note, print_json, print_pairs
+from trainpipes.cli.options import AS_JSON, COUNT, option
+from trainpipes.cli.pipelines import PipelineOptions, recipe_names, takes_pipeline
 
 if TYPE_CHECKING:
-    from trainpipes import Loader, Pipeline
-    from trainpipes.look.preview.item_view import ItemView
-    from trainpipes.look.preview.preview import Preview
-    from trainpipes.look.trial.report import TrialReport
+    from trainpipes import Pipeline
+    from trainpipes.cli.measure import Report
 
-__all__ = ["command"]
+__all__ = ["advice", "command"]
 
-UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
-
-
-def _duration(_: click.Context, __: click.Parameter, text: str | None) -> float:
-    """Seconds of ``5ms`` or ``0.2s``."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s|)", text.strip()) if text else None
-    if text is None:
-        return 0.0
-    if match is None:
-        raise click.BadParameter(f"a time such as 5ms or 0.2s, got {text!r}")
-    return float(match[1]) * UNITS[match[2]]
+#: Shares from which something is worth a line: of padding, and of waiting.
+MUCH_PADDING, MUCH_WAITING = 0.2, 0.1
+FROM_0 = click.IntRange(0)
+FILE = click.Path(dir_okay=False)
 
 
-@click.command("run", cls=Command)
-@click.argument("source", metavar="CONFIG|RECIPE")
+@click.command("run")
+@click.argument("source", metavar="RECIPE|CONFIG|FILE", shell_complete=recipe_names)
 @click.argument("more_files", metavar="[FILES]...", nargs=-1)
-@click.option(
-    "--files", multiple=True, help="Files for the recipe: path, folder, glob or URL. Repeatable."
-)
-@click.option("--tokenizer", help="Tokenizer for the recipe: a path, or bytes.")
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Option of the recipe. Repeatable.",
-)
-@click.option(
-    "--set", "changes", multiple=True, metavar="PATH=VALUE",
-    help="Change a value of the config, such as options.batch_size=16. Repeatable.",
-)  # fmt: skip
-@click.option("--allow-imports", is_flag=True, help="Import the functions that the config names.")
-@STORAGE_OPTIONS
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    help="Batches to run. [default: 100, or an epoch if that is shorter]",
-)
-@click.option("--epochs", type=click.IntRange(1), help="Epochs to run, instead of --steps.")
-@click.option(
-    "--threads",
-    type=click.IntRange(0),
-    help="Threads that read and work ahead. [default: one a core]",
-)
-@click.option("--num-workers", type=click.IntRange(0), default=0, help="Worker processes.")
-@click.option("--rank", type=click.IntRange(0), help="Run as this rank, of --world-size ranks.")
-@click.option("--world-size", type=click.IntRange(1), help="Ranks in all.")
-@click.option(
-    "--simulate-step", callback=_duration, metavar="TIME",
-    help="Sleep this long after each batch, such as 5ms, like a training step, and report the time "
-        "spent waiting for data.",
-)  # fmt: skip
-@click.option(
-    "--show", type=click.IntRange(0), default=0, metavar="N", help="Print the first batches."
-)
-@click.option(
-    "--resume", type=click.Path(dir_okay=False), help="Start from this state, a JSON file."
-)
-@click.option(
-    "--save-state", type=click.Path(dir_okay=False), help="Write the last state to this JSON file."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@option("--files", multiple=True, help="Files for the recipe: path, folder, glob or URL.")
+@takes_pipeline
+@option("--steps", type=COUNT, help="Batches to run; 100, or an epoch if shorter, if left out.")
+@option("--seconds", type=click.FloatRange(0), help="Or how long to run after the first batch.")
+@option("--epochs", type=COUNT, help="Or whole epochs to run.")
+@option("--threads", type=FROM_0, help="Threads that work ahead; one a core if left out.")
+@option("--num-workers", type=FROM_0, default=0, help="Worker processes.")
+@option("--simulate-step", type=click.FloatRange(0), default=0, help="Seconds of a training step.")
+@option("--show", type=FROM_0, default=0, help="Print the first batches.")
+@option("--resume", type=FILE, help="Start from this state, a JSON file.")
+@option("--save-state", type=FILE, help="Write the last state to this JSON file.")
+@AS_JSON
 def command(
     source: str,
     more_files: tuple[str, ...],
     files: tuple[str, ...],
-    tokenizer: str | None,
-    options: tuple[str, ...],
-    changes: tuple[str, ...],
-    allow_imports: bool,
-    storage_options: str | None,
-    steps: int | None,
-    epochs: int | None,
+    given: PipelineOptions,
     threads: int | None,
     num_workers: int,
-    rank: int | None,
-    world_size: int | None,
     simulate_step: float,
     show: int,
     resume: str | None,
     save_state: str | None,
     as_json: bool,
+    **length: Any,
 ) -> int:
-    """Run a pipeline without training, to see its speed, padding and batches.
+    """Run a pipeline without training: speed, padding, batches.
 
-    CONFIG is a YAML file. RECIPE is the name of a prebuilt pipeline, with its --files; a file of such a name
-    is written ./sft.
+    RECIPE is the name of a prebuilt pipeline, which takes --files. CONFIG is a file that ends in .yaml or
+    .yml. Any other FILES are data, read in batches of 64 rows; a folder is written data/. With
+    --simulate-step it sleeps that long after each batch, and tells how much of the time it waited for data.
 
     \b
     Examples:
       trainpipes run sft --files chat.parquet --tokenizer bytes --show 1
-      trainpipes run train.yaml --set options.batch_size=16 --simulate-step 5ms
+      trainpipes run train.yaml --set options.batch_size=16 --simulate-step 0.005
+      trainpipes run data/ --seconds 1
     """
-    if steps is not None and epochs is not None:
-        raise click.UsageError("give --steps or --epochs, not both")
-    if (rank is None) != (world_size is None):
-        raise click.UsageError("--rank and --world-size go together, as in --rank 0 --world-size 8")
-    if rank is not None and world_size is not None and rank >= world_size:
-        raise click.UsageError(
-            f"--rank counts from 0, 0 <= rank < world_size: got {rank} of {world_size} ranks"
-        )
-    if threads is not None and num_workers:
-        raise click.UsageError("give --threads or --num-workers, not both")
-    if save_state is not None:
-        _check_writable(save_state)
+    if sum(one is not None for one in length.values()) > 1:
+        raise click.UsageError("give one of --steps, --seconds and --epochs")
+    if show and as_json:
+        raise click.UsageError("give --show or --json, not both")
+    if save_state is not None and not Path(save_state).absolute().parent.is_dir():
+        raise click.UsageError(f"--save-state {save_state}: there is no such folder; make it first")
     all_files = (*files, *more_files)
-    if _is_recipe(source):
-        if changes or allow_imports:
-            raise click.UsageError(
-                f"{source} is a recipe, whose options are given as --option NAME=VALUE; --set and "
-                "--allow-imports are for a config"
-            )
-        pipe = _recipe(source, all_files, tokenizer, options, storage_options)
+    recipe = None
+    if re.fullmatch(r"[^\W\d][\w-]*", source):  # whatever files there are
+        recipe, pipe = source, given.recipe(source, all_files)
+    elif source.endswith((".yaml", ".yml")):
+        pipe = given.config(source, all_files)
+        text = Path(source).read_text("utf-8-sig")
+        found = re.search(r"^recipe: *['\"]?([\w-]+)", text, re.MULTILINE)
+        recipe = found and found[1]
     else:
-        if all_files or tokenizer is not None or options:
-            raise click.UsageError(
-                f"{source} is a config, whose values are changed by --set, as in --set options.files=...; "
-                "--files, --tokenizer and --option are for a recipe"
-            )
-        pipe = of_config(source, changes, allow_imports, storage_options)
-    recipe = None if pipe._recipe is None else pipe._recipe[0]
-    with stop_like_ctrl_c() as signals:
-        report, shown, last = _run(
-            _of_rank(pipe, rank, world_size), steps, epochs, show, resume, save_state is not None,
-            {"threads": threads, "num_workers": num_workers, "simulate_step": simulate_step,
-             "recipe": recipe},
-        )  # fmt: skip
+        pipe = given.files([source, *all_files])
+    if resume is not None:
+        pipe.load_state_dict(_state(resume))
+    if length["epochs"] and pipe._session.plan.chain.endless:
+        raise click.ClickException(
+            "--epochs must be left out where a pipeline has no end; give --steps"
+        )
+    from trainpipes import Loader
+    from trainpipes.cli.measure import measure
+
+    loader = Loader(pipe, threads=threads, num_workers=num_workers)
+    if show:
+        print(pipe.show(show), end="\n\n")  # noqa: T201
+    report = measure(loader, step_seconds=simulate_step, **length)
+    flag = "--option " if recipe == source else "--set options."
+    told = advice(report, pipe, recipe, flag, num_workers)
     if as_json:
-        print_json({**report.to_dict(), "shown": shown.to_dict()["items"]})
+        print_json({**report.to_dict(), "advice": told or None})
     else:
-        _print(report, shown, recipe)
+        print_pairs(*_lines(report, pipe))
+        if told:
+            note(f"! {told}")
     if save_state is not None:
-        _write_state(save_state, last)
-    if report.ended == "interrupted":
-        return 128 + signals[0] if signals else INTERRUPTED
-    return 0
-
-
-# What to run
-
-
-def _is_recipe(source: str) -> bool:
-    """Whether a word is the name of a recipe: by how it is spelt, so that no file changes what it means."""
-    return re.fullmatch(r"[^\W\d][\w-]*", source) is not None
-
-
-def _recipe(
-    name: str,
-    files: tuple[str, ...],
-    tokenizer: str | None,
-    options: tuple[str, ...],
-    storage: str | None,
-) -> Pipeline:
-    from trainpipes import ConfigError
-
-    given = recipe_options(options, tokenizer)
-    try:
-        return of_recipe(name, files, given, storage)
-    except ConfigError as error:
-        if Path(name).is_file() and str(error).startswith("no recipe"):
-            raise click.UsageError(
-                f"{error}; a word alone is the name of a recipe: for the file write ./{name}"
-            ) from None
-        raise
-
-
-def _of_rank(pipe: Pipeline, rank: int | None, world_size: int | None) -> Pipeline:
-    """The pipeline of one rank of several, played alone."""
-    if rank is not None and world_size is not None:
-        pipe = pipe.distributed(rank=rank, world_size=world_size)
-    plan = pipe._session.plan
-    if pipe._data_parallel()[1] > 1 and plan.counts.ends_unevenly and not plan.chain.ragged:
-        note(
-            "the ranks of this pipeline must agree where an epoch ends, which one rank alone "
-            "cannot: the run has no end, as with .repeat()"
-        )
-        return _endless(pipe)
-    return pipe
-
-
-def _endless(pipe: Pipeline) -> Pipeline:
-    """The pipeline with the next epoch following for ever."""
-    from trainpipes import Pipeline
-
-    stages = [
-        stage.replaced(times=None) if stage.role == "repeat" else stage for stage in pipe.stages
-    ]
-    if any(stage.role == "repeat" for stage in stages):
-        return Pipeline(stages, pipe._ranks)
-    return pipe.repeat()
-
-
-# The run
-
-
-def _run(
-    pipe: Pipeline,
-    steps: int | None,
-    epochs: int | None,
-    show: int,
-    resume: str | None,
-    keeps_state: bool,
-    how: dict[str, Any],
-) -> tuple[TrialReport, Preview, dict[str, Any]]:
-    """What was measured, the batches to show, and the last state."""
-    from trainpipes.cli.run_summary import run_line
-    from trainpipes.look.preview.preview import Preview, makes_batches, preview
-    from trainpipes.look.trial.trial import DEFAULT_STEPS, Progress, trial
-
-    plan = pipe._session.plan
-    if steps is None and epochs is None and plan.chain.endless:
-        note(f"this pipeline has no end: {DEFAULT_STEPS} steps; --steps says how many")
-    views: list[ItemView] = []
-    last: dict[str, Any] = {}
-    with run_line(*_steps(pipe, steps, epochs)) as line:
-
-        def see(item: Any, progress: Progress) -> None:
-            if len(views) < show:  # a view is small, and a batch may not be
-                shown = preview([item], plan, is_batch=makes_batches(plan), first=len(views))
-                views.extend(shown.items)
-            if line is not None:
-                line(item, progress)
-
-        def ended(loader: Loader) -> None:
-            if keeps_state:
-                last.update(loader.state_dict())
-
-        report = trial(
-            pipe, steps=steps, epochs=epochs, state=None if resume is None else _state(resume),
-            see=see, ended=ended, **how,
-        )  # fmt: skip
-    return report, Preview(views), last
-
-
-def _print(report: TrialReport, shown: Preview, recipe: str | None) -> None:
-    from trainpipes.cli.run_summary import summary
-
-    if len(shown):
-        console = out()
-        _print_text(shown.text(width=console.width, color=console.color_system is not None) + "\n")
-    _print_text(summary(report))
-    if report.advice and recipe:
-        _print_text(
-            f"  (to change a recipe, copy it: trainpipes recipes copy {recipe} my_{recipe}.py)"
-        )
-
-
-def _print_text(text: str) -> None:
-    """Text with escapes of its own, as it is."""
-    print(text)  # noqa: T201
-
-
-def _steps(pipe: Pipeline, steps: int | None, epochs: int | None) -> tuple[int | None, int | None]:
-    """Steps in all, and in an epoch, where they are known."""
-    from trainpipes.look.trial.trial import DEFAULT_STEPS
-
-    try:
-        epoch = len(pipe)
-    except TypeError:
-        return steps or (None if epochs else DEFAULT_STEPS), None
-    return steps or (epoch * epochs if epochs else min(DEFAULT_STEPS, epoch)), epoch
+        with click.open_file(save_state, "w", "utf-8", atomic=True) as file:
+            json.dump(loader.state_dict(), file, indent=1)
+    return 130 if report.interrupted else 0
 
 
 def _state(path: str) -> dict[str, Any]:
     try:
-        found = json.loads(Path(path).read_text("utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise click.ClickException(
-            f"--resume takes a state as JSON, and {path} is not JSON: {why}"
-        ) from None
-    if not isinstance(found, dict):
-        raise click.ClickException(
-            f"--resume takes a state, a JSON object, and {path} holds something else"
-        )
-    return found
+        found: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))
+        return found
+    except ValueError:
+        raise click.ClickException(f"--resume must be a state as JSON, got {path}") from None
 
 
-def _check_writable(path: str) -> None:
-    """Find out before a run whether its state can be written."""
-    target = Path(path)
-    if not target.absolute().parent.is_dir():
-        raise click.UsageError(f"--save-state {path}: there is no such folder; make it first")
-    _write(target, "")
-
-
-def _write_state(path: str, state: dict[str, Any]) -> None:
-    """Write the state, all of it or nothing."""
-    _write(Path(path), json.dumps(state, indent=1), keep=True)
-
-
-def _write(target: Path, text: str, keep: bool = False) -> None:
-    """Write a file beside the target, and put it in its place if it is to be kept."""
-    hidden = target.with_name(f".{target.name}.unfinished")
+def _lines(report: Report, pipe: Pipeline) -> list[tuple[str, str]]:
+    counts, first, warm = report.counts, report.first, report.warm
     try:
-        try:
-            hidden.write_text(text, "utf-8")
-            if keep:
-                hidden.replace(target)
-        finally:
-            hidden.unlink(missing_ok=True)
-    except OSError as error:
-        raise click.ClickException(
-            f"--save-state {target} cannot be written: {error.strerror}; choose another place"
-        ) from None
+        of = f"; an epoch has {len(pipe):,}"
+    except TypeError:
+        of = ""
+    stopped = ", stopped" if report.interrupted else ""
+    lines = [("batches", f"{counts.steps:,}{of}{stopped}"), ("rows", f"{counts.rows:,}")]
+    tokens, batches, share = report.rate("tokens"), report.rate("steps"), report.target_share
+    if counts.tokens:
+        targets = "" if share is None else f", {share:.1%} of them targets of the loss"
+        lines.append(("tokens", f"{counts.tokens:,}{targets}"))
+    if report.padding_share is not None:
+        lines.append(("padding", f"{report.padding_share:.1%} of {counts.cells:,} cells"))
+    warm_up = f", {warm.steps:,} for warm-up after {warm.seconds:,.2f} s" if warm.steps > 1 else ""
+    lines.append(("start", f"first batch after {first.seconds:,.2f} s{warm_up}"))
+    if batches is not None:
+        ids = "" if tokens is None else f", {tokens:,.0f} tokens/s"
+        lines.append(("then", f"{batches:,.1f} batches/s, {report.rate('rows'):,.0f} rows/s{ids}"))
+    if report.wait_share is not None:
+        lines.append(("waits", f"{report.wait_share:.1%} of the time after that"))
+    return lines
+
+
+def advice(
+    report: Report, pipe: Pipeline, recipe: str | None, flag: str, num_workers: int = 0
+) -> str:
+    """What to change first, by the options of the recipe in use; "" where nothing stands out.
+
+    Args:
+        report: of a run.
+        pipe: that was run.
+        recipe: that it is of, if it is of one.
+        flag: what stands before an option of it on the command line.
+        num_workers: of the run.
+    """
+    options: Any = ()
+    if recipe is not None:
+        from trainpipes.recipe_registry import recipe_function
+
+        options = inspect.signature(recipe_function(recipe)).parameters
+    stages = {stage.name: stage for stage in pipe.stages}
+    padding, waits = report.padding_share or 0, report.wait_share or 0
+    if report.target_share == 0:
+        longer = f"{flag}max_length=..." if "max_length" in options else "max_length"
+        skip = f", or leave out such rows, {flag}on_error=skip" if "on_error" in options else ""
+        return f"no token is a target, and the loss is NaN: raise {longer}{skip}"
+    if padding >= MUCH_PADDING and "batch" in stages and "pack" not in stages:
+        size = stages["batch"].options["batch_size"]
+        cure = f"write .bucket_by_length({size}) in place of .batch({size})"
+        if "packed" in options:
+            cure = f"{flag}packed=true puts several rows into one"
+        elif "num_buckets" in options:
+            cure = f"{flag}num_buckets=auto makes batches of rows of about the same length"
+        elif recipe is not None:
+            cure = f"{recipe} has no option against it; in a copy of it (trainpipes recipes copy) {cure}"
+        return f"{padding:.0%} of the cells are padding: {cure}"
+    if waits >= MUCH_WAITING:
+        cure = "trainpipes inspect says what of the files costs time"
+        if "tokenizer" in options and "cache" in options and "cache" not in stages:
+            cure = (
+                f"{flag}cache=true keeps token ids on disk; trainpipes tokenize makes them before"
+            )
+        elif num_workers or any(stage.runs_user_code for stage in pipe.stages):
+            cure = f"try --num-workers {max(2, 2 * num_workers)}, which is Loader(num_workers=)"
+        elif "tokenize" in stages and "cache" not in stages:
+            cure = "write .cache() after .tokenize(), which keeps token ids on disk"
+        return f"the loop waits for data in {waits:.0%} of its time: {cure}"
+    return ""

@@ -1,0 +1,210 @@
+"""A pipeline run as a trainer would run it, and counted: batches, rows, tokens, padding, waiting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainpipes import Loader
+
+__all__ = ["Counts", "Report", "measure"]
+
+#: Batches of a run for which nothing says how long it is.
+DEFAULT_STEPS = 100
+#: Warm-up is a quarter of the batches, and no more than these: by then each of 24 shards has begun.
+MOST_WARM_UP = 25
+#: What stands beside token ids, after the same prefix, and is 0 where there is padding.
+MASKS = ("attention_mask", "input_mask", "segment_ids")
+
+
+@dataclass
+class Counts:
+    """What has come up to a moment.
+
+    Attributes:
+        steps: batches, or rows where nothing batches them.
+        rows: in them.
+        tokens: token ids that are no padding.
+        cells: tokens and padding, of columns whose mask says which is which.
+        padding: of these.
+        targets: tokens that the loss counts; None where there are no labels.
+        seconds: since the start.
+        waited: of these, for batches.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    cells: int = 0
+    padding: int = 0
+    targets: int | None = None
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def add(self, item: Any, is_batch: bool) -> None:
+        """Count one more item."""
+        self.steps += 1
+        self.rows += _rows(item) if is_batch else 1
+        for values in item if isinstance(item, list) else [item]:
+            if isinstance(values, Mapping):
+                self._add_tokens(values)
+
+    def _add_tokens(self, values: Mapping[str, Any]) -> None:
+        for name, ids in values.items():
+            prefix = name.removesuffix("input_ids").removesuffix("token_ids")
+            if prefix == name or ids is None:
+                continue
+            shape = getattr(ids, "shape", None)
+            size = math.prod(shape) if shape else len(ids)
+            beside = {end: values.get(prefix + end) for end in (*MASKS, "labels")}
+            alike = {
+                end: v for end, v in beside.items() if shape and getattr(v, "shape", 0) == shape
+            }
+            mask = next((alike[end] for end in MASKS if end in alike), None)
+            tokens = size if mask is None else _count(mask, 0)
+            self.tokens += tokens
+            self.padding += size - tokens
+            self.cells += 0 if mask is None else size
+            if "labels" in alike:
+                self.targets = (self.targets or 0) + _count(alike["labels"], -100)
+
+
+def _count(values: Any, none: int) -> int:
+    """How many of a tensor, or of an array, are something else."""
+    return int((values != none).sum())
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run came to. Rates and the share of waiting leave out the start and the warm-up.
+
+    Attributes:
+        counts: all that has come.
+        first: the same at the first batch.
+        warm: at the end of the warm-up.
+        step_seconds: that the loop slept after each batch.
+        interrupted: whether Ctrl-C ended it.
+    """
+
+    counts: Counts
+    first: Counts
+    warm: Counts
+    step_seconds: float
+    interrupted: bool
+
+    def rate(self, name: str) -> float | None:
+        """So many a second; None where the run was too short to say, or there are none."""
+        seconds = self.counts.seconds - self.warm.seconds
+        count = getattr(self.counts, name) - getattr(self.warm, name)
+        return float(count / seconds) if seconds > 0 and getattr(self.counts, name) else None
+
+    @property
+    def wait_share(self) -> float | None:
+        """The part of the time in which the loop waited; None where no step was simulated: a loop that does
+        nothing always waits."""
+        return self.rate("waited") if self.step_seconds else None
+
+    @property
+    def padding_share(self) -> float | None:
+        """Padding as part of all cells; None where no mask tells it."""
+        return self.counts.padding / self.counts.cells if self.counts.cells else None
+
+    @property
+    def target_share(self) -> float | None:
+        """Targets of the loss as part of the tokens; None where there are no labels."""
+        targets = self.counts.targets
+        return None if targets is None else targets / max(1, self.counts.tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON types."""
+        rates = {f"{name}_per_second": self.rate(name) for name in ("steps", "rows", "tokens")}
+        shares = {
+            name: getattr(self, name) for name in ("wait_share", "padding_share", "target_share")
+        }
+        start = {"first_batch_seconds": self.first.seconds, "warm_up_steps": self.warm.steps}
+        start["warm_up_seconds"] = self.warm.seconds
+        return {**vars(self.counts), **start, **rates, **shares, "interrupted": self.interrupted}
+
+
+def measure(
+    loader: Loader,
+    *,
+    steps: int | None = None,
+    seconds: float | None = None,
+    epochs: int | None = None,
+    step_seconds: float = 0.0,
+) -> Report:
+    """Run a loader and count. Ctrl-C ends the run, and the report is of what has come.
+
+    Args:
+        loader: over the pipeline.
+        steps: batches; where an epoch has fewer, the next one follows.
+        seconds: after the first batch; as with ``steps``.
+        epochs: whole epochs. Where nothing says how long, 100 batches, or an epoch if that is shorter.
+        step_seconds: that the loop sleeps after each batch, as long as a trainer would take.
+
+    Raises:
+        DataError: an epoch gives nothing.
+    """
+    from trainpipes._internal.progress import Progress
+
+    if steps is None and seconds is None and epochs is None:
+        steps, epochs = DEFAULT_STEPS, 1
+    stages = loader.pipeline.stages
+    is_batch = any(s.role == "batch" or getattr(s, "makes_batches", False) for s in stages)
+    counts, interrupted = Counts(), False
+    begun: list[
+        Counts
+    ] = []  # after each of the first batches: only the end says which were warm-up
+    started, waited = perf_counter(), loader.wait_seconds
+    with Progress("running", steps, "batches") as progress:
+        try:
+            for item in _items(loader, epochs):
+                counts.seconds = perf_counter() - started
+                counts.waited = loader.wait_seconds - waited
+                counts.add(item, is_batch)
+                progress.advance()
+                if len(begun) < MOST_WARM_UP:
+                    begun.append(replace(counts))
+                over = seconds is not None and counts.seconds - begun[0].seconds >= seconds
+                if over or counts.steps == steps:
+                    break
+                if step_seconds:
+                    time.sleep(step_seconds)
+        except KeyboardInterrupt:
+            if not begun:
+                raise
+            interrupted = True
+    warm = begun[min(len(begun), max(1, counts.steps // 4)) - 1]
+    return Report(counts, begun[0], warm, step_seconds, interrupted)
+
+
+def _items(loader: Loader, epochs: int | None) -> Iterator[Any]:
+    from trainpipes import DataError
+
+    for _ in itertools.count() if epochs is None else range(epochs):
+        item = None
+        for item in loader:
+            yield item
+        if item is None:
+            raise DataError(
+                "the pipeline gives nothing: see explain() for what the stages make of the rows"
+            )
+
+
+def _rows(batch: Any) -> int:
+    """Rows of a batch: the length of the first of its values that has two dimensions, or else one."""
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    is_columns = isinstance(batch, list) and all(getattr(one, "ndim", 0) for one in batch)
+    if not is_columns and not isinstance(batch, tuple):
+        return len(batch) if hasattr(batch, "__len__") else 1
+    inner = [one for one in batch if hasattr(one, "__len__") and not isinstance(one, str)]
+    wide = [one for one in inner if getattr(one, "ndim", 2) > 1]
+    return _rows((wide or inner or [0])[0])

@@ -1,0 +1,74 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = [
+    "AS_JSON", "CODECS", "COUNT", "OVERWRITE", "STORAGE_OPTIONS", "VERIFY", "engine_options", "option",
+    "storage_options",
+]  # fmt: skip
+
+option = functools.partial(click.option, show_default=True)
+
+#: A whole number of 1 or more.
+COUNT = click.IntRange(1)
+CODECS = click.Choice(("zstd", "snappy", "gzip", "brotli", "lz4", "none"))
+AS_JSON = option("--json", "as_json", is_flag=True, help="Print JSON.")
+VERIFY = option("--verify", is_flag=True, help="Read each file back and compare it.")
+OVERWRITE = option(
+    "--overwrite", is_flag=True, help="Remove earlier output in OUT, and begin anew."
+)
+STORAGE_OPTIONS = option(
+    "--storage-options",
+    metavar="JSON",
+    help="Options of the file system, such as credentials: JSON, or @FILE with JSON.",
+)
+
+
+def storage_options(given: str | None) -> dict[str, Any] | None:
+    """The options of a text, or of the file that it names; None of none. They are never shown.
+
+    Raises:
+        click.UsageError: they are no JSON object, or the file cannot be read.
+    """
+    if given is None:
+        return None
+    try:
+        text = Path(given[1:]).read_text("utf-8") if given.startswith("@") else given
+        found = json.loads(text)
+    except OSError as error:
+        raise click.UsageError(
+            f"--storage-options: {given[1:]} cannot be read ({error.strerror})"
+        ) from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise click.UsageError(
+            "--storage-options must be a JSON object, such as '{\"anon\": true}', or @FILE with one; what "
+            "was given is not shown, since it may hold a secret"
+        )
+    return found
+
+
+def engine_options(local: str) -> Callable[[Any], Any]:
+    """``--engine``, ``--address`` and ``--shared-filesystem``: where the tasks of a command run.
+
+    Args:
+        local: the engine of this machine, which is the default.
+    """
+    engines = click.Choice((local, "ray"))
+    engine = option("--engine", type=engines, default=local, help="What does the work.")
+    address = option(
+        "--address", help="The Ray cluster; RAY_ADDRESS, or one started here, if left out."
+    )
+    shared = option(
+        "--shared-filesystem", is_flag=True, help="All nodes see the same files, as with NFS."
+    )
+    return lambda command: engine(address(shared(command)))
