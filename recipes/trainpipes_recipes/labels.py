@@ -32,7 +32,7 @@ def found_classes(
     >>> found_classes("mine", tp.from_dataset([{"y": "b"}, {"y": "a"}, {"y": "b"}]), "y")
     (['a', 'b'], [1, 2])
     """
-    counts = rows.value_counts(label)
+    counts = rows.stats(0, labels=label).labels[label]
     numbers = [value for value in counts if isinstance(value, int)]
     names = list(counts)
     if not counts:
@@ -46,10 +46,11 @@ def found_classes(
         classes: Any = _class_names(rows, label) or max(numbers) + 1
         if min(numbers) < 0 or max(numbers) >= number_of(classes):
             try:
-                rows.encode_labels(label, classes=classes).class_weights()  # says in which row
+                coded = rows.encode_labels(label, classes=classes)
+                coded.stats(0, labels="labels")  # says in which row
             except DataError as error:
                 few = (
-                    sorted(numbers) if len(numbers) < 10 else f"list(rows.value_counts({label!r}))"
+                    sorted(numbers) if len(numbers) < 10 else f"list(rows.stats(0, labels={label!r}).labels[{label!r}])"
                 )
                 raise DataError(
                     f"{recipe}: {error}; integers are classes as they are, from 0 on: to number others, pass "
@@ -59,7 +60,7 @@ def found_classes(
             raise DataError(
                 f"{recipe}: column {label!r} holds integers up to {max(numbers):,}, and only "
                 f"{len(numbers):,} different ones; integers are classes as they are: pass "
-                f"classes=list(rows.value_counts({label!r})) to number them, or name another column{hint}"
+                f"classes=list(rows.stats(0, labels={label!r}).labels[{label!r}]) to number them, or name another column{hint}"
             )
         return classes, [counts.get(number, 0) for number in range(number_of(classes))]
     alike: dict[str, str | int] = {}

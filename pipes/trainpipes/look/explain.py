@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from trainpipes._internal.amount import amount
 from trainpipes._internal.checks import whole_number
@@ -191,14 +192,17 @@ def _stage_lines(plan: Plan) -> Lines:
 
 
 def _column_lines(plan: Plan, said: Sequence[str]) -> Lines:
-    """The columns, where no row has to be read to know them, and the source does not say them."""
-    known = {} if "columns" in said else columns_if_known(plan)
-    if not known:
+    """The columns as far as no row has to be read to know them, unless the source says them."""
+    known, more = columns_if_known(plan), ""
+    schema = getattr(plan.inputs.source, "schema", None)
+    if not known and isinstance(schema, pa.Schema):
+        known, more = {field.name: str(field.type) for field in schema}, ", as they are read"
+    if not known or "columns" in said:
         return []
     named = [f"{name}: {cut(kind, 40)}" for name, kind in known.items()]
     if len(named) > MOST_COLUMNS:
         named[MOST_COLUMNS - 1 :] = [f"and {len(named) - MOST_COLUMNS + 1:,} more"]
-    return [("columns", ", ".join(named))]
+    return [("columns", ", ".join(named) + more)]
 
 
 def _epoch(plan: Plan, batches: int | None, world_size: int) -> str:
