@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from trainpipes.look.pictures.figures import BLUE, EMPTY, GREY, INK
 
 import trainpipes as tp
-from trainpipes.look.pictures.figures import BLUE, EMPTY, GREY, INK
 from trainpipes.testing import shuffle_quality
 from trainpipes_recipes.demo.__main__ import draw as demo_curves
 from trainpipes_recipes.demo.comparison import compare

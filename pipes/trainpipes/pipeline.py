@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes._internal.callers import (
@@ -27,7 +26,6 @@ from trainpipes._internal.shown import shown
 from trainpipes.engine.iterating.consumer_iterator import RunOptions
 from trainpipes.engine.iterating.pass_iterator import PassIterator
 from trainpipes.engine.iterating.session import Session
-from trainpipes.engine.layout import slots_before
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError, TrainpipesError
@@ -409,9 +407,9 @@ class Pipeline(IterableDataset[Any]):
         return show(self._session, n, rows)
 
     def explain(self, *, world_size: int | None = None, num_workers: int = 0) -> Explanation:
-        """What will happen, before it does: stages, files, columns, rows, shards, memory. An object that prints
-        as text, shows the stages as a diagram in a notebook, and has ``to_dict()``, to be logged with a run.
-        Lists files and reads their footers; no function of the pipeline is called.
+        """What will happen, before it does: stages, files, columns, rows, shards, memory. An object that
+        prints as text, shows the stages as a diagram in a notebook, and has ``to_dict()``, to be logged with
+        a run. Lists files and reads their footers; no function of the pipeline is called.
 
         Args:
             world_size: of the run asked about; this process's if left out.

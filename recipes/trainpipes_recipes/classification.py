@@ -50,8 +50,8 @@ def classification(
     with others is refused. To evaluate, pass the classes of the training.
 
     Batches hold rows of about the same length, unless there are few rows. How many batches an epoch has is
-    then not known before its end: count steps, or ask ``Loader(pipe).estimate_len()``. ``num_buckets=None`` takes rows as
-    they come, and has a ``len()``.
+    then not known before its end: count steps, or ask ``Loader(pipe).estimate_len()``.
+    ``num_buckets=None`` takes rows as they come, and has a ``len()``.
 
     Not for numbers to predict (scores, ratings), not for a class of each token, and not for evaluation, which
     needs every row in file order: see ``evaluation``. A text without tokens becomes a row of padding.

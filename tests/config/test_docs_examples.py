@@ -60,10 +60,10 @@ def what_comes_of(pipe):
     if again != pipe or again.to_yaml() != text:
         return f"another one: {text}"
     try:
-        wanted = pipe.describe()["fingerprint"]
+        wanted = pipe.explain().to_dict()["fingerprint"]
     except (tp.TrainpipesError, OSError, TypeError):
         return "same"  # a chain that is not whole, or reads what is not there any more
-    return "same" if again.describe()["fingerprint"] == wanted else f"another fingerprint: {text}"
+    return "same" if again.explain().to_dict()["fingerprint"] == wanted else f"another fingerprint: {text}"
 
 def check():
     global busy

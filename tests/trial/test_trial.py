@@ -272,7 +272,7 @@ def test_waits_are_told_where_a_step_is_simulated():
 def test_tokens_and_padding_are_what_the_masks_say(kind, tmp_path):
     made = pipelines(tmp_path)[kind]
     report = trial(made, epochs=1)
-    share = made.padding(10**6)
+    share = made.stats(10**6).padding
     assert (report.cells, report.cells - report.tokens) == (share.cells, share.padding)
 
 

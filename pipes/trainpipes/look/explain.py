@@ -411,11 +411,7 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
             "is known only at its end. Fewer shards, by sharding_filter(num_shards), have fewer of them, and "
             "with repeat() before batch() there are none between epochs"
         )
-    if (
-        chain.shard is not None
-        and len(divisors(chain.num_shards)) < 6
-        and chain.num_shards > 8
-    ):
+    if chain.shard is not None and len(divisors(chain.num_shards)) < 6 and chain.num_shards > 8:
         notes.append(
             f"num_shards = {chain.num_shards} fits few world sizes; 24, 48, 96, 240 or 960 fit many"
         )

@@ -78,8 +78,8 @@ class _Drawing:
     def chain(
         self, pipeline: Pipeline, source: RowSource | RowStream | None, framed: bool = False
     ) -> tuple[str, Flow, bool]:
-        """Draw a chain; gives its last box, what comes out of it, and whether a frame is left open around what
-        is dealt to ranks."""
+        """Draw a chain; gives its last box, what comes out of it, and whether a frame is left open around
+        what is dealt to ranks."""
         stages = pipeline.stages
         passing = _passing(pipeline, source)
         dealt = _dealt(stages, passing) if framed else 0

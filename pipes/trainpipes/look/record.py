@@ -215,6 +215,8 @@ def _installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
 #: Characters of one option; a larger list or dict is known by its length and content.
 MOST = 8192
 #: Characters of what an object says of itself.

@@ -30,6 +30,8 @@ __all__ = ["Numbered", "ShuffleQuality", "sampled_quality", "shuffle_quality", "
 
 #: Batches that are looked at where nothing says how large they are.
 BATCH_SIZE = 32
+#: Stages that say which rows are read, and in which order.
+READING = ("files", "reader", "source", "shard", "shuffle")
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,7 @@ def shuffle_quality(
 
 def sampled_quality(pipeline: Pipeline, batches: int) -> ShuffleQuality | None:
     """How the first rows of an epoch are shuffled, as they are read: rows that later stages drop are counted.
-    No row is read. None where rows have no numbers in file order, or are shuffled after some are dropped or
-    packed.
-    """
+    No row is read. None where rows have no numbers in file order."""
     plan = Plan.of(pipeline.stages)
     source = plan.inputs.source
     if plan.chain.mixes or not isinstance(source, RowSource):
@@ -147,15 +147,14 @@ def sampled_quality(pipeline: Pipeline, batches: int) -> ShuffleQuality | None:
     for stage in plan.chain.stages:
         if stage.role in ("batch", "pack"):
             break
-        if stage.role in ("files", "reader", "source", "shard", "shuffle"):
+        in_file_order = not any(s.role == "shuffle" for s in kept)
+        if stage.role in READING or (stage.role in ("take", "skip") and in_file_order):
             kept.append(stage)
-        elif stage.role in ("take", "skip") and not any(s.role == "shuffle" for s in kept):
-            kept.append(stage)
-    if plan.chain.shuffle is not None and not any(s.role == "shuffle" for s in kept):
-        return None
     size = plan.chain.batch_size if plan.chain.batch_size > 1 else BATCH_SIZE
     chain = Plan.of([*(stage.fresh() for stage in kept), Batch(size), Numbered()], quiet=True).chain
-    after = tuple(stage for stage in chain.after if stage.role != "rows" or isinstance(stage, Numbered))
+    after = tuple(
+        stage for stage in chain.after if stage.role != "rows" or isinstance(stage, Numbered)
+    )
     numbered = Plan(Inputs(replace(chain, before=(), after=after), _Numbers(source)))
     found: list[IntArray] = []
     for ids, _ in walk(numbered):

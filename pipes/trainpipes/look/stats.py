@@ -260,7 +260,9 @@ def _shares(mixture: Mixture, names: Sequence[str], drawn: Iterable[Any]) -> Mix
     total = max(1.0, float(amounts.sum()))
     edges = np.minimum([*rules.starts, np.inf], total)
     parts = np.array([after - before for before, after in pairwise(edges.tolist())])
-    weights = [[step[rules.names.index(name)] / sum(step) for name in names] for step in rules.steps]
+    weights = [
+        [step[rules.names.index(name)] / sum(step) for name in names] for step in rules.steps
+    ]
     targets = parts @ np.array(weights) / parts.sum()
     return Mixing(
         "rows" if rules.lengths is None else "tokens",

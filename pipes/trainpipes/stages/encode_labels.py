@@ -101,8 +101,8 @@ class EncodeLabels(RunStage):
         else:
             raise ConfigError(
                 f"{rule} are a list of labels, a dict of labels and their classes, or how many classes "
-                f"there are, got {shown(given)}; list(pipe.stats(0, labels={self.column!r}).labels[{self.column!r}]) "
-                "are those of the data"
+                f"there are, got {shown(given)}; pipe.stats(0, labels={self.column!r}) "
+                "tells those of the data"
             )
         if not given:
             raise ConfigError(f"{rule} are one or more, got {shown(given)}")
