@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.amount import amount
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "explain"]
 
 Lines = list[tuple[str, str]]
-#: Columns, and characters of a stage, that a text shows; of processes so many are told one by one.
-MOST_COLUMNS, MOST_WIDE, MOST_PROCESSES = 16, 110, 8
+#: Columns, and characters of a stage, that a text shows.
+MOST_COLUMNS, MOST_WIDE = 16, 110
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -91,14 +89,13 @@ class Explanation:
           stages go, and for no others.
         - ``stages``: each with all of its options, also those left at their defaults. Functions by module
           and name, tokenizers by name and content, arrays by their content.
-        - ``seeds``: of each stage that draws.
         - ``data``: files, rows, a fingerprint, and what it is made of.
         - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where that is
           not known in advance. ``num_shards``, ``batch_size``, ``world_size``.
         - ``loader``: its options, if a ``Loader`` was asked.
         - ``position``: where it stands now: rank, epoch, m, and the ``state`` to load; None where the
           pipeline does not know: a ``Loader`` does, and in a DataLoader's worker its iterator.
-        - ``versions``: of the library, its format of states, Python, and the packages in use.
+        - ``versions``: of the library, its format of states, Python, and packages that it works with.
 
         There are no ``storage_options``, no user, password or query of a URL, and no values under names
         such as ``api_key`` or ``token``. A state that itself holds such a value (as the argument of a
@@ -162,7 +159,7 @@ def explain(
         said = "parts of the rows, read side by side: batches come from them in turn"
         lines.append(("spans", f"{plan.layouts.usual.num_spans} {said}"))
     if world_size > 1 or num_workers:
-        lines += _share_lines(plan, processes)
+        lines += _share_lines(plan, processes, num_workers)
     lines += _shuffle_lines(plan, window)
     if held:
         what = "of all sources' rows" if plan.mixed else "of rows to be mixed"
@@ -259,14 +256,14 @@ def _window_rows(plan: Plan) -> int | None:
     return max(_largest(layout, span) for span in {0, layout.num_spans - 1})
 
 
-def _window_bytes(plan: Plan, processes: list[_Share]) -> int | None:
+def _window_bytes(plan: Plan, processes: list[list[int]]) -> int | None:
     """Bytes of the windows that one process holds, of all sources of a mix together; None where rows have no
     known size, or are not mixed."""
     found = 0
     layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
     window = _window_rows(plan)
     if row_bytes and window and plan.chain.buffer is not None and plan.chain.drawn is None:
-        spans = max(len({s % layout.num_spans for s in own.shards}) for own in processes)
+        spans = max(len({s % layout.num_spans for s in own}) for own in processes)
         found = math.ceil(row_bytes * window * spans)
     found += sum(_window_bytes(source, processes) or 0 for source in plan.mixed.values())
     return found or None
@@ -280,29 +277,31 @@ def _largest(layout: Layout, span: int) -> int:
     return -(-(stop - start) // count)
 
 
-@dataclass(frozen=True)
-class _Share:
-    """What one process gets of an epoch: a worker, or a rank that has none."""
-
-    rank: int
-    worker: int
-    shards: tuple[int, ...]
-    spans: tuple[int, ...]
-    rows: int
-
-
-def _shares(plan: Plan, world_size: int, num_workers: int) -> list[_Share]:
+def _shares(plan: Plan, world_size: int, num_workers: int) -> list[list[int]]:
+    """The shards of each process: of each worker where there are some, else of each rank."""
     layout = plan.layouts.of(plan.chain.first_epoch(0))
     found = []
     for rank in range(world_size):
         shards = list(range(rank, plan.chain.num_shards, world_size))
         workers = max(1, min(num_workers, len(shards)))
         owners = share_out(shards, layout.num_spans, workers)
-        for worker in range(workers):
-            own = tuple(s for s in shards if owners[s] == worker)
-            spans = tuple(sorted({s % layout.num_spans for s in own}))
-            found.append(_Share(rank, worker, own, spans, sum(map(partial(_rows, plan), own))))
+        found += [[s for s in shards if owners[s] == worker] for worker in range(workers)]
     return found
+
+
+def _share_lines(plan: Plan, processes: list[list[int]], num_workers: int) -> Lines:
+    """How much each process gets, and how evenly."""
+    counts = [sum(_rows(plan, shard) for shard in shards) for shards in processes]
+    said = f"{_range(list(map(len, processes)))} shards"
+    if plan.inputs.epoch_rows:
+        spread = (max(counts) - min(counts)) / max(1, sum(counts) / len(counts))
+        said += f", {_range(counts)} rows: {spread:.1%} apart"
+    return [("each worker" if num_workers else "each rank", said)]
+
+
+def _range(counts: list[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _rows(plan: Plan, shard: int) -> int:
@@ -315,54 +314,6 @@ def _rows(plan: Plan, shard: int) -> int:
         return 0
     start, stop = layout.span(shard % layout.num_spans)
     return (stop - start) // layout.sharers
-
-
-def _share_lines(plan: Plan, processes: list[_Share]) -> Lines:
-    """Who gets what, and how evenly."""
-    what = "worker" if any(share.worker for share in processes) else "process"
-    least, most = (f([len(s.shards) for s in processes]) for f in (min, max))
-    each = str(least) if least == most else f"{least} to {most}"
-    lines = [("each " + what, f"{each} shard{'s' * (most > 1)}")]
-    rows = plan.inputs.epoch_rows
-    if rows:
-        counts = [share.rows for share in processes]
-        spread = (max(counts) - min(counts)) / max(1, sum(counts) / len(counts))
-        lines.append(("", f"{min(counts):,} to {max(counts):,} rows, {spread:.1%} apart"))
-        if plan.chain.drawn is None:
-            often = _reads_per_block(plan, processes)
-            said = f"each row group {often:.2f} times in an epoch, by all together; 1 is least"
-            lines.append(("reads", said))
-    for share in processes if len(processes) <= MOST_PROCESSES else ():
-        who = f"rank {share.rank}" + (f", worker {share.worker}" if what == "worker" else "")
-        count = f"{share.rows:,} rows" if rows else "its part"
-        said = f"shards {_listed(share.shards)}; spans {_listed(share.spans)}"
-        lines.append((f"  {who}", f"{count}: {said}"))
-    return lines
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, numbers[:6]))
-    return shown if len(numbers) <= 6 else f"{shown}, … ({len(numbers)})"
-
-
-def _reads_per_block(plan: Plan, processes: list[_Share]) -> float:
-    """How often a block of rows is read in an epoch, on average: once for each span it lies in and
-    each process that reads that span."""
-    epoch = plan.chain.first_epoch(0)
-    layout = plan.layouts.of(epoch)
-    assert isinstance(layout, Layout)
-    starts, _ = plan.inputs.blocks.order(epoch, plan.layouts.block_order)
-    filled = int(np.count_nonzero(np.diff(starts)))
-    if not filled:
-        return 0.0
-    reads = 0
-    for process in processes:
-        for span in process.spans:
-            first, stop = layout.span(span)
-            if first < stop:
-                low = int(np.searchsorted(starts, first, side="right")) - 1
-                reads += int(np.searchsorted(starts, stop, side="left")) - low
-    return reads / filled
 
 
 def _notes(plan: Plan, window_rows: int | None) -> list[str]:

@@ -9,13 +9,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from trainpipes.columns.run import Run, RunSource
 from trainpipes.engine.iterating.one_pass import OnePass
-from trainpipes.engine.layout import Layout, count_batches, slots_before
+from trainpipes.engine.layout import count_batches, slots_before
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RowSource, RowStream
@@ -208,41 +209,28 @@ def _after(
 
 
 def _batches(plan: Plan, rows: float, several: bool) -> float:
-    """Batches that are cut of an epoch's rows, where each shard ends with a batch of its own.
+    """Batches that are cut of an epoch's rows, where each shard ends with a batch of its own: for each that a
+    shard may give, how likely there are rows enough for it.
 
     Args:
         plan: of the pipeline.
         rows: that come to ``batch``, about.
         several: whether a stage may have made more rows of those that are read.
     """
-    chain, layout = plan.chain, plan.layouts.usual
-    read = plan.inputs.epoch_rows or 0
-    if isinstance(layout, Layout):
-        spans = map(layout.span, range(layout.num_spans))
-        sizes = [float(stop - start) for start, stop in spans]
-    else:
-        sizes = [read / chain.num_shards] * chain.num_shards
-    sharers = chain.num_shards // len(sizes)
-    share = rows / max(1, read)
-    found = 0.0
-    for size in sizes:
-        mean = size * share
-        spread = math.sqrt(mean * (1 if several else max(0.0, 1 - share)))
-        found += sharers * _batches_of(mean / sharers, spread / sharers, plan)
-    return found
-
-
-def _batches_of(rows: float, spread: float, plan: Plan) -> float:
-    """Batches that a shard gives on average, whose rows are normally distributed: for each, how likely there
-    are rows enough for it."""
-    size = plan.chain.batch_size
-    first = size if plan.chain.drop_last else 1  # rows that make the first batch
-    sure = max(0, math.floor((rows - 5 * spread - first) / size))
-    needed = np.arange(first + sure * size, rows + 5 * spread + 1, size) - 0.5 - rows
+    chain, size = plan.chain, plan.chain.batch_size
+    mean = rows / chain.num_shards
+    if mean > 100 * size:
+        return rows / size + chain.num_shards * (-0.5 if chain.drop_last else 0.5)
+    share = rows / max(1, plan.inputs.epoch_rows or 0)
+    # Shards that read the same span share its rows evenly.
+    sharers = chain.num_shards // plan.layouts.usual.num_spans
+    spread = math.sqrt(mean / sharers * (1 if several else max(0.0, 1 - share)))
+    first = size if chain.drop_last else 1  # rows that make the first batch
+    edges = (np.arange(first, mean + 5 * spread + 1, size) - 0.5).tolist()
     if not spread:
-        return sure + float(np.count_nonzero(needed <= 0))
-    likely = (0.5 - 0.5 * math.erf(x / spread / math.sqrt(2)) for x in needed.tolist())
-    return sure + sum(likely)
+        return chain.num_shards * float(sum(edge <= mean for edge in edges))
+    of_shard = NormalDist(mean, spread)
+    return chain.num_shards * sum(1 - of_shard.cdf(edge) for edge in edges)
 
 
 def _is_measured(stage: Stage) -> bool:

@@ -11,8 +11,8 @@ import json
 import math
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Any
@@ -26,7 +26,6 @@ from trainpipes._internal.shown import cut
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import StateError
 from trainpipes.kinds.options import argument_names, identify
 from trainpipes.kinds.stage import Stage
@@ -37,15 +36,11 @@ from trainpipes.version import __version__
 
 __all__ = ["plain", "record", "without_secrets"]
 
-#: Packages whose versions are always told.
-REQUIRED = ("torch", "torchdata", "pyarrow", "numpy", "fsspec")
-#: Those that are told where a stage works with them: what each is imported as, and installed as.
-OPTIONAL = {
-    "tokenizers": "tokenizers", "transformers": "transformers", "tiktoken": "tiktoken",
-    "sentencepiece": "sentencepiece", "gigatoken": "gigatoken", "datasets": "datasets", "PIL": "pillow",
-    "torchvision": "torchvision", "s3fs": "s3fs", "gcsfs": "gcsfs", "adlfs": "adlfs",
-    "huggingface_hub": "huggingface_hub",
-}  # fmt: skip
+#: Packages whose versions are told, beside torch's.
+PACKAGES = (
+    "torchdata", "pyarrow", "numpy", "fsspec", "tokenizers", "transformers", "tiktoken", "sentencepiece",
+    "gigatoken", "datasets", "pillow", "torchvision", "s3fs", "gcsfs", "adlfs", "huggingface_hub",
+)  # fmt: skip
 
 
 def record(session: Session, loader: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -64,7 +59,6 @@ def record(session: Session, loader: Mapping[str, Any] | None = None) -> dict[st
     found: dict[str, Any] = {
         "fingerprint": _content_hash(identity),
         "stages": [_stage(stage) for stage in chain.stages],
-        "seeds": _seeds(identity["stages"]),
         "data": {
             "fingerprint": _content_hash(identity["data"]),
             "files": _files(data),
@@ -80,7 +74,7 @@ def record(session: Session, loader: Mapping[str, Any] | None = None) -> dict[st
     if loader is not None:
         found["loader"] = plain(dict(loader))
     found["position"] = _position(session, rank)
-    found["versions"] = _versions(plan)
+    found["versions"] = _versions()
     return found
 
 
@@ -95,7 +89,7 @@ def _stage(stage: Stage) -> dict[str, Any]:
 
 def _option(value: Any, name: str, holds_data: bool) -> Any:
     if isinstance(value, Pipeline):
-        return [_stage(stage) for stage in _inner(value)]
+        return [_stage(stage) for stage in arrange(value.stages).stages]
     if isinstance(value, Stage):
         return _stage(value)
     if isinstance(value, dict) and _has_pipelines(value.values()):
@@ -109,40 +103,6 @@ def _option(value: Any, name: str, holds_data: bool) -> Any:
 
 def _has_pipelines(values: Iterable[Any]) -> bool:
     return any(isinstance(one, Pipeline) for one in values)
-
-
-def _inner(pipeline: Pipeline) -> tuple[Stage, ...]:
-    """The stages of a pipeline that another one is made of, each as it is above the others."""
-    return arrange(pipeline.stages).stages
-
-
-def _seeds(stages: list[Any]) -> dict[str, int]:
-    """Each seed that something is drawn with, by the stage that draws; by several of one name, numbered."""
-    found: dict[str, int] = {}
-    times: Counter[str] = Counter()
-    for place, seed in _drawn(stages):
-        times[place] += 1
-        found[place if times[place] == 1 else f"{place} {times[place]}"] = seed
-    return found
-
-
-def _drawn(identity: Any, place: str = "") -> Iterator[tuple[str, int]]:
-    """Seeds in what a state knows stages by, and where: ``mix/web/shuffle`` in a pipeline that is mixed."""
-    if isinstance(identity, list):
-        for one in identity:
-            yield from _drawn(one, place)
-    elif isinstance(identity, dict):
-        if "stage" in identity:
-            place = f"{place}/{identity['stage']}".lstrip("/")
-        for key, value in identity.items():
-            if key == "seed" and isinstance(value, int):
-                yield place, value
-            elif key == "sources":
-                parts = value.items() if isinstance(value, dict) else enumerate(value)
-                for name, part in parts:
-                    yield from _drawn(part, f"{place}/{name}")
-            else:
-                yield from _drawn(value, place)
 
 
 def _files(data: Any) -> int | None:
@@ -178,43 +138,14 @@ def _position(session: Session, rank: int) -> dict[str, Any] | None:
     return {"rank": rank, "epoch": state["epoch"], "m": state["m"], "state": kept}
 
 
-def _versions(plan: Plan) -> dict[str, Any]:
-    """Versions of the library and of what it works with, of optional packages those that are in use."""
-    used = {*_packages(plan.chain.stages), *_file_systems(plan.inputs)}
-    names = [*REQUIRED, *(name for package, name in OPTIONAL.items() if package in used)]
+def _versions() -> dict[str, Any]:
+    """Versions of the library and of what it works with, as far as it is installed."""
     found = {"trainpipes": __version__, "state_format": FORMAT, "python": python_version()}
-    return {**found, **{name: _installed(name) for name in names}}
-
-
-def _packages(stages: Iterable[Stage]) -> Iterator[str]:
-    """Packages that stages work with, and those that their options are objects of."""
-    for stage in stages:
-        yield from stage.uses_packages
-        for value in stage.options.values():
-            several = value.values() if isinstance(value, dict) else value
-            for one in several if isinstance(value, dict | tuple) else (value,):
-                if isinstance(one, Pipeline):
-                    yield from _packages(_inner(one))
-                else:
-                    yield type(one).__module__.split(".")[0]
-
-
-def _file_systems(inputs: Inputs) -> Iterator[str]:
-    """Packages of the file systems that the files are in."""
-    files = getattr(inputs.source, "files", None)
-    for system in getattr(files, "systems", ()):
-        yield type(system).__module__.split(".")[0]
-    for part in [*inputs.mixed.values(), *getattr(inputs.source, "joined_inputs", ())]:
-        yield from _file_systems(part)
-
-
-def _installed(name: str) -> str | None:
-    if name == "torch":
-        return str(torch.__version__)  # with its build, such as "+cpu"
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    found["torch"] = str(torch.__version__)  # with its build, such as "+cpu"
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 #: Characters of one option; a larger list or dict is known by its length and content.

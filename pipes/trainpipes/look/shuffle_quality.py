@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -139,29 +139,20 @@ def shuffle_quality(
 def sampled_quality(pipeline: Pipeline, batches: int) -> ShuffleQuality | None:
     """How the first rows of an epoch are shuffled, as they are read: rows that later stages drop are counted.
     No row is read. None where rows have no numbers in file order."""
-    plan = Plan.of(pipeline.stages)
-    source = plan.inputs.source
-    if plan.chain.mixes or not isinstance(source, RowSource):
-        return None
+    chain = Plan.of(pipeline.stages).chain
     kept: list[Stage] = []
-    for stage in plan.chain.stages:
+    for stage in chain.stages:
         if stage.role in ("batch", "pack"):
             break
         in_file_order = not any(s.role == "shuffle" for s in kept)
         if stage.role in READING or (stage.role in ("take", "skip") and in_file_order):
-            kept.append(stage)
-    size = plan.chain.batch_size if plan.chain.batch_size > 1 else BATCH_SIZE
-    chain = Plan.of([*(stage.fresh() for stage in kept), Batch(size), Numbered()], quiet=True).chain
-    after = tuple(
-        stage for stage in chain.after if stage.role != "rows" or isinstance(stage, Numbered)
-    )
-    numbered = Plan(Inputs(replace(chain, before=(), after=after), _Numbers(source)))
-    found: list[IntArray] = []
-    for ids, _ in walk(numbered):
-        found.append(ids)
-        if len(found) == batches:
-            break
-    return _measured(_joined(found), _file_lengths(source), size, numbered.inputs.epoch_rows)
+            kept.append(stage.fresh())
+    size = chain.batch_size if chain.batch_size > 1 else BATCH_SIZE
+    plan = _numbered([*kept, Batch(size)])
+    if chain.mixes or not isinstance(plan.inputs.source, _Numbers):
+        return None
+    ids = [ids for ids, _ in islice(walk(plan), batches)]
+    return _measured(_joined(ids), _file_lengths(plan.inputs.source), size, plan.inputs.epoch_rows)
 
 
 def _measured(
@@ -223,27 +214,32 @@ def _touches(in_file: IntArray, n: int, size: int) -> npt.NDArray[np.float64]:
 
 def _of_pipeline(pipe: Pipeline, epoch: int) -> tuple[IntArray, IntArray, int]:
     """Row numbers in the order of the global sequence, rows of each file, and the batch size."""
-    plan = Plan.of(pipe.stages)
+    plan = _numbered([s for s in pipe.stages if s.role not in ("finish", "place")])
     if plan.chain.repeat is not None:
         raise ConfigError(
             f"shuffle_quality(pipeline) looks at one epoch: leave out {plan.chain.repeat}"
         )
-    source = plan.inputs.source
-    plan = Plan.of([*(s for s in pipe.stages if s.role not in ("finish", "place")), Numbered()])
-    if plan.counts.known and isinstance(source, RowSource):
-        after = (s for s in plan.chain.after if s.role != "rows" or isinstance(s, Numbered))
-        chain = replace(plan.chain, before=(), after=tuple(after))
-        plan = Plan(Inputs(chain, _Numbers(source)))
     found = []
     with Progress("measuring the shuffle", plan.inputs.epoch_rows, "rows") as progress:
         for ids, _ in walk(plan, epoch):
             found.append(ids)
             progress.advance(len(ids))
-    numbers = _joined(found)
+    numbers, source = _joined(found), plan.inputs.source
     lengths = np.array([int(numbers.max(initial=-1)) + 1])
     if isinstance(source, RowSource):
         lengths = _file_lengths(source)
     return numbers, lengths, plan.chain.batch_size if plan.chain.batch_size > 1 else BATCH_SIZE
+
+
+def _numbered(stages: Sequence[Stage]) -> Plan:
+    """A plan whose items are the numbers of their rows; which reads none of them where all rows are kept."""
+    plan = Plan.of([*stages, Numbered()], quiet=True)
+    source = plan.inputs.source
+    if plan.chain.mixes or not plan.counts.known or not isinstance(source, RowSource):
+        return plan
+    after = (s for s in plan.chain.after if s.role != "rows" or isinstance(s, Numbered))
+    chain = replace(plan.chain, before=(), after=tuple(after))
+    return Plan(Inputs(chain, _Numbers(source)))
 
 
 def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
