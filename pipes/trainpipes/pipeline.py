@@ -465,11 +465,10 @@ class Pipeline(IterableDataset[Any]):
             DataError: a label is a null, or a number that is not whole; names the row.
 
         >>> import trainpipes as tp
-        >>> rows = tp.from_dataset([{"ids": [1] * n, "lang": "en" if n > 1 else "de"} for n in (3, 1, 2)])
-        >>> print(rows.batch(2).pad_collate().stats(labels="lang"))
-        batches  the first 2 of an epoch
-        padding  25.00% of 8 cells
-        shuffle  rows                3 of 1 files, batches of 2
+        >>> rows = [{"input_ids": [1] * n, "lang": "en" if n > 1 else "de"} for n in (3, 1, 2)]
+        >>> found = tp.from_dataset(rows).batch(2).pad_collate().stats(labels="lang")
+        >>> print(found.padding, found.labels)
+        25.00% of 8 cells {'lang': {'de': 1, 'en': 2}}
         """
         from trainpipes.look.stats import stats
 
