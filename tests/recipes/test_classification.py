@@ -247,7 +247,7 @@ def test_what_is_not_right_is_refused(
 
 def test_an_unknown_label_names_its_file(tmp_path: Path) -> None:
     path = files("parquet", tmp_path)
-    with pytest.raises(tp.DataError, match=r"'food'.*rows\.parquet, row group 0, row 0\)"):
+    with pytest.raises(tp.DataError, match=r"'food'.*rows\.parquet, row group \d, row \d+\)"):
         list(classification(path, "bytes", classes=["animal"], num_shards=1))
 
 
